@@ -1,0 +1,50 @@
+# Two commands do everything: `make demo` and `make test`. Each makes .venv when it is not there.
+#
+# A torch of your own, for example a CUDA build:   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cu128"
+# An environment of your own:                      make demo VENV=/path/to/venv
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help demo test lint types coverage notebooks docs clean
+
+help:
+	@echo "make demo       coloured digits with and without invariance (minutes)"
+	@echo "make test       all tests"
+	@echo "make lint types coverage notebooks docs"
+
+# torch first: what comes later then accepts the build that is there
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable ".[test,dev]"
+	@touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/scbd demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+coverage: $(VENV)/.ready
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+# executed into a scratch folder: committed outputs stay as they are
+notebooks: $(VENV)/.ready
+	$(BIN)/jupyter nbconvert --to notebook --execute --output-dir build/notebooks notebooks/*.ipynb
+
+docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) build docs/_build

@@ -1,0 +1,15 @@
+"""Where things live in an AnnData: the defaults every part of the package agrees on."""
+
+from __future__ import annotations
+
+# obsm: images as N x C x H x W, the convention of scPortrait and of annbatch's image tutorial
+IMAGE_KEY = "single_cell_images"
+
+# obsm: embeddings, one per block
+CONTENT_KEY = "X_scbd_c"
+STYLE_KEY = "X_scbd_s"
+
+# the keys under which a model's registry holds its three inputs
+IMAGE_REGISTRY = "image"
+Y_REGISTRY = "y"
+E_REGISTRY = "e"

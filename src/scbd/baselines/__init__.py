@@ -1,0 +1,5 @@
+"""Other systems to compare with, under the same contract."""
+
+from scbd.baselines._pixel_pca import pixel_pca
+
+__all__ = ["pixel_pca"]

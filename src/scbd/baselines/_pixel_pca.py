@@ -1,0 +1,63 @@
+"""Principal components of the pixels: what a linear look at the images holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scbd._keys import IMAGE_KEY
+from scbd.data.fields import image_source
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+_FIT_CELLS = 5_000
+_BLOCK = 2_048
+_SIDE = 16
+
+
+def pixel_pca(adata: AnnData, *, n_components: int = 50, image_key: str = IMAGE_KEY, seed: int = 0) -> np.ndarray:
+    """Embed cells by the principal components of their pixels.
+
+    Images are averaged to about 16 pixels a side; components are learned on at most 5,000 random cells, and all cells
+    are embedded in blocks, so that memory stays constant.
+
+    Parameters
+    ----------
+    adata
+        Cells with images in ``obsm``.
+    n_components
+        Number of components, at most; fewer cells or pixels give fewer.
+    image_key
+        Key of the images.
+    seed
+        Seed of the subset and of the randomised decomposition.
+
+    Returns
+    -------
+    float32 ``(N, n_components)``.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If the images are missing or cannot be read.
+    """
+    from sklearn.decomposition import PCA
+
+    source = image_source(adata, image_key)
+    n = source.shape[0]
+    rows = np.sort(np.random.default_rng(seed).choice(n, min(n, _FIT_CELLS), replace=False))
+    sample = _averaged(source.read(rows))
+    pca = PCA(min(n_components, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
+    blocks = [pca.transform(_averaged(source.read(slice(s, s + _BLOCK)))) for s in range(0, n, _BLOCK)]
+    return np.concatenate(blocks).astype(np.float32)
+
+
+def _averaged(images: np.ndarray) -> np.ndarray:
+    """Flattened float32 pixels after averaging whole squares; margins that fill none are left out."""
+    n, c, h, w = images.shape
+    side = max(1, min(h, w) // _SIDE)
+    h, w = h // side * side, w // side * side
+    squares = images[:, :, :h, :w].astype(np.float32).reshape(n, c, h // side, side, w // side, side)
+    return squares.mean((3, 5)).reshape(n, -1)

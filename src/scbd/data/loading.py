@@ -1,0 +1,161 @@
+"""Sources and samplers become batches: the Lightning data module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+
+if TYPE_CHECKING:
+    from scbd.data.sources import ImageSource
+    from scbd.data.splits import Split
+
+# below this many expected positives an anchor learns little from a plainly shuffled batch
+_POSITIVES_WANTED = 8
+
+
+class _RowDataset(Dataset):
+    """Whole batches by row numbers: one gather, integers until the device."""
+
+    def __init__(self, source: ImageSource, y: np.ndarray, e: np.ndarray) -> None:
+        self._source, self._y, self._e = source, y, e
+
+    def __getitem__(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        return {
+            "images": torch.from_numpy(self._source.read(rows)),
+            "y": torch.from_numpy(self._y[rows]),
+            "e": torch.from_numpy(self._e[rows]),
+        }
+
+
+class _StepLoader(DataLoader):
+    """A loader whose position is the trainer's step: this pair of methods tells Lightning that it can resume."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to restore: the sampler was built to start from the trainer's step."""
+
+
+class ImageDataModule(pl.LightningDataModule):
+    """Batches of images with their perturbation and environment codes.
+
+    Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.
+    Validation batches are the same each time.
+
+    Parameters
+    ----------
+    source
+        Images ``(N, C, H, W)``.
+    y, e
+        Codes, int64 ``(N,)``.
+    split
+        Training and validation rows.
+    batch_size
+        Cells a batch. `None` takes 2,048, or all training cells if they are fewer.
+    perturbations_per_batch
+        P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives an anchor about eight
+        partners of its perturbation, and draws P × 8 batches otherwise.
+    max_steps
+        Number of training batches.
+    seed
+        Seed of the batches.
+
+    Raises
+    ------
+    ValueError
+        If a batch is larger than the data, see :mod:`scbd.data.samplers`.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        y: np.ndarray,
+        e: np.ndarray,
+        split: Split,
+        *,
+        batch_size: int | None = None,
+        perturbations_per_batch: int | str | None = "auto",
+        max_steps: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._dataset = _RowDataset(source, y, e)
+        self._y = y
+        self.split = split
+        self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
+        self.max_steps = max_steps
+        self.seed = seed
+        self.perturbations_per_batch: int | None = None
+        if perturbations_per_batch == "auto":
+            self._choose_perturbations_per_batch()
+        elif perturbations_per_batch is None or isinstance(perturbations_per_batch, int):
+            self.perturbations_per_batch = perturbations_per_batch
+        else:
+            msg = f"perturbations_per_batch must be a number, None or 'auto', got {perturbations_per_batch!r}."
+            raise ValueError(msg)
+        # built here, so that what cannot work is said before any work is done
+        self.train_sampler = self._sampler(split.train, self.batch_size, self.max_steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that make one pass over the training cells."""
+        return self.train_sampler.steps_per_epoch
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches from the trainer's current step to ``max_steps``."""
+        world = {}
+        if self.trainer is not None:
+            world = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+            world["start"] = self.trainer.global_step
+        return self._loader(self._sampler(self.split.train, self.batch_size, self.max_steps, **world), _StepLoader)
+
+    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+        """One pass over the validation cells, the same each time; nothing if there are fewer than two."""
+        n = len(self.split.validation)
+        if n < 2:
+            return []
+        batch_size = min(self.batch_size, n)
+        try:
+            sampler = self._sampler(self.split.validation, batch_size, n // batch_size)
+        except ValueError:  # too few cells of a perturbation for P x K batches
+            sampler = ShuffleSampler(self.split.validation, batch_size, seed=self.seed)
+        return self._loader(sampler)
+
+    def example_batch(self) -> dict[str, torch.Tensor]:
+        """The first validation batch, or without validation cells the first training batch."""
+        loader = self.val_dataloader()
+        return next(iter(loader)) if loader else self._dataset[self.train_sampler.batch(0)]
+
+    def _choose_perturbations_per_batch(self) -> None:
+        """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""
+        n_perturbations = len(np.unique(self._y[self.split.train]))
+        if self.batch_size / n_perturbations >= _POSITIVES_WANTED:
+            return
+        self.perturbations_per_batch = max(1, self.batch_size // _POSITIVES_WANTED)
+        try:
+            self._sampler(self.split.train, self.batch_size, self.max_steps)
+        except ValueError:
+            self.perturbations_per_batch = None
+
+    def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        if self.perturbations_per_batch is None:
+            return ShuffleSampler(rows, batch_size, n_steps=n_steps, seed=self.seed, **world)
+        return PerturbationSampler(
+            rows,
+            batch_size,
+            labels=self._y[rows],
+            perturbations_per_batch=self.perturbations_per_batch,
+            n_steps=n_steps,
+            seed=self.seed,
+            **world,
+        )
+
+    def _loader(self, sampler: BatchSampler, loader: type[DataLoader] = DataLoader) -> DataLoader:
+        return loader(self._dataset, sampler=sampler, batch_size=None, pin_memory=torch.cuda.is_available())

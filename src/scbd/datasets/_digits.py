@@ -1,0 +1,197 @@
+"""Colored digits: real handwritten digits whose colour betrays them in training and says nothing in the test."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.ndimage import zoom
+
+from scbd._keys import IMAGE_KEY
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+_SIZE = 32
+_MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_MNIST = {
+    "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+}
+
+
+def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> np.ndarray:
+    """Colour grey digits by the paper's recipe (appendix, Colored MNIST).
+
+    Parameters
+    ----------
+    grey
+        Intensities in [0, 1], ``(N, H, W)``.
+    digits
+        0 to 9, ``(N,)``.
+    environments
+        ``"red"``: the red channel 1, the others ``y / 10``; ``"green"``: the green channel 1, the others
+        ``(9 - y) / 10``; ``"white"``: all channels 1. ``(N,)``.
+
+    Returns
+    -------
+    uint8 ``(N, 3, H, W)``.
+    """
+    color = np.ones((len(grey), 3), dtype=np.float32)
+    red, green = environments == "red", environments == "green"
+    color[red, 1:] = (digits[red] / 10)[:, None]
+    color[green] = ((9 - digits[green]) / 10)[:, None]
+    color[green, 1] = 1
+    return np.rint(255 * grey[:, None].astype(np.float32) * color[:, :, None, None]).astype(np.uint8)
+
+
+def colored_digits(*, seed: int = 0) -> AnnData:
+    """The 1,797 real handwritten digits that come with scikit-learn, coloured; works offline, in a second.
+
+    The colour predicts the digit perfectly in the two training environments (red and green), and not at all in the
+    white test environment: a model that reads the colour fails there.
+
+    Parameters
+    ----------
+    seed
+        Seed of the split and of the environments.
+
+    Returns
+    -------
+    AnnData with ``obsm["single_cell_images"]`` uint8 ``(1797, 3, 32, 32)`` and ``obs``: ``digit``, ``environment``
+    (``red``, ``green``, ``white``), ``split`` (1,100 ``train``, 297 ``validation``, 400 white ``test``).
+
+    References
+    ----------
+    Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (CC BY 4.0).
+    """
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    # bilinear from pixel centre to pixel centre, as image libraries do
+    grey = zoom(images.reshape(-1, 8, 8) / 16, (1, 4, 4), order=1, grid_mode=True, mode="nearest")
+    order = np.random.default_rng(seed).permutation(len(digits))
+    split = np.empty(len(digits), dtype=object)
+    for name, part in zip(("train", "validation", "test"), np.split(order, [1100, 1397]), strict=True):
+        split[part] = name
+    return _colored(grey, digits, split, seed)
+
+
+def colored_mnist(
+    path: str | os.PathLike[str] | None = None, *, n_train: int | None = None, n_test: int | None = None, seed: int = 0
+) -> AnnData:
+    """Colored MNIST as in the paper: red and green training digits, white test digits.
+
+    Parameters
+    ----------
+    path
+        Folder with the four official ``*-ubyte.gz`` files. By default they are downloaded once (11 MB, checksummed)
+        into the user's cache.
+    n_train, n_test
+        Take this many of the 60,000 training digits (split 80/20 into training and validation) and of the 10,000
+        white test digits, at random; all by default.
+    seed
+        Seed of the split, the environments and the subset.
+
+    Returns
+    -------
+    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)`` and ``obs``: ``digit``, ``environment``,
+    ``split``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is not in ``path``.
+    ValueError
+        If a file is not the official one.
+
+    References
+    ----------
+    LeCun et al. (1998); Arjovsky et al. (2019); Makino et al. (2025), appendix, Colored MNIST.
+    """
+    folder = _mnist_folder(path)
+    rng = np.random.default_rng(seed)
+    grey, digits, split = [], [], []
+    for part, wanted in (("train", n_train), ("t10k", n_test)):
+        images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")
+        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
+        if wanted is not None and not 0 < wanted <= len(labels):
+            msg = f"There are {len(labels):,} {part} digits, {wanted:,} were asked for."
+            raise ValueError(msg)
+        keep = rng.permutation(len(labels))[:wanted]
+        grey.append(_nearest(images[keep]) / np.float32(255))
+        digits.append(labels[keep])
+        n_first = round(0.8 * len(keep)) if part == "train" else 0
+        rest = "validation" if part == "train" else "test"
+        split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
+    return _colored(np.concatenate(grey), np.concatenate(digits), np.concatenate(split), seed)
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read a gzipped IDX file of unsigned bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is not one, or truncated.
+    """
+    try:
+        data = gzip.decompress(path.read_bytes())
+        zero, kind, n_dims = struct.unpack(">HBB", data[:4])
+        shape = struct.unpack(f">{n_dims}I", data[4 : 4 + 4 * n_dims])
+        if (zero, kind) != (0, 8):
+            raise ValueError("not of unsigned bytes")
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * n_dims).reshape(shape)
+    except (OSError, EOFError, struct.error, ValueError) as error:
+        msg = f"{path} is not a gzipped IDX file of bytes, or is truncated ({error}): fetch it again."
+        raise ValueError(msg) from error
+
+
+def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
+    if path is None:
+        import pooch
+
+        files = pooch.create(pooch.os_cache("scbd") / "mnist", base_url=_MNIST_URL, registry=_MNIST, retry_if_failed=3)
+        for name in _MNIST:
+            files.fetch(name)
+        return Path(files.path)
+    folder = Path(path)
+    missing = [name for name in _MNIST if not (folder / name).is_file()]
+    if missing:
+        msg = f"{folder} lacks {', '.join(missing)}: give the folder of the four official MNIST files."
+        raise FileNotFoundError(msg)
+    return folder
+
+
+def _nearest(images: np.ndarray) -> np.ndarray:
+    """Resize square images to 32 pixels by nearest neighbour."""
+    index = np.arange(_SIZE) * images.shape[1] // _SIZE
+    return images[:, index][:, :, index]
+
+
+def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int) -> AnnData:
+    from anndata import AnnData
+
+    # a stream of its own: the environment must not depend on how the split was drawn
+    environment = np.random.default_rng([seed, 1]).permutation(np.resize(["red", "green"], len(digits))).astype(object)
+    environment[split == "test"] = "white"
+    obs = pd.DataFrame(
+        {
+            "digit": pd.Categorical([str(d) for d in digits]),
+            "environment": pd.Categorical(environment, ["red", "green", "white"]),
+            "split": pd.Categorical(split, ["train", "validation", "test"]),
+        },
+        index=[f"digit_{i}" for i in range(len(digits))],
+    )
+    return AnnData(
+        obs=obs,
+        var=pd.DataFrame(index=["red", "green", "blue"]),
+        obsm={IMAGE_KEY: colorize(grey, np.asarray(digits), environment)},
+    )

@@ -1,0 +1,6 @@
+"""The scvi-tools contract around the method."""
+
+from scbd.model._base import ImageModel
+from scbd.model._scbd import SCBDModel
+
+__all__ = ["ImageModel", "SCBDModel"]

@@ -1,0 +1,170 @@
+"""SCBDModel: the two embeddings of the paper, under the scvi-tools contract."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
+from scbd.model._base import ImageModel
+from scbd.model._module import SCBDModule, StyleTarget
+from scbd.nn import contrastive_ceiling, effective_rank, spread, supervised_contrastive_loss
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from torch import nn
+
+    from scbd.data import ImageDataModule
+    from scbd.nn.losses import InvarianceReduction
+    from scbd.nn.preprocess import Intensity
+
+# a point, in units of the temperature: below, no two logits of a batch differ by what the losses could notice
+_COLLAPSED_SPREAD = 0.5
+
+
+class SCBDModel(ImageModel):
+    r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
+
+    Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
+    clustered by the environment, from images of cells.
+
+    Parameters
+    ----------
+    adata
+        Cells that :meth:`setup_anndata` was called on.
+    encoder
+        ``"resnet18"``, ``"resnet50"``, ``"densenet121"``, ``"small"`` (tiny images, quick runs) or any module from
+        images to features.
+    n_latent
+        Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
+    alpha
+        How strongly z_c is made invariant to e. 0 leaves it free; too much collapses it to a point, which a warning
+        tells. The scale depends on the data: the paper uses 1 (34 wells) and 192 (two balanced environments); on
+        Colored MNIST with the small encoder, 10 works and 192 collapses.
+    temperature
+        Temperature of the contrastive losses.
+    style_target
+        What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation).
+    include_self
+        Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
+    invariance
+        Form of the invariance loss: ``"listing"`` (published code), ``"formula"``, or ``"mean"`` and ``"mass"``, which
+        are sound for many unbalanced environments; see :func:`scbd.nn.invariance_loss`.
+    image_size, intensity, standardize, augment
+        Preprocessing, see :class:`scbd.nn.Preprocess`.
+    registry
+        Used by :meth:`load` for a model without data.
+
+    Examples
+    --------
+    >>> SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")  # doctest: +SKIP
+    >>> model = SCBDModel(adata)  # doctest: +SKIP
+    >>> model.train()  # doctest: +SKIP
+    >>> adata.obsm["X_scbd_c"] = model.get_latent_representation()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        encoder: str | nn.Module = "resnet18",
+        n_latent: int = 64,
+        alpha: float = 1.0,
+        temperature: float = 0.1,
+        style_target: StyleTarget = "e",
+        include_self: bool = True,
+        invariance: InvarianceReduction = "listing",
+        image_size: int | None = None,
+        intensity: Intensity = "auto",
+        standardize: bool = True,
+        augment: bool = False,
+        registry: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        images = self._registered(IMAGE_REGISTRY)
+        self.module = SCBDModule(
+            tuple(images["image_shape"]),
+            images["dtype"],
+            encoder=encoder,
+            n_latent=n_latent,
+            alpha=alpha,
+            temperature=temperature,
+            style_target=style_target,
+            include_self=include_self,
+            invariance=invariance,
+            image_size=image_size,
+            intensity=intensity,
+            standardize=standardize,
+            augment=augment,
+        )
+        self.health_: dict[str, float] | None = None
+
+    @property
+    def health(self) -> dict[str, float] | None:
+        """How alive z_c was at the end of training.
+
+        ``supervised_c``: its supervised loss; ``ceiling``: that of a point, log B; ``spread``: its total variance,
+        between 0 (a point) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0.
+        """
+        return self.health_
+
+    def _after_training(self, data: ImageDataModule) -> None:
+        """Look at z_c on a batch, and warn if it is a point."""
+        batch = data.example_batch()
+        z_c = torch.from_numpy(self._embed_batch(batch["images"]))
+        loss = float(
+            supervised_contrastive_loss(
+                z_c, batch["y"], temperature=self.module.temperature, include_self=self.module.include_self
+            )
+        )
+        ceiling = contrastive_ceiling(len(z_c), include_self=self.module.include_self)
+        health = {"supervised_c": loss, "ceiling": ceiling, "spread": spread(z_c), "effective_rank": effective_rank(z_c)}
+        collapsed = health["spread"] < _COLLAPSED_SPREAD * self.module.temperature
+        self.health_ = health | {"collapsed": float(collapsed)}
+        if collapsed:
+            msg = (
+                f"z_c has collapsed to a point (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that of a "
+                f"point is {ceiling:.2f}): it is invariant because it says nothing. Lower alpha (now "
+                f"{self.module.alpha:g}), let it rise with plan_kwargs={{'n_steps_alpha_warmup': …}}, or train for "
+                "longer if this was a handful of steps."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=3)
+
+    def _embed_batch(self, images: torch.Tensor) -> np.ndarray:
+        with torch.inference_mode():
+            parts = [self.module.embed(part.to(self.device), "c", "embedding").cpu() for part in images.split(512)]
+        return torch.cat(parts).numpy()
+
+    def __repr__(self) -> str:
+        """Data, blocks, state and the next step, for a person."""
+        images = self._registered(IMAGE_REGISTRY)
+        n_parameters = sum(p.numel() for p in self.module.parameters())
+        y, e = (self._registered(key) for key in (Y_REGISTRY, E_REGISTRY))
+        cells = "no data attached" if self.adata is None else f"{self.adata.n_obs:,} cells"
+        labels = ", ".join(
+            f"{len(label['categories'])} {name} ({' × '.join(label['columns'])})"
+            for name, label in (("perturbations", y), ("environments", e))
+            if label
+        )
+        encoder = self.init_params_["non_kwargs"]["encoder"]
+        encoder = encoder if isinstance(encoder, str) else type(encoder).__name__
+        lines = [
+            f"SCBDModel: {cells}, {labels or 'no labels'}",
+            f"  images    {' × '.join(map(str, images['image_shape']))} {images['dtype']} ({', '.join(images['channels'])})"
+            f" → {' × '.join(map(str, self.module.preprocess.output_shape))}, {self.module.preprocess.intensity}",
+            f"  blocks    z_c, z_s: {encoder} → r ({self.module.content.n_features}) → z ({self.module.content.n_latent}); "
+            f"{n_parameters:,} parameters",
+            f"  objective alpha {self.module.alpha:g} ({self.module.invariance}), temperature {self.module.temperature:g}, "
+            f"z_s clustered by {' × '.join(self.module.style_target)}",
+        ]
+        if not self.is_trained_:
+            return "\n".join([*lines, "  state     not trained: call train()"])
+        state = f"trained for {self.training_settings_['steps']:,} steps of {self.training_settings_['batch_size']:,} cells"
+        if self.health_:
+            state += f"; z_c {'COLLAPSED' if self.health_['collapsed'] else 'alive'}: supervised loss "
+            state += f"{self.health_['supervised_c']:.2f} (a point: {self.health_['ceiling']:.2f}), effective rank "
+            state += f"{self.health_['effective_rank']:.1f}"
+        return "\n".join([*lines, f"  state     {state}", "  next      get_latent_representation(block='c')"])

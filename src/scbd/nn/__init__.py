@@ -1,0 +1,19 @@
+"""Tensors in, tensors out: losses, encoders and preprocessing. Knows nothing of AnnData, scvi-tools or Lightning."""
+
+from scbd.nn.encoders import ENCODERS, Block, build_encoder
+from scbd.nn.health import effective_rank, spread
+from scbd.nn.losses import contrastive_ceiling, invariance_loss, supervised_contrastive_loss
+from scbd.nn.preprocess import Preprocess, random_orientation
+
+__all__ = [
+    "ENCODERS",
+    "Block",
+    "Preprocess",
+    "build_encoder",
+    "contrastive_ceiling",
+    "effective_rank",
+    "invariance_loss",
+    "random_orientation",
+    "spread",
+    "supervised_contrastive_loss",
+]

@@ -1,0 +1,155 @@
+"""Image encoders by name or any module, and the block they make with a projection head (paper, section 2)."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def small_encoder(n_channels: int) -> nn.Module:
+    """Four strided 3 x 3 convolutions: for images up to about 64 pixels and for quick runs. 256 features."""
+    layers: list[nn.Module] = []
+    width_in = n_channels
+    for width in (32, 64, 128, 256):
+        layers += [
+            nn.Conv2d(width_in, width, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.GELU(),
+        ]
+        width_in = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def resnet18(n_channels: int) -> nn.Module:
+    """ResNet-18 with torchvision's stem (7 x 7, stride 2, max-pool) and 512 features."""
+    from monai.networks.nets.resnet import resnet18 as build
+
+    return build(**_RESNET, n_input_channels=n_channels)
+
+
+def resnet50(n_channels: int) -> nn.Module:
+    """ResNet-50 with torchvision's stem (7 x 7, stride 2, max-pool) and 2,048 features."""
+    from monai.networks.nets.resnet import resnet50 as build
+
+    return build(**_RESNET, n_input_channels=n_channels)
+
+
+def densenet121(n_channels: int) -> nn.Module:
+    """DenseNet-121 without its classifier, 1,024 features."""
+    from monai.networks.nets.densenet import DenseNet121
+
+    features = DenseNet121(spatial_dims=2, in_channels=n_channels, out_channels=1).features
+    return nn.Sequential(features, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+# with these, MONAI's ResNets have torchvision's state keys and outputs
+_RESNET = {"spatial_dims": 2, "conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
+
+ENCODERS: dict[str, Callable[[int], nn.Module]] = {
+    "small": small_encoder,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "densenet121": densenet121,
+}
+
+
+def build_encoder(encoder: str | nn.Module, n_channels: int) -> nn.Module:
+    """Make an encoder from its name, or an independent copy of a module.
+
+    Parameters
+    ----------
+    encoder
+        ``"small"``, ``"resnet18"``, ``"resnet50"``, ``"densenet121"``, or any module that takes float images
+        ``(B, C, H, W)`` and returns features ``(B, R)``. A module is copied, weights included.
+    n_channels
+        Number of image channels ``C``.
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+    TypeError
+        If ``encoder`` is neither a name nor a module.
+    """
+    if isinstance(encoder, nn.Module):
+        return copy.deepcopy(encoder)
+    if not isinstance(encoder, str):
+        msg = f"encoder must be a name or a torch.nn.Module, got {type(encoder).__name__}."
+        raise TypeError(msg)
+    if encoder not in ENCODERS:
+        msg = f"There is no encoder {encoder!r}: use one of {', '.join(ENCODERS)}, or pass a torch.nn.Module."
+        raise ValueError(msg)
+    return ENCODERS[encoder](n_channels)
+
+
+class Block(nn.Module):
+    """One embedding: encoder, two-layer projection, unit sphere.
+
+    ``r = Enc(x)`` is the intermediate representation, ``z = Proj(r) / |Proj(r)|`` the embedding, with
+    ``Proj = Linear(R, R) - GELU - Linear(R, D)``.
+
+    Parameters
+    ----------
+    encoder
+        A name or a module, see :func:`build_encoder`.
+    image_shape
+        ``(C, H, W)`` as the encoder will see it.
+    n_latent
+        Dimension ``D`` of the embedding.
+
+    Raises
+    ------
+    ValueError
+        If the encoder cannot take such images, or does not return one feature vector an image.
+    """
+
+    def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int], n_latent: int) -> None:
+        super().__init__()
+        self.encoder = build_encoder(encoder, image_shape[0])
+        n_features = _n_features(self.encoder, image_shape)
+        self.projection = nn.Sequential(nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent))
+
+    @property
+    def n_features(self) -> int:
+        """Dimension ``R`` of the intermediate representation."""
+        return self.projection[0].in_features
+
+    @property
+    def n_latent(self) -> int:
+        """Dimension ``D`` of the embedding."""
+        return self.projection[-1].out_features
+
+    def project(self, r: Tensor) -> Tensor:
+        """Embed intermediate representations ``(B, R)`` on the unit sphere, ``(B, D)`` in float32 or wider."""
+        z = self.projection(r)
+        return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed preprocessed images ``(B, C, H, W)`` on the unit sphere, ``(B, D)``."""
+        return self.project(self.encoder(images))
+
+
+def _n_features(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
+    was_training = encoder.training
+    encoder.eval()  # a dry run must not move BatchNorm's statistics
+    try:
+        with torch.no_grad():
+            # two images, so that a squeezed batch dimension shows
+            features = encoder(torch.zeros(2, *image_shape))
+    except (RuntimeError, ValueError, TypeError) as error:
+        msg = f"The encoder does not take images of shape {image_shape} (channels, height, width): {error}"
+        raise ValueError(msg) from error
+    finally:
+        encoder.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        msg = f"The encoder must return features (batch, n_features), it returned {shape} for a batch of 2: pool and flatten."
+        raise ValueError(msg)
+    return features.shape[1]

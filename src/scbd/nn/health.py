@@ -1,0 +1,47 @@
+"""Is an embedding alive? Two numbers that tell a point, or a line, from an embedding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def spread(z: Tensor) -> float:
+    r"""Total variance of unit vectors, :math:`1 - \lVert \bar z \rVert^2`.
+
+    Zero when all embeddings are one point, one when they are centred on the sphere.
+
+    Parameters
+    ----------
+    z
+        Embeddings of unit length, shape ``(N, D)``.
+    """
+    z = z.double()
+    return float((z - z.mean(0)).square().sum(1).mean())
+
+
+def effective_rank(z: Tensor) -> float:
+    r"""Number of directions an embedding uses: the exponential of the entropy of its covariance spectrum.
+
+    Between 1 (a line) and ``D`` (isotropic); a point has effective rank 0 here.
+
+    Parameters
+    ----------
+    z
+        Embeddings, shape ``(N, D)``.
+
+    References
+    ----------
+    Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
+    """
+    z = z.double()
+    centred = z - z.mean(0)
+    eigenvalues = torch.linalg.eigvalsh(centred.T @ centred / len(z)).clamp(min=0)
+    total = eigenvalues.sum()
+    if total <= torch.finfo(torch.float32).eps ** 2:
+        return 0.0
+    return float(torch.special.entr(eigenvalues / total).sum().exp())

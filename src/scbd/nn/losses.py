@@ -1,0 +1,229 @@
+r"""Supervised contrastive and invariance losses on the unit sphere (Makino et al., 2025, section 2).
+
+Both losses speak of the probability that anchor :math:`i` is matched with partner :math:`j`,
+
+.. math:: \log P_{ij} = z_i \cdot z_j / \tau - \log \sum_{a} \exp(z_i \cdot z_a / \tau),
+
+and both only ever need *sums* of :math:`\log P_{ij}` over the partners that share a label. Such a sum is one
+product with a class sum, :math:`z_i \cdot S_{u_i}` where :math:`S_u = \sum_{j: u_j = u} z_j`, so neither masks nor a
+second softmax are formed: one log-sum-exp over the Gram matrix is all that is quadratic.
+
+The paper prints a formula and a listing that differ (and the published numbers come from the listing):
+
+============  ======================================  =========================================
+..            formula                                 listing
+============  ======================================  =========================================
+normaliser    all others (``include_self=False``)     the whole row (``include_self=True``)
+supervised    sum over anchors (``reduction="sum"``)  mean over anchors (``reduction="mean"``)
+invariance    ``reduction="formula"``                 ``reduction="listing"``
+============  ======================================  =========================================
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
+
+
+def supervised_contrastive_loss(
+    z: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float = 0.1,
+    include_self: bool = True,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    r"""Pull embeddings of one label together, push all others apart.
+
+    .. math:: L^{sup} = -\sum_i \frac{1}{|P(i)|} \sum_{p \in P(i)} \log P_{ip},
+       \qquad P(i) = \{p \ne i : u_p = u_i\}
+
+    with the mean over anchors in place of the sum for ``reduction="mean"``. An anchor without a positive contributes
+    zero (and is still counted by the mean, as in the published code). Embeddings that have collapsed to one point
+    cost exactly :math:`\log B` an anchor, or :math:`\log(B-1)` without self-similarity: see
+    :func:`contrastive_ceiling`.
+
+    Parameters
+    ----------
+    z
+        Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
+    labels
+        Integer labels, shape ``(B,)``.
+    temperature
+        :math:`\tau`, the scale of the logits.
+    include_self
+        Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
+    reduction
+        ``"mean"`` (the listing) or ``"sum"`` (the formula) over anchors.
+
+    Returns
+    -------
+    A scalar, float32 or float64.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not match, or the batch holds fewer than two examples.
+
+    References
+    ----------
+    Khosla et al. (2020), Supervised Contrastive Learning; Makino et al. (2025), eq. 1 and appendix B.
+    """
+    z, labels = _check(z, labels, temperature, "labels")
+    with torch.autocast(z.device.type, enabled=False):
+        log_normaliser = _log_normaliser(z, temperature, include_self)
+        positive_logits, n_positives = _same_label_logits(z, labels, temperature)
+        per_anchor = log_normaliser - positive_logits / n_positives.clamp(min=1)
+        per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
+    if reduction == "mean":
+        return per_anchor.mean()
+    if reduction == "sum":
+        return per_anchor.sum()
+    msg = f"reduction={reduction!r} is not known: use 'mean' (the published listing) or 'sum' (the paper's formula)."
+    raise ValueError(msg)
+
+
+def invariance_loss(
+    z: Tensor,
+    environments: Tensor,
+    *,
+    temperature: float = 0.1,
+    include_self: bool = True,
+    reduction: InvarianceReduction = "listing",
+) -> Tensor:
+    r"""Make an anchor as likely to be matched within its environment as outside of it.
+
+    Write :math:`P_e(i)` for the other examples of the anchor's environment, :math:`N_e(i)` for those of all others,
+    and :math:`n_i^+, n_i^-` for how many there are. The forms are
+
+    ``"listing"`` (the published code)
+        .. math:: \frac{1}{B} \sum_i \frac{1}{B} \Big|\sum_{p \in P_e(i)} \log P_{ip} -
+                  \sum_{n \in N_e(i)} \log P_{in}\Big|
+    ``"formula"`` (the paper's equation, summed over anchors)
+        .. math:: \sum_i \Big|\sum_{p \in P_e(i)} \log P_{ip} - \sum_{n \in N_e(i)} \log P_{in}\Big|
+    ``"mean"`` (per-term means)
+        .. math:: \frac{1}{B} \sum_i \Big|\tfrac{1}{n_i^+} \sum_{p} \log P_{ip} - \tfrac{1}{n_i^-} \sum_{n}
+                  \log P_{in}\Big| = \frac{1}{B} \sum_i |z_i \cdot (\mu_i^+ - \mu_i^-)| / \tau
+    ``"mass"`` (probability mass against frequency)
+        .. math:: \frac{1}{B} \sum_i \Big|\log \sum_p P_{ip} - \log \sum_n P_{in} - \log \frac{n_i^+}{n_i^-}\Big|
+
+    **Which one.** With two balanced environments the two sums of the listing have equally many terms and all forms
+    ask for the same thing. With :math:`E` environments there are about :math:`E-1` times more negatives than
+    positives. The two *sums* then cannot be equal, and what the listing can still do is to shrink every
+    :math:`|\log P_{ij}|`: it pulls all embeddings together, whatever their label. ``"mean"`` compares like with like:
+    the normaliser cancels, and the loss is zero exactly when, seen from each anchor, the mean of its own environment
+    and the mean of the others (:math:`\mu_i^\pm`) lie in the same direction; it speaks of first moments only.
+    ``"mass"`` also cancels the normaliser and is zero when the own environment is matched as often as its frequency
+    says, which involves all moments of the similarities. Both are sound for many, unbalanced environments, and for
+    both ``include_self`` makes no difference. Their strength differs from the listing's, so an ``alpha`` does not
+    carry over from one form to another.
+
+    An anchor alone in its environment, or in a batch of one environment, has nothing to compare: for ``"mean"`` and
+    ``"mass"`` it contributes zero; for ``"listing"`` and ``"formula"`` the empty sum is zero, as in the published
+    code, so that a batch of a single environment does **not** cost zero.
+
+    Parameters
+    ----------
+    z
+        Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
+    environments
+        Integer environment labels, shape ``(B,)``.
+    temperature
+        :math:`\tau`, the scale of the logits.
+    include_self
+        Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
+    reduction
+        The form, see above.
+
+    Returns
+    -------
+    A scalar, float32 or float64.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not match, or the batch holds fewer than two examples.
+
+    References
+    ----------
+    Makino et al. (2025), section 2 and appendix B.
+    """
+    z, environments = _check(z, environments, temperature, "environments")
+    if reduction not in get_args(InvarianceReduction):
+        msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
+        raise ValueError(msg)
+    with torch.autocast(z.device.type, enabled=False):
+        if reduction == "mass":
+            return _mass_difference(z, environments, temperature).abs().mean()
+        own, n_own = _same_label_logits(z, environments, temperature)
+        n_other = len(z) - 1 - n_own
+        other = z @ z.sum(0) / temperature - (z * z).sum(1) / temperature - own
+        if reduction == "mean":
+            difference = own / n_own.clamp(min=1) - other / n_other.clamp(min=1)
+            return torch.where((n_own > 0) & (n_other > 0), difference.abs(), 0.0).mean()
+        log_normaliser = _log_normaliser(z, temperature, include_self)
+        difference = (own - other) - (n_own - n_other) * log_normaliser
+        if reduction == "formula":
+            return difference.abs().sum()
+        return difference.abs().mean() / len(z)
+
+
+def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
+    """Supervised contrastive loss of a batch whose embeddings are one point: ``log B`` (``log(B - 1)`` without self).
+
+    A trained embedding whose loss stays at this value has collapsed: it tells nothing apart.
+
+    Examples
+    --------
+    >>> round(contrastive_ceiling(512), 3)
+    6.238
+    """
+    return math.log(batch_size if include_self else batch_size - 1)
+
+
+def _check(z: Tensor, labels: Tensor, temperature: float, name: str) -> tuple[Tensor, Tensor]:
+    if z.ndim != 2 or labels.shape != z.shape[:1]:
+        msg = f"z must be (B, D) and {name} (B,), got {tuple(z.shape)} and {tuple(labels.shape)}."
+        raise ValueError(msg)
+    if len(z) < 2:
+        msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
+        raise ValueError(msg)
+    if not temperature > 0:
+        msg = f"temperature must be positive, got {temperature}."
+        raise ValueError(msg)
+    return z.to(torch.promote_types(z.dtype, torch.float32)), labels
+
+
+def _log_normaliser(z: Tensor, temperature: float, include_self: bool) -> Tensor:
+    """Log-sum-exp of each anchor's logits, shape (B,)."""
+    logits = z @ z.T / temperature
+    if not include_self:
+        logits = logits.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), -torch.inf)
+    return torch.logsumexp(logits, dim=1)
+
+
+def _same_label_logits(z: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Sum of an anchor's logits over the others of its label, and how many those are, each (B,)."""
+    classes, index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    class_sums = torch.zeros(len(classes), z.shape[1], dtype=z.dtype, device=z.device).index_add(0, index, z)
+    logits = ((z * class_sums[index]).sum(1) - (z * z).sum(1)) / temperature
+    return logits, counts[index] - 1
+
+
+def _mass_difference(z: Tensor, environments: Tensor, temperature: float) -> Tensor:
+    """Log odds of being matched inside against outside the own environment, minus those of chance, shape (B,)."""
+    logits = z @ z.T / temperature
+    own = environments[:, None] == environments[None, :]
+    diagonal = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    n_own, n_other = own.sum(1) - 1, (~own).sum(1)
+    informative = (n_own > 0) & (n_other > 0)
+    # an anchor without one of the two sides is masked before the log-sum-exp: its gradient would be NaN, not zero
+    inside = torch.logsumexp(logits.masked_fill((~own | diagonal) & informative[:, None], -torch.inf), dim=1)
+    outside = torch.logsumexp(logits.masked_fill(own & informative[:, None], -torch.inf), dim=1)
+    chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
+    return torch.where(informative, inside - outside - chance, 0.0)

@@ -1,0 +1,135 @@
+"""From integer images to what an encoder takes, on the device, saved with the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Intensity = Literal["auto", "scale", "arcsinh", "none"]
+
+
+class Preprocess(nn.Module):
+    r"""Float, resize, intensity transform, standardise; flips and right-angle rotations while training.
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)`` of the images as stored.
+    dtype
+        Name of their numpy dtype, for example ``"uint8"``.
+    image_size
+        Resize to this many pixels a side (bilinear, antialiased). `None` keeps the size.
+    intensity
+        ``"scale"`` divides integers by their largest value; ``"arcsinh"`` takes :math:`\operatorname{arcsinh}(x)`,
+        which tames the long tail of fluorescence counts (paper, appendix A); ``"none"`` leaves values as they are;
+        ``"auto"`` is ``"arcsinh"`` for uint16, ``"scale"`` for uint8 and ``"none"`` for floats.
+    standardize
+        Subtract each channel's mean and divide by its standard deviation, both learned by :meth:`fit`.
+    augment
+        While training, put each image into one of its eight orientations (four when it is not square).
+
+    Attributes
+    ----------
+    mean, sd
+        Buffers of shape ``(C, 1, 1)``: 0 and 1 until :meth:`fit`.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        dtype: str,
+        *,
+        image_size: int | None = None,
+        intensity: Intensity = "auto",
+        standardize: bool = True,
+        augment: bool = False,
+    ) -> None:
+        super().__init__()
+        if intensity not in get_args(Intensity):
+            msg = f"intensity={intensity!r} is not known: use one of {', '.join(get_args(Intensity))}."
+            raise ValueError(msg)
+        if image_size is not None and image_size < 1:
+            msg = f"image_size must be a positive number of pixels, got {image_size}."
+            raise ValueError(msg)
+        self.image_size = image_size
+        self.intensity = {"uint8": "scale", "uint16": "arcsinh"}.get(dtype, "none") if intensity == "auto" else intensity
+        self.scale = {"uint8": 255.0, "uint16": 65535.0}.get(dtype, 1.0)
+        self.standardize = standardize
+        self.augment = augment
+        channels, height, width = image_shape
+        self.output_shape = (channels, image_size or height, image_size or width)
+        self.register_buffer("mean", torch.zeros(channels, 1, 1))
+        self.register_buffer("sd", torch.ones(channels, 1, 1))
+        self.register_buffer("fitted", torch.tensor(not standardize))
+
+    mean: Tensor
+    sd: Tensor
+    fitted: Tensor
+
+    def fit(self, batches: Iterable[Tensor]) -> None:
+        """Learn each channel's mean and standard deviation over all pixels of some batches of stored images.
+
+        Raises
+        ------
+        ValueError
+            If there is no image to learn from.
+        """
+        n, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for images in batches:
+            pixels = self._transform(images.to(self.mean.device)).double()
+            n += pixels.shape[0] * pixels.shape[2] * pixels.shape[3]
+            total = total.to(pixels) + pixels.sum((0, 2, 3))
+            squares = squares.to(pixels) + pixels.square().sum((0, 2, 3))
+        if n == 0:
+            msg = "Preprocess.fit was given no images."
+            raise ValueError(msg)
+        mean = total / n
+        sd = (squares / n - mean.square()).clamp(min=0).sqrt()
+        # an empty channel stays at zero rather than becoming noise
+        sd = torch.where(sd > 1e-6, sd, 1.0)
+        self.mean.copy_(mean[:, None, None])
+        self.sd.copy_(sd[:, None, None])
+        self.fitted.fill_(True)
+
+    def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Prepare stored images ``(B, C, H, W)`` of any supported dtype; float32 of :attr:`output_shape`.
+
+        Parameters
+        ----------
+        images
+            As stored.
+        generator
+            Source of the random orientations (on the CPU).
+        """
+        images = self._transform(images)
+        if self.standardize:
+            images = (images - self.mean) / self.sd
+        if self.augment and self.training:
+            images = random_orientation(images, generator)
+        return images
+
+    def _transform(self, images: Tensor) -> Tensor:
+        images = images.float()
+        if self.image_size is not None and images.shape[-2:] != self.output_shape[1:]:
+            images = F.interpolate(images, self.output_shape[1:], mode="bilinear", antialias=True, align_corners=False)
+        if self.intensity == "scale":
+            return images / self.scale
+        if self.intensity == "arcsinh":
+            return torch.arcsinh(images)
+        return images
+
+
+def random_orientation(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Put each image of a batch ``(B, C, H, W)`` into a random one of its eight (not square: four) orientations."""
+    choice = torch.rand(3, len(images), generator=generator).lt(0.5).to(images.device)[:, :, None, None, None]
+    images = torch.where(choice[0], images.flip(-1), images)
+    images = torch.where(choice[1], images.flip(-2), images)
+    if images.shape[-1] == images.shape[-2]:
+        images = torch.where(choice[2], images.transpose(-1, -2), images)
+    return images

@@ -1,0 +1,108 @@
+"""UMAPs of both blocks, side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scbd._keys import CONTENT_KEY, STYLE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+    from anndata import AnnData
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette: told apart by colour-blind readers; then matplotlib's for more labels
+_FEW = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+_LEGEND_LABELS = 20
+
+
+def umap_blocks(
+    adata: AnnData,
+    color: str | Sequence[str],
+    *,
+    blocks: Mapping[str, str] | None = None,
+    max_cells: int = 10_000,
+    seed: int = 0,
+) -> np.ndarray:
+    """Draw UMAPs of the embeddings, one row a block, one column a label.
+
+    In a good z_c, cells of a perturbation lie together and environments are mixed; in z_s, the other way round.
+
+    Parameters
+    ----------
+    adata
+        Embedded cells. A UMAP that is already in ``obsm["<key>_umap"]`` is used; otherwise it is computed.
+    color
+        Columns of ``obs``.
+    blocks
+        Title and ``obsm`` key of each row; z_c and z_s by default.
+    max_cells
+        Draw a random subset of this size.
+    seed
+        Seed of subset and UMAP.
+
+    Returns
+    -------
+    Axes, ``(len(blocks), len(color))``.
+
+    Raises
+    ------
+    KeyError
+        If an embedding or a column is missing.
+    """
+    import matplotlib.pyplot as plt
+
+    blocks = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY} if blocks is None else blocks
+    color = [color] if isinstance(color, str) else list(color)
+    for slot, keys in (("obsm", blocks.values()), ("obs", color)):
+        for key in keys:
+            if key not in getattr(adata, slot):
+                msg = f"{slot} has no {key!r} to draw (its keys: {', '.join(getattr(adata, slot).keys()) or 'none'})."
+                raise KeyError(msg)
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(adata.n_obs)[:max_cells]  # shuffled: no label is drawn on top of all others
+    size = (5.2 * len(color), 4 * len(blocks))
+    figure, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
+    for line, (title, key) in zip(axes, blocks.items(), strict=True):
+        there = f"{key}_umap" in adata.obsm
+        points = np.asarray(adata.obsm[f"{key}_umap"])[rows] if there else umap(np.asarray(adata.obsm[key])[rows], seed=seed)
+        for ax, column in zip(line, color, strict=True):
+            _scatter(ax, points, adata.obs[column].iloc[rows])
+            ax.set_title(f"{title} by {column}")
+    return axes
+
+
+def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.ndarray:
+    """UMAP of an embedding through scanpy, float32 ``(N, 2)``."""
+    import warnings
+
+    import scanpy as sc
+    from anndata import AnnData
+
+    cells = AnnData(obsm={"X": np.asarray(embedding, dtype=np.float32)})
+    with warnings.catch_warnings():
+        # said by scanpy and umap-learn of their own dependencies
+        warnings.simplefilter("ignore")
+        sc.pp.neighbors(cells, use_rep="X", n_neighbors=min(n_neighbors, cells.n_obs - 1), random_state=seed)
+        sc.tl.umap(cells, random_state=seed)
+    return cells.obsm["X_umap"]
+
+
+def _scatter(ax: Axes, points: np.ndarray, labels: pd.Series) -> None:
+    from matplotlib import colormaps
+
+    labels = labels.astype("category").cat.remove_unused_categories()
+    names, codes = labels.cat.categories, labels.cat.codes.to_numpy()
+    n = len(names)
+    palette = list(_FEW) if n <= len(_FEW) else colormaps["tab20" if n <= 20 else "turbo"](np.linspace(0, 1, n))
+    size = float(np.clip(20_000 / len(points), 1, 14))
+    ax.scatter(*points.T, c=[palette[code] for code in codes], s=size, linewidths=0, rasterized=True)
+    ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
+    if n <= _LEGEND_LABELS:
+        for name, shade in zip(names, palette, strict=False):
+            ax.scatter([], [], color=shade, label=str(name), s=20)
+        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from anndata import AnnData
+from hypothesis import settings
+
+settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+settings.load_profile("quick")
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def shared() -> Path:
+    """Real data beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data are not here: no folder ../shared/data beside the checkout")
+    return SHARED
+
+
+def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: str = "uint8", seed: int = 0) -> AnnData:
+    """Cells whose brightness tells the perturbation and whose left edge tells the environment."""
+    rng = np.random.default_rng(seed)
+    y, e = rng.integers(4, size=n), rng.integers(3, size=n)
+    images = rng.normal(40, 5, (n, *shape)) + 30 * y[:, None, None, None]
+    images[:, :, :, :4] += 40 * e[:, None, None, None]
+    obs = pd.DataFrame(
+        {
+            "gene": pd.Categorical([f"gene_{i}" for i in y]),
+            "well": pd.Categorical([f"well_{i}" for i in e]),
+            "plate": pd.Categorical([f"plate_{i % 2}" for i in e]),
+        },
+        index=[f"cell_{i}" for i in range(n)],
+    )
+    images = np.clip(images, 0, 255).astype(dtype)
+    var = pd.DataFrame(index=[f"channel_{i}" for i in range(shape[0])])
+    return AnnData(obs=obs, var=var, obsm={"single_cell_images": images})
+
+
+@pytest.fixture
+def cells() -> AnnData:
+    return make_cells()

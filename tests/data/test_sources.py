@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import anndata
+import h5py
+import numpy as np
+import pytest
+import zarr
+from conftest import make_cells
+
+from scbd.data import ArraySource, memory_map_h5ad, open_screen
+from scbd.data.sources import IMAGE_DTYPES, non_finite_rows
+
+KEY = "obsm/single_cell_images"
+
+
+@pytest.mark.parametrize("dtype", IMAGE_DTYPES)
+def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
+    cells = make_cells(20, dtype=dtype)
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    mapped = memory_map_h5ad(tmp_path / "cells.h5ad", KEY)
+    assert isinstance(mapped, np.memmap)
+    images = cells.obsm["single_cell_images"]
+    for rows in (np.array([7, 3, 3, 19]), slice(4, 9), np.array([], dtype=int)):
+        for source in (ArraySource(images), ArraySource(mapped)):
+            read = source.read(rows)
+            assert type(read) is np.ndarray
+            assert read.dtype == dtype
+            np.testing.assert_array_equal(read, images[rows])
+
+
+def test_what_was_read_is_free_to_change():
+    images = np.zeros((3, 1, 4, 4), dtype="uint8")
+    ArraySource(images).read(slice(0, 2))[:] = 1
+    assert images.sum() == 0
+
+
+def test_open_screen_maps_images_and_loads_the_rest(tmp_path):
+    cells = make_cells(12)
+    cells.obsm["X_pca"] = np.arange(24.0).reshape(12, 2)
+    cells.uns["note"] = "kept"
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    opened = open_screen(tmp_path / "cells.h5ad")
+    assert isinstance(opened.obsm["single_cell_images"], np.memmap)
+    np.testing.assert_array_equal(opened.obsm["single_cell_images"], cells.obsm["single_cell_images"])
+    np.testing.assert_array_equal(opened.obsm["X_pca"], cells.obsm["X_pca"])
+    assert opened.obs.equals(cells.obs)
+    assert opened.uns["note"] == "kept"
+    assert list(opened.var_names) == list(cells.var_names)
+
+
+def test_open_screen_loads_compressed_images(tmp_path):
+    cells = make_cells(12)
+    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
+    images = open_screen(tmp_path / "cells.h5ad").obsm["single_cell_images"]
+    assert type(images) is np.ndarray
+    np.testing.assert_array_equal(images, cells.obsm["single_cell_images"])
+
+
+def test_non_finite_rows_are_found_in_any_block():
+    images = np.zeros((10, 2, 3, 3), dtype="float32")
+    images[2, 1, 0, 0], images[9, 0, 2, 2] = np.nan, -np.inf
+    assert non_finite_rows(ArraySource(images), block=4).tolist() == [2, 9]
+    assert non_finite_rows(ArraySource(np.full((3, 1, 2, 2), 255, dtype="uint8"))).size == 0
+
+
+def test_images_that_are_no_images(tmp_path):
+    with pytest.raises(ValueError, match=r"shape \(5, 16, 16\), images must be 4-D.*add an axis"):
+        ArraySource(np.zeros((5, 16, 16), dtype="uint8"))
+    with pytest.raises(ValueError, match=r"shape \(5, 0, 4, 4\): there is nothing to read"):
+        ArraySource(np.zeros((5, 0, 4, 4), dtype="uint8"))
+    for dtype in ("float64", "int16", ">u2", "bool"):
+        with pytest.raises(TypeError, match="cast it to one of uint8, uint16, float16, float32"):
+            ArraySource(np.zeros((5, 1, 4, 4), dtype=dtype))
+
+
+def test_lazy_arrays_are_refused_rather_than_misread(tmp_path):
+    lazy = zarr.create_array(store={}, shape=(4, 1, 8, 8), dtype="uint8")
+    with pytest.raises(TypeError, match=r"zarr.*cannot be read by row safely"):
+        ArraySource(lazy)
+    make_cells(6).write_h5ad(tmp_path / "c.h5ad")
+    with h5py.File(tmp_path / "c.h5ad") as file, pytest.raises(TypeError, match="h5py.*open_screen"):
+        ArraySource(file[KEY])
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    cells = make_cells(50)
+    path = tmp_path / "cells.h5ad"
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        open_screen(path)
+    cells.write_h5ad(path)
+    with pytest.raises(KeyError, match="holds no array 'obsm/images'; beside it lie: single_cell_images"):
+        memory_map_h5ad(path, "obsm/images")
+    with pytest.raises(KeyError, match=r"no images at obsm\['images'\]; its obsm keys are: single_cell_images"):
+        open_screen(path, image_key="images")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="truncated or of another kind"):
+        open_screen(path)
+    path.write_text("not a table")
+    with pytest.raises(ValueError, match="truncated or of another kind"):
+        open_screen(path)
+    cells.write_h5ad(path, compression="gzip")
+    with pytest.raises(ValueError, match="compressed or chunked.*write the file without compression"):
+        memory_map_h5ad(path, KEY)
+
+
+def test_backed_reading_is_what_the_map_replaces(tmp_path):
+    """AnnData itself gives the same rows: our reader changes where bytes come from, not which."""
+    cells = make_cells(9)
+    cells.write_h5ad(tmp_path / "c.h5ad")
+    theirs = anndata.read_h5ad(tmp_path / "c.h5ad").obsm["single_cell_images"]
+    np.testing.assert_array_equal(memory_map_h5ad(tmp_path / "c.h5ad", KEY), theirs)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scbd.datasets import colored_digits, colored_mnist, colorize
+from scbd.datasets._digits import _MNIST, read_idx
+
+
+def test_the_papers_recipe():
+    grey = np.ones((6, 1, 1))
+    digits = np.array([0, 3, 9, 0, 3, 9])
+    environments = np.array(["red"] * 3 + ["green"] * 3)
+    colors = colorize(grey, digits, environments)[:, :, 0, 0] / 255
+    expected = [(1, 0, 0), (1, 0.3, 0.3), (1, 0.9, 0.9), (0.9, 1, 0.9), (0.6, 1, 0.6), (0, 1, 0)]
+    np.testing.assert_allclose(colors, expected, atol=1 / 255)
+    np.testing.assert_array_equal(colorize(grey[:1] / 2, digits[:1], np.array(["white"]))[0, :, 0, 0], [128] * 3)
+
+
+def check(cells) -> None:
+    images = cells.obsm["single_cell_images"]
+    assert images.dtype == np.uint8
+    assert images.shape[1:] == (3, 32, 32)
+    test = (cells.obs["split"] == "test").to_numpy()
+    assert (cells.obs["environment"].to_numpy()[test] == "white").all()
+    assert set(cells.obs["environment"][~test]) == {"red", "green"}
+    assert (images[test][:, 0] == images[test][:, 1]).all()
+    # the colour alone gives the digit away in training
+    brightest = images[~test].max((2, 3))
+    keys = pd.DataFrame(brightest).groupby(cells.obs["digit"].to_numpy()[~test], observed=True).mean()
+    assert len(keys.drop_duplicates()) == 10
+
+
+def test_colored_digits():
+    cells = colored_digits()
+    check(cells)
+    assert cells.obs["split"].value_counts().to_dict() == {"train": 1100, "test": 400, "validation": 297}
+    assert list(cells.var_names) == ["red", "green", "blue"]
+    other = colored_digits(seed=1)
+    assert not other.obs["split"].equals(cells.obs["split"])
+    assert np.array_equal(colored_digits().obsm["single_cell_images"], cells.obsm["single_cell_images"])
+
+
+def test_colored_mnist_of_the_real_files(shared):
+    cells = colored_mnist(shared / "mnist", n_train=500, n_test=200)
+    check(cells)
+    assert cells.obs["split"].value_counts().to_dict() == {"train": 400, "test": 200, "validation": 100}
+    with pytest.raises(ValueError, match="There are 60,000 train digits, 70,000 were asked for"):
+        colored_mnist(shared / "mnist", n_train=70_000)
+
+
+def test_the_official_checksums_are_those_of_the_real_files(shared):
+    import hashlib
+
+    for name, checksum in _MNIST.items():
+        assert checksum == "md5:" + hashlib.md5((shared / "mnist" / name).read_bytes()).hexdigest()
+
+
+def write_idx(path, array: np.ndarray) -> None:
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
+
+
+def test_small_files_in_the_official_layout(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (50, 28, 28)).astype("uint8"), np.arange(50, dtype="uint8") % 10
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
+    np.testing.assert_array_equal(read_idx(tmp_path / "train-images-idx3-ubyte.gz"), images)
+    cells = colored_mnist(tmp_path)
+    check(cells)
+    assert cells.n_obs == 100
+
+
+def test_downloads_are_checked(tmp_path, monkeypatch):
+    """Without a path, each file goes through pooch with its checksum."""
+    import pooch
+
+    asked = []
+
+    class Files:
+        path = tmp_path
+
+        def fetch(self, name):
+            asked.append(name)
+
+    def create(path, base_url, registry, **kwargs):
+        assert registry == _MNIST
+        assert base_url.startswith("https://")
+        return Files()
+
+    monkeypatch.setattr(pooch, "create", create)
+    with pytest.raises(FileNotFoundError):
+        colored_mnist()
+    assert asked == list(_MNIST)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"lacks train-images-idx3-ubyte\.gz.*four official MNIST files"):
+        colored_mnist(tmp_path)
+    path = tmp_path / "x.gz"
+    write_idx(path, np.zeros((4, 28, 28), dtype="uint8"))
+    whole = path.read_bytes()
+    for broken in (b"text", whole[: len(whole) // 2], gzip.compress(gzip.decompress(whole)[:500])):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="is not a gzipped IDX file of bytes, or is truncated"):
+            read_idx(path)

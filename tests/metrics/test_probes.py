@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+from scbd.metrics import batch_probe, label_probe, predict_labels
+
+
+def blobs(n: int = 600, n_labels: int = 4, distance: float = 6.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(n_labels, size=n)
+    return rng.normal(size=(n, 8)) + distance * np.eye(8)[labels], np.array([f"w{i}" for i in labels])
+
+
+def test_labels_that_are_there_are_found():
+    scores = label_probe(*blobs())
+    assert set(scores) == {"f1", "auroc", "accuracy", "chance_f1"}
+    assert min(scores["f1"], scores["auroc"], scores["accuracy"]) > 0.99
+    assert 0.1 < scores["chance_f1"] < 0.4
+
+
+def test_labels_that_are_not_there_are_at_chance():
+    z, _ = blobs(4000)
+    labels = np.random.default_rng(1).integers(4, size=4000)
+    scores = label_probe(z, labels)
+    assert abs(scores["accuracy"] - 0.25) < 0.05
+    assert abs(scores["auroc"] - 0.5) < 0.05
+    assert abs(scores["f1"] - scores["chance_f1"]) < 0.08
+
+
+def test_single_cells_of_a_label_are_left_out():
+    z, labels = blobs()
+    labels = labels.astype(object)
+    labels[0] = "alone"
+    assert label_probe(z, labels)["accuracy"] > 0.99
+
+
+def test_subset_and_seed():
+    z, labels = blobs(distance=1.0)
+    assert label_probe(z, labels, seed=1) == label_probe(z, labels, seed=1)
+    assert label_probe(z, labels, seed=1) != label_probe(z, labels, seed=2)
+    assert label_probe(z, labels, max_cells=100) != label_probe(z, labels)
+
+
+@pytest.mark.parametrize("classifier", ["linear", "nearest_mean"])
+def test_predicting_other_cells(classifier):
+    z, labels = blobs()
+    new, truth = blobs(seed=1)
+    assert (predict_labels(z, labels, new, classifier=classifier) == truth).mean() > 0.99
+
+
+def test_nearest_mean_asks_for_the_embedding_as_it_is():
+    """A direction with little variance that a linear head still finds, drowned by noise in another."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(2, size=400)
+    z = np.stack([0.01 * labels + 0.001 * rng.normal(size=400), rng.normal(size=400)], axis=1)
+    assert (predict_labels(z, labels, z) == labels).mean() > 0.99
+    assert (predict_labels(z, labels, z, classifier="nearest_mean") == labels).mean() < 0.7
+
+
+def test_batch_probe_reads_a_table_and_crosses_columns():
+    z, wells = blobs()
+    adata = AnnData(obs=pd.DataFrame({"well": wells, "plate": ["a", "b"] * 300}, index=[str(i) for i in range(600)]))
+    adata.obsm["Z"] = z
+    assert batch_probe(adata, "Z", "well") == label_probe(z, wells)
+    assert batch_probe(adata, "Z", ["plate", "well"])["f1"] < 0.7
+    with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' \(its keys: Z\)"):
+        batch_probe(adata, "X_scbd_c", "well")
+    with pytest.raises(KeyError, match=r"obs has no 'plates' \(its keys: well, plate\)"):
+        batch_probe(adata, "Z", "plates")
+
+
+def test_bad_input_gets_a_sentence():
+    z, labels = blobs(40)
+    with pytest.raises(ValueError, match="40 embeddings and 39 labels"):
+        label_probe(z, labels[:39])
+    with pytest.raises(ValueError, match="at least two labels with two cells each"):
+        label_probe(z, ["a"] * 39 + ["b"])
+    with pytest.raises(ValueError, match="at least two different labels"):
+        predict_labels(z, ["a"] * 40, z)
+    with pytest.raises(ValueError, match="classifier='tree' is not known"):
+        predict_labels(z, labels, z, classifier="tree")  # type: ignore[arg-type]
+    z[3] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinite values in 1 of"):
+        predict_labels(z, labels, z)

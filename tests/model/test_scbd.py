@@ -1,0 +1,490 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import scvi
+import torch
+from conftest import make_cells
+from torch import nn
+
+import scbd
+from scbd import SCBDModel
+from scbd.data import Split, open_screen
+
+# a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+
+QUICK = {"max_steps": 6, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+
+
+def make_model(cells=None, **kwargs) -> SCBDModel:
+    cells = make_cells() if cells is None else cells
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    return SCBDModel(cells, **{"encoder": "small", "n_latent": 6, **kwargs})
+
+
+def weights(model: SCBDModel) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.module.state_dict().items()}
+
+
+def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.fixture(scope="module")
+def trained() -> SCBDModel:
+    model = make_model()
+    model.train(**QUICK | {"max_steps": 12})
+    return model
+
+
+def test_the_five_lines(trained):
+    z_c, z_s = trained.get_latent_representation(), trained.get_latent_representation(block="s")
+    assert z_c.shape == z_s.shape == (96, 6)
+    assert z_c.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(z_c, axis=1), 1, rtol=1e-5)
+    assert not np.allclose(z_c, z_s)
+    assert trained.get_latent_representation(representation="intermediate").shape == (96, 256)
+
+
+def test_training_learns_both_blocks():
+    cells = make_cells(200)
+    model = make_model(cells, alpha=0.0)
+    model.train(**QUICK | {"max_steps": 60, "lr": 2e-3, "batch_size": 100})
+    truth = {"c": cells.obs["gene"], "s": cells.obs["well"]}
+    for block, label in truth.items():
+        predicted = scbd.metrics.predict_labels(
+            model.get_latent_representation(block=block), label, model.get_latent_representation(block=block),
+            classifier="nearest_mean",
+        )
+        assert (predicted == label).mean() > 0.9
+
+
+def test_history_has_one_frame_a_metric(trained):
+    names = {"loss", "supervised_c", "supervised_s", "invariance_c"}
+    expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
+    assert set(trained.history) == expected | {"z_c_spread", "z_c_effective_rank"}
+    for name, frame in trained.history.items():
+        assert list(frame.columns) == [name]
+        assert frame.index.name == "step"
+        assert frame.index.is_monotonic_increasing
+        assert frame.index[-1] == 12
+        assert np.isfinite(frame.to_numpy(dtype=float)).all()
+
+
+def test_split_indices_are_disjoint_and_stratified(trained):
+    train, validation, test = trained.train_indices, trained.validation_indices, trained.test_indices
+    assert sorted(np.concatenate([train, validation, test])) == list(range(96))
+    assert 80 <= len(train) <= 92
+    assert len(test) == 0
+
+
+def test_setup_changes_nothing_but_uns(cells):
+    obs, obsm = cells.obs.copy(), list(cells.obsm)
+    make_model(cells)
+    pd.testing.assert_frame_equal(cells.obs, obs)
+    assert list(cells.obsm) == obsm
+
+
+def test_e_key_may_be_a_list(cells):
+    SCBDModel.setup_anndata(cells, "gene", ["plate", "well"])
+    model = SCBDModel(cells, encoder="small", n_latent=4)
+    assert model.summary_stats["n_e"] == 3
+    model.train(**QUICK)
+    assert "plate × well" in repr(model)
+
+
+def test_validation_rows_move_nothing(cells):
+    """Statistics and weights come from training cells alone."""
+    split = Split(train=np.arange(60), validation=np.arange(60, 96))
+    one = make_model(cells)
+    one.train(**QUICK, split=split, load_best=False)
+    other = make_cells()
+    other.obsm["single_cell_images"][60:] = 255 - other.obsm["single_cell_images"][60:]
+    two = make_model(other)
+    two.train(**QUICK, split=split, load_best=False)
+    assert_same(weights(one), weights(two))
+
+
+def test_training_twice_is_the_same(cells):
+    runs = []
+    for _ in range(2):
+        model = make_model(make_cells(), augment=True)
+        model.train(**QUICK)
+        runs.append(weights(model))
+    assert_same(*runs)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    whole = make_model(augment=True)
+    whole.train(**QUICK | {"max_steps": 12}, validate_every=4, load_best=False, checkpoint_dir=tmp_path / "whole")
+    part = make_model(augment=True)
+    part.train(**QUICK | {"max_steps": 7}, validate_every=4, load_best=False, checkpoint_dir=tmp_path / "part")
+    again = make_model(augment=True)
+    again.module.content.projection[0].weight.data.zero_()  # whatever it holds, the checkpoint replaces
+    again.train(
+        **QUICK | {"max_steps": 12}, validate_every=4, load_best=False, checkpoint_dir=tmp_path / "part", ckpt_path="last"
+    )
+    assert_same(weights(whole), weights(again))
+    frames = [pd.read_csv(tmp_path / run / "history.csv", index_col="step") for run in ("whole", "part")]
+    losses = [frame["validation_loss"].dropna() for frame in frames]
+    assert list(losses[0].index) == [4, 8, 12]
+    np.testing.assert_allclose(losses[0].loc[losses[1].index], losses[1], rtol=1e-6)
+    assert losses[1].index[-1] == 12
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
+    from lightning.pytorch.callbacks import Callback
+
+    class PressCtrlC(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    model = make_model()
+    with pytest.raises(KeyboardInterrupt):
+        model.train(
+            **QUICK | {"max_steps": 9}, checkpoint_dir=tmp_path, validate_every=9, callbacks=[PressCtrlC()], load_best=False
+        )
+    assert signal.getsignal(signal.SIGINT) is before
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 4
+    resumed, whole = make_model(), make_model()
+    resumed.train(
+        **QUICK | {"max_steps": 9}, checkpoint_dir=tmp_path, validate_every=9, ckpt_path="last", load_best=False
+    )
+    whole.train(**QUICK | {"max_steps": 9}, validate_every=9, load_best=False)
+    assert_same(weights(resumed), weights(whole))
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path):
+    make_model().train(**QUICK, checkpoint_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 1.0 → 2"):
+        make_model(alpha=2).train(**QUICK | {"batch_size": 12}, checkpoint_dir=tmp_path, ckpt_path="last")
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
+        make_model().train(**QUICK, checkpoint_dir=tmp_path / "other", ckpt_path="last")
+    with pytest.raises(ValueError, match="ckpt_path='last' needs the checkpoint_dir"):
+        make_model().train(**QUICK, ckpt_path="last")
+
+
+def test_the_best_weights_are_kept(tmp_path):
+    """A learning rate that ruins the model after the first validation: the first weights must come back."""
+    model = make_model()
+    model.train(**QUICK | {"max_steps": 12, "lr": 3.0}, validate_every=1, checkpoint_dir=tmp_path)
+    losses = model.history["validation_loss"].iloc[:, 0].astype(float)
+    best = torch.load(tmp_path / "best.ckpt", weights_only=False)
+    assert best["global_step"] == losses.idxmin()
+    assert losses.min() < losses.iloc[-1]
+    kept = {name.removeprefix("module."): value for name, value in best["state_dict"].items()}
+    assert_same(weights(model), kept)
+
+
+def test_early_stopping_stops():
+    model = make_model()
+    model.train(**QUICK | {"max_steps": 50, "lr": 3.0}, validate_every=1, early_stopping=True, early_stopping_patience=2)
+    assert model.trainer.global_step < 10
+
+
+def test_a_second_training_goes_on_in_training_mode(trained):
+    model = make_model()
+    model.train(**QUICK)
+    tracked = int(model.module.content.encoder[1].num_batches_tracked)
+    model.train(**QUICK, load_best=False)
+    assert int(model.module.content.encoder[1].num_batches_tracked) == tracked + 6
+    assert not model.module.training
+    assert model.history["train_loss"].index[-1] == 12
+    assert model.training_settings_["steps"] == 12
+
+
+def test_epochs_and_default_length():
+    model = make_model(make_cells(60))
+    model.train(max_epochs=3, batch_size=20, enable_progress_bar=False, accelerator="cpu")
+    assert model.trainer.global_step == 3 * 2
+
+
+def test_alpha_warms_up():
+    model = make_model(alpha=100.0)
+    model.train(**QUICK | {"max_steps": 4}, validate_every=1, plan_kwargs={"n_steps_alpha_warmup": 2}, load_best=False)
+    h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
+    weight = (h["train_loss"] - h["train_supervised_c"] - h["train_supervised_s"]) / h["train_invariance_c"]
+    np.testing.assert_allclose(weight, [0, 50, 100, 100], atol=1e-2)
+
+
+def test_the_pair_as_style_target(cells):
+    model = make_model(cells, style_target="ye", n_latent=8)
+    images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    losses = model.module(images, y, e)
+    z_s = model.module.style(model.module.preprocess(images))
+    expected = scbd.nn.supervised_contrastive_loss(z_s, 3 * y + e)
+    assert len((3 * y + e).unique()) == 12
+    torch.testing.assert_close(losses["supervised_s"], expected)
+
+
+def test_new_cells_need_no_labels(trained):
+    new = make_cells(10, seed=5)
+    expected = trained.get_latent_representation(new)
+    new.obs = new.obs.drop(columns=["gene", "well"])
+    np.testing.assert_array_equal(trained.get_latent_representation(new), expected)
+    new.obs["well"] = "never seen"
+    np.testing.assert_array_equal(trained.get_latent_representation(new), expected)
+    assert not new.uns  # not even set up
+
+
+def test_indices_are_embedded_in_the_order_asked_for(trained):
+    whole = trained.get_latent_representation(batch_size=7)
+    rows = [5, 90, 5, 0, -1]
+    np.testing.assert_allclose(trained.get_latent_representation(indices=rows), whole[rows], rtol=1e-5, atol=1e-6)
+    mask = np.arange(96) % 3 == 0
+    np.testing.assert_allclose(trained.get_latent_representation(indices=mask), whole[mask], rtol=1e-5, atol=1e-6)
+    assert trained.get_latent_representation(indices=[]).shape == (0, 6)
+    view = trained.adata[10:20]
+    np.testing.assert_allclose(trained.get_latent_representation(view), whole[10:20], rtol=1e-5, atol=1e-6)
+    for bad, said in (([0, 96], "reach from 0 to 96, there are 96"), (mask[:5], "length 5"), ([0.5], "row numbers")):
+        with pytest.raises(ValueError, match=said):
+            trained.get_latent_representation(indices=bad)
+
+
+def test_out(trained, tmp_path):
+    whole = trained.get_latent_representation()
+    mine = np.zeros((96, 6), dtype=np.float32)
+    assert trained.get_latent_representation(out=mine) is mine
+    np.testing.assert_array_equal(mine, whole)
+    mapped = trained.get_latent_representation(out=tmp_path / "new" / "z.npy", enable_progress_bar=True)
+    np.testing.assert_array_equal(mapped, whole)
+    np.testing.assert_array_equal(np.load(tmp_path / "new" / "z.npy"), whole)
+    assert os.listdir(tmp_path / "new") == ["z.npy"]
+    with pytest.raises(ValueError, match=r"out has shape \(3, 6\), the embedding has shape \(96, 6\)"):
+        trained.get_latent_representation(out=mine[:3])
+    with pytest.raises(ValueError, match=r"the path of an \.npy file"):
+        trained.get_latent_representation(out=tmp_path / "z.csv")
+
+
+def test_a_broken_embedding_leaves_nothing_behind(trained, tmp_path, monkeypatch):
+    def breaks(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(trained.module, "embed", breaks)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trained.get_latent_representation(out=tmp_path / "z.npy")
+    assert os.listdir(tmp_path) == []
+
+
+def test_memory_mapped_cells_train_like_those_in_memory(tmp_path):
+    cells = make_cells()
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    runs = []
+    for table in (cells, open_screen(tmp_path / "cells.h5ad")):
+        model = make_model(table)
+        model.train(**QUICK)
+        runs.append(weights(model))
+    assert_same(*runs)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
+def test_all_image_types_train(dtype):
+    model = make_model(make_cells(dtype=dtype), image_size=12)
+    model.train(**QUICK | {"max_steps": 2})
+    assert np.isfinite(model.get_latent_representation()).all()
+
+
+def test_any_module_is_an_encoder(tmp_path):
+    mine = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32, 10))
+    model = make_model(encoder=mine)
+    model.train(**QUICK)
+    assert model.get_latent_representation(representation="intermediate").shape == (96, 10)
+    assert "Sequential" in repr(model)
+    model.save(tmp_path / "model")
+    loaded = SCBDModel.load(tmp_path / "model", model.adata)
+    np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
+
+
+def test_save_and_load(trained, tmp_path):
+    expected = trained.get_latent_representation()
+    trained.save(tmp_path / "model", save_anndata=True)
+    assert sorted(os.listdir(tmp_path / "model")) == ["adata.h5ad", "model.pt"]
+    assert os.listdir(tmp_path) == ["model"]
+    for adata in (None, make_cells()):
+        loaded = SCBDModel.load(tmp_path / "model", adata)
+        np.testing.assert_array_equal(loaded.get_latent_representation(), expected)
+    assert loaded.is_trained
+    assert loaded.history["train_loss"].equals(trained.history["train_loss"])
+    assert loaded.health == trained.health
+    assert repr(loaded) == repr(trained)
+    loaded.train(**QUICK)  # a loaded model trains on, in training mode
+    assert not np.array_equal(loaded.get_latent_representation(), expected)
+
+
+def test_load_without_data(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    model = SCBDModel.load(tmp_path / "model", adata=False)
+    new = make_cells(7, seed=3)
+    np.testing.assert_array_equal(model.get_latent_representation(new), trained.get_latent_representation(new))
+    assert "no data attached" in repr(model)
+    with pytest.raises(ValueError, match="loaded without data: pass adata"):
+        model.get_latent_representation()
+    model.save(tmp_path / "again")
+    again = SCBDModel.load(tmp_path / "again")
+    np.testing.assert_array_equal(again.get_latent_representation(new), model.get_latent_representation(new))
+
+
+def test_load_with_cells_that_have_no_labels_or_new_ones(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    new = make_cells(7, seed=3)
+    expected = trained.get_latent_representation(new)
+    bare = new.copy()
+    bare.obs = bare.obs[[]]
+    np.testing.assert_array_equal(SCBDModel.load(tmp_path / "model", bare).get_latent_representation(), expected)
+    new.obs["well"] = ["well_8", "well_9", *["well_0"] * 5]
+    loaded = SCBDModel.load(tmp_path / "model", new)
+    np.testing.assert_array_equal(loaded.get_latent_representation(), expected)
+    assert loaded.summary_stats["n_e"] == 5
+
+
+def test_saving_over_a_model(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    with pytest.raises(FileExistsError, match="already exists: choose another directory, or pass overwrite=True"):
+        trained.save(tmp_path / "model")
+    trained.save(tmp_path / "model", overwrite=True)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_files_that_are_no_saved_model(trained, tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no saved model at"):
+        SCBDModel.load(tmp_path / "nothing")
+    path = tmp_path / "model" / "model.pt"
+    trained.save(tmp_path / "model")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is no saved scbd model, or is truncated"):
+        SCBDModel.load(tmp_path / "model")
+    torch.save({"weights": 1}, path)
+    with pytest.raises(ValueError, match="is no saved scbd model"):
+        SCBDModel.load(tmp_path / "model")
+    path.write_bytes(whole)
+    saved = torch.load(path, weights_only=False)
+    saved["attr_dict"]["format_"] = 99
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"saved by a newer scbd \(format 99, this one reads 1\): upgrade"):
+        SCBDModel.load(tmp_path / "model")
+    saved["attr_dict"]["registry_"]["model_name"] = "IVAEModel"
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"holds a IVAEModel, not a SCBDModel: load it with IVAEModel\.load"):
+        SCBDModel.load(tmp_path / "model")
+
+
+def test_summary_tells_the_next_step(trained):
+    said = repr(trained)
+    for part in ("96 cells", "4 perturbations (gene)", "3 environments (well)", "2 × 16 × 16 uint8", "alpha 1", "12 steps"):
+        assert part in said
+    assert "not trained: call train()" in repr(make_model())
+
+
+def test_a_collapsed_embedding_warns():
+    model = make_model(alpha=1e4, encoder="small")
+    with pytest.warns(UserWarning, match=r"z_c has collapsed to a point .*Lower alpha \(now 10000\)"):
+        model.train(**QUICK | {"max_steps": 60, "lr": 3e-3, "batch_size": 48}, load_best=False)
+    assert model.health["collapsed"] == 1
+    assert model.health["spread"] < 0.05
+    assert "COLLAPSED" in repr(model)
+
+
+def test_a_living_embedding_does_not_warn():
+    model = make_model(alpha=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(**QUICK | {"max_steps": 40, "lr": 1e-3})
+    assert model.health["collapsed"] == 0
+    assert 0.5 < model.health["spread"] <= 1
+    assert 1.5 <= model.health["effective_rank"] <= 6
+    assert model.health["supervised_c"] < model.health["ceiling"]
+    assert "alive" in repr(model)
+
+
+def test_confounded_labels_warn_with_the_table(cells):
+    cells.obs["site"] = np.where(cells.obs["gene"] == "gene_0", "alone", "together")
+    with pytest.warns(UserWarning, match="confounded") as caught:
+        SCBDModel.setup_anndata(cells, "gene", "site")
+    said = str(caught[0].message)
+    assert "1 of 2 environments were seen with one perturbation only" in said
+    assert "4 of 4 perturbations were seen in one environment only" in said
+    assert "alone" in said and "gene_0" in said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SCBDModel.setup_anndata(make_cells(), "gene", "well")
+
+
+def test_single_cells_of_a_perturbation_are_named(caplog):
+    cells = make_cells()
+    cells.obs["gene"] = cells.obs["gene"].cat.add_categories("lonely")
+    cells.obs.loc["cell_7", "gene"] = "lonely"
+    with pytest.warns(UserWarning, match="1 of 5 perturbations were seen in one environment only"):
+        model = make_model(cells)
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        model.train(**QUICK | {"max_steps": 2}, train_size=1.0)
+    assert "1 perturbations have a single training cell (lonely)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"batch_size": 200}, "batch_size=200 is larger than the 85 cells"),
+        ({"max_epochs": 2}, "max_steps or max_epochs, not both"),
+        ({"max_steps": 0}, "train for at least one step"),
+        ({"split": "fold"}, "no column 'fold' to split by"),
+        ({"train_size": 1.0, "early_stopping": True}, "there are no validation cells"),
+    ],
+)
+def test_bad_training_settings_are_said_before_any_work(kwargs, said):
+    model = make_model()
+    before = weights(model)
+    with pytest.raises((ValueError, KeyError), match=said):
+        model.train(**QUICK | kwargs)
+    after = weights(model)
+    assert_same({k: before[k] for k in before if "weight" in k}, {k: after[k] for k in after if "weight" in k})
+    assert not model.is_trained
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"alpha": -1}, "alpha weighs the invariance loss and cannot be negative"),
+        ({"style_target": "y"}, "style_target='y' is not known"),
+        ({"encoder": "vgg"}, "There is no encoder 'vgg'"),
+    ],
+)
+def test_bad_model_settings(kwargs, said):
+    with pytest.raises(ValueError, match=said):
+        make_model(**kwargs)
+
+
+def test_bad_requests_of_an_embedding(trained):
+    with pytest.raises(ValueError, match="block='z' is not known: use 'c' .perturbation. or 's'"):
+        trained.get_latent_representation(block="z")
+    with pytest.raises(ValueError, match="representation='r' is not known"):
+        trained.get_latent_representation(representation="r")
+    with pytest.raises(ValueError, match="holds 3 channels of uint8, the model was set up with 2"):
+        trained.get_latent_representation(make_cells(4, shape=(3, 16, 16)))
+    with pytest.raises(ValueError, match="holds images of 20 × 20 pixels, the model was trained on 16 × 16"):
+        trained.get_latent_representation(make_cells(4, shape=(2, 20, 20)))
+
+
+def test_a_model_that_resizes_takes_other_sizes():
+    model = make_model(image_size=12)
+    model.train(**QUICK | {"max_steps": 2})
+    assert model.get_latent_representation(make_cells(4, shape=(2, 20, 20))).shape == (4, 6)
+
+
+def test_an_untrained_model_warns():
+    with pytest.warns(UserWarning, match="untrained"):
+        make_model().get_latent_representation()

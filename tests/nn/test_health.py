@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from scbd.nn import effective_rank, spread
+
+
+def test_a_point():
+    z = F.normalize(torch.ones(50, 8), dim=1)
+    assert spread(z) == pytest.approx(0, abs=1e-12)
+    assert effective_rank(z) == 0
+
+
+def test_equal_axes_use_all_directions():
+    z = torch.cat([torch.eye(6), -torch.eye(6)])
+    assert spread(z) == pytest.approx(1)
+    assert effective_rank(z) == pytest.approx(6)
+
+
+def test_a_line_has_rank_one():
+    angles = torch.linspace(0, 1e-3, 40)
+    z = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
+    assert effective_rank(z) == pytest.approx(1, abs=1e-3)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scbd.nn import Preprocess, random_orientation
+
+
+@pytest.mark.parametrize(
+    ("dtype", "intensity", "expected"),
+    [
+        ("uint8", "auto", lambda x: x / 255),
+        ("uint16", "auto", np.arcsinh),
+        ("uint16", "scale", lambda x: x / 65535),
+        ("float32", "auto", lambda x: x),
+        ("float16", "none", lambda x: x),
+        ("uint8", "arcsinh", np.arcsinh),
+    ],
+)
+def test_intensity(dtype, intensity, expected):
+    images = np.random.default_rng(0).integers(0, 200, (3, 2, 5, 5)).astype(dtype)
+    ours = Preprocess((2, 5, 5), dtype, intensity=intensity, standardize=False)(torch.from_numpy(images))
+    assert ours.dtype == torch.float32
+    np.testing.assert_allclose(ours.numpy(), expected(images.astype(np.float64)), rtol=1e-6)
+
+
+def test_statistics_are_those_of_all_pixels_and_are_saved():
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 5000, (30, 3, 8, 8)).astype("uint16"))
+    ours = Preprocess((3, 8, 8), "uint16")
+    assert not ours.fitted
+    ours.fit(images.view(torch.int16).view(torch.uint16)[i : i + 7] for i in range(0, 30, 7))
+    pixels = np.arcsinh(images.numpy().astype(np.float64))
+    np.testing.assert_allclose(ours.mean.flatten(), pixels.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(ours.sd.flatten(), pixels.std((0, 2, 3)), rtol=1e-6)
+    again = Preprocess((3, 8, 8), "uint16")
+    again.load_state_dict(ours.state_dict())
+    assert again.fitted
+    torch.testing.assert_close(again(images), ours(images))
+
+
+def test_an_empty_channel_stays_at_zero():
+    images = torch.zeros(4, 2, 6, 6, dtype=torch.uint8)
+    images[:, 0] = torch.arange(36).view(6, 6)
+    ours = Preprocess((2, 6, 6), "uint8")
+    ours.fit([images])
+    assert torch.equal(ours(images)[:, 1], torch.zeros(4, 6, 6))
+    assert ours(images)[:, 0].std() > 0.5
+
+
+def test_resizing_keeps_flat_images_flat_and_means():
+    images = torch.full((2, 1, 100, 80), 51, dtype=torch.uint8)
+    ours = Preprocess((1, 100, 80), "uint8", image_size=32, standardize=False)
+    torch.testing.assert_close(ours(images), torch.full((2, 1, 32, 32), 0.2))
+    ramp = torch.linspace(0, 250, 64).round().to(torch.uint8).expand(1, 1, 64, 64)
+    small = Preprocess((1, 64, 64), "uint8", image_size=16, standardize=False)(ramp)
+    assert float(small.mean()) == pytest.approx(float(ramp.float().mean()) / 255, abs=2e-3)
+
+
+def test_augmentation_only_in_training_and_reproducibly():
+    ours = Preprocess((1, 4, 4), "uint8", standardize=False, augment=True)
+    images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).repeat(64, 1, 1, 1)
+    turned = [ours(images, torch.Generator().manual_seed(3)) for _ in range(2)]
+    assert torch.equal(*turned)
+    assert not torch.equal(turned[0], ours(images, torch.Generator().manual_seed(4)))
+    assert torch.equal(ours.eval()(images), images / 255)
+
+
+@pytest.mark.parametrize(("shape", "n_orientations"), [((4, 4), 8), ((4, 6), 4)])
+def test_all_orientations_occur_and_no_other(shape, n_orientations):
+    image = torch.arange(shape[0] * shape[1]).float().view(1, 1, *shape)
+    found = {tuple(x.flatten().tolist()) for x in random_orientation(image.repeat(400, 1, 1, 1), torch.Generator().manual_seed(0))}
+    assert len(found) == n_orientations
+    square = image[0, 0]
+    if n_orientations == 8:
+        dihedral = {tuple(torch.rot90(y, k).flatten().tolist()) for y in (square, square.T) for k in range(4)}
+        assert found == dihedral
+
+
+def test_bad_input_gets_a_sentence():
+    with pytest.raises(ValueError, match="intensity='log' is not known: use one of auto, scale, arcsinh, none"):
+        Preprocess((1, 4, 4), "uint8", intensity="log")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="image_size must be a positive number"):
+        Preprocess((1, 4, 4), "uint8", image_size=0)
+    with pytest.raises(ValueError, match="given no images"):
+        Preprocess((1, 4, 4), "uint8").fit([])

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells
+
+from scbd import pl
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def test_umaps_of_both_blocks_by_each_label(cells):
+    rng = np.random.default_rng(0)
+    for block in "cs":
+        cells.obsm[f"X_scbd_{block}"] = rng.normal(size=(96, 4)).astype("float32")
+    axes = pl.umap_blocks(cells, ["gene", "well"])
+    assert axes.shape == (2, 2)
+    assert [ax.get_title() for ax in axes.flat] == ["z_c by gene", "z_c by well", "z_s by gene", "z_s by well"]
+    assert len(axes[0, 0].get_legend().get_texts()) == 4
+    points = axes[0, 0].collections[0].get_offsets()
+    assert len(points) == 96
+    np.testing.assert_array_equal(points, axes[0, 1].collections[0].get_offsets())
+
+
+def test_a_umap_that_is_there_is_drawn(cells):
+    cells.obsm["Z"] = np.zeros((96, 3))
+    cells.obsm["Z_umap"] = np.stack([np.arange(96), np.zeros(96)], axis=1)
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, max_cells=50).flat
+    drawn = ax.collections[0].get_offsets()[:, 0]
+    assert len(drawn) == 50
+    assert set(drawn) <= set(range(96))
+
+
+def test_many_labels_have_no_legend(cells):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.zeros((96, 2))
+    cells.obs["cell"] = cells.obs_names
+    (ax,) = pl.umap_blocks(cells, "cell", blocks={"mine": "Z"}).flat
+    assert ax.get_legend() is None
+
+
+def test_what_cannot_be_drawn(cells):
+    with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' to draw \(its keys: single_cell_images\)"):
+        pl.umap_blocks(cells, "gene")
+    with pytest.raises(ValueError, match="The history is empty: train the model first"):
+        pl.history({})
+    with pytest.raises(KeyError, match="obsm has no 'images' to draw"):
+        pl.cells(cells, image_key="images")
+
+
+def test_training_curves_and_the_line_of_a_point():
+    steps = pd.Index([1, 2, 3], name="step")
+    names = ["train_loss", "validation_loss", "train_supervised_c", "z_c_spread"]
+    history = {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
+    axes = pl.history(history, ceiling=5.5)
+    assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: a point)"]
+    assert [line.get_label() for line in axes[1].lines] == ["train", "a point"]
+    np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
+
+
+@pytest.mark.parametrize(("channels", "lines"), [(1, 1), (3, 1), (4, 4)])
+def test_cells(channels, lines):
+    axes = pl.cells(make_cells(12, shape=(channels, 16, 16)), label="gene", rows=[0, 5, 7])
+    assert axes.shape == (lines, 3)
+    assert all(ax.images[0].get_array().max() <= 1 for ax in axes.flat)
+    assert axes[0, 0].get_title().startswith("gene_")

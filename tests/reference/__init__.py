@@ -1,0 +1,1 @@
+"""Naive, obviously correct forms."""

@@ -1,0 +1,64 @@
+"""The losses written as double loops over the formulas, and the paper's listing as it is printed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def log_probabilities(z: Tensor, temperature: float, include_self: bool) -> list[list[Tensor]]:
+    """log P_ij for every pair, one exponential at a time."""
+    n = len(z)
+    rows = []
+    for i in range(n):
+        others = [a for a in range(n) if include_self or a != i]
+        total = sum(torch.exp(z[i] @ z[a] / temperature) for a in others)
+        rows.append([z[i] @ z[j] / temperature - torch.log(total) for j in range(n)])
+    return rows
+
+
+def supervised(z: Tensor, labels: Tensor, temperature: float, include_self: bool) -> list[Tensor]:
+    """Loss of each anchor."""
+    log_p = log_probabilities(z, temperature, include_self)
+    per_anchor = []
+    for i in range(len(z)):
+        positives = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
+        terms = [log_p[i][j] for j in positives]
+        per_anchor.append(-sum(terms) / len(terms) if terms else z[i].sum() * 0)
+    return per_anchor
+
+
+def invariance(z: Tensor, e: Tensor, temperature: float, include_self: bool, reduction: str) -> Tensor:
+    """The four forms."""
+    log_p = log_probabilities(z, temperature, include_self)
+    n = len(z)
+    total = z.sum() * 0
+    for i in range(n):
+        own = [log_p[i][j] for j in range(n) if j != i and e[j] == e[i]]
+        other = [log_p[i][j] for j in range(n) if e[j] != e[i]]
+        if reduction in ("listing", "formula"):
+            total = total + abs(sum(own, start=z.sum() * 0) - sum(other, start=z.sum() * 0))
+        elif own and other and reduction == "mean":
+            total = total + abs(sum(own) / len(own) - sum(other) / len(other))
+        elif own and other and reduction == "mass":
+            inside, outside = sum(map(torch.exp, own)), sum(map(torch.exp, other))
+            total = total + abs(torch.log(inside) - torch.log(outside) - math.log(len(own) / len(other)))
+    return {"formula": total, "listing": total / n**2}.get(reduction, total / n)
+
+
+def listing_supervised(z: Tensor, u: Tensor, temperature: float) -> Tensor:
+    """The printed listing (paper, appendix B), step for step, in the dtype of z."""
+    positive = (u[:, None] == u[None, :]).to(z.dtype) * (1 - torch.eye(len(z), dtype=z.dtype))
+    p = positive / positive.sum(1, keepdim=True).clamp(min=1)
+    return F.cross_entropy(F.log_softmax(z @ z.T / temperature, dim=1), p)
+
+
+def listing_invariance(z: Tensor, e: Tensor, temperature: float) -> Tensor:
+    """The printed listing (paper, appendix B), step for step, in the dtype of z."""
+    same = (e[:, None] == e[None, :]).to(z.dtype)
+    other, own = 1 - same, same * (1 - torch.eye(len(z), dtype=z.dtype))
+    q = F.log_softmax(z @ z.T / temperature, dim=1)
+    return ((q * own).mean(1) - (q * other).mean(1)).abs().mean()
