@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors of the user's become one sentence and exit code 2."""
     arguments = _parser().parse_args(argv)
-    warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {message}\n"  # type: ignore[assignment]
+    warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {message}\n"
     try:
         return arguments.command(arguments)
     except (FileNotFoundError, FileExistsError, KeyError, TypeError, ValueError) as error:
@@ -36,9 +36,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     show = argparse.ArgumentDefaultsHelpFormatter
 
-    demo = commands.add_parser("demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=show)
+    demo = commands.add_parser(
+        "demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=show
+    )
     demo.add_argument("--out", type=Path, default=Path("results/demo"), help="directory for table and pictures")
-    demo.add_argument("--alpha", type=float, default=10.0, help="weight of the invariance loss")
+    demo.add_argument("--alpha", type=float, default=20.0, help="weight of the invariance loss")
     demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
     demo.add_argument("--seed", type=int, default=0, help="seed of everything")
     demo.set_defaults(command=_demo)
@@ -56,19 +58,27 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--alpha", type=float, default=1.0, help="weight of the invariance loss")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
     model.add_argument("--style-target", choices=["e", "ye"], default="e", help="what z_s is clustered by")
-    model.add_argument("--invariance", choices=["listing", "formula", "mean", "mass"], default="listing", help="form of the loss")
+    model.add_argument(
+        "--invariance", choices=["listing", "formula", "mean", "mass"], default="listing", help="form of the loss"
+    )
     model.add_argument("--image-size", type=int, help="resize to this many pixels a side")
-    model.add_argument("--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels")
+    model.add_argument(
+        "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
+    )
     model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
     train = run.add_argument_group("training")
     length = train.add_mutually_exclusive_group()
     length.add_argument("--max-steps", type=int, help="updates")
     length.add_argument("--max-epochs", type=int, help="passes over the training cells")
     train.add_argument("--batch-size", type=int, help="cells a batch (2,048, or all if fewer)")
-    train.add_argument("--perturbations-per-batch", type=_count_or_auto, default="auto", help="number, 'auto' or 'none'")
+    train.add_argument(
+        "--perturbations-per-batch", type=_count_or_auto, default="auto", help="number, 'auto' or 'none'"
+    )
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate")
     train.add_argument("--weight-decay", type=float, default=0.01, help="weight decay")
-    train.add_argument("--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0")
+    train.add_argument(
+        "--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0"
+    )
     train.add_argument("--split", help="obs column with train, validation, test; stratified at random without it")
     train.add_argument("--early-stopping", action="store_true", help="stop when the validation loss stops falling")
     train.add_argument("--accelerator", default="auto", help="cpu, gpu, mps or auto")
@@ -84,9 +94,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     table = demo(arguments.out, alpha=arguments.alpha, seed=arguments.seed, max_steps=arguments.max_steps)
     _print(table)
     print(
-        "\nColour gives the digit away in training and is missing from white digits. r_c: linear head; z_c: nearest class\n"
-        "mean; e: accuracy of the environment (chance 0.5). z_c stands for something only where its supervised loss is\n"
-        "below that of a point (ceiling), and r_c only where it beats the random encoder.\n"
+        "\nColour gives the digit away in training and is missing from white digits. r_c: linear head; z_c: nearest\n"
+        "class mean; e: accuracy of the environment (chance 0.5). z_c stands for something only where its supervised\n"
+        "loss is below that of a point (ceiling), and r_c only where it beats the random encoder.\n"
         f"Table, pictures and model: {arguments.out}/"
     )
     return 0
@@ -96,9 +106,19 @@ def _run(arguments: argparse.Namespace) -> int:
     from scbd.data import open_screen
     from scbd.experiments import run
 
-    model = ("encoder", "n_latent", "alpha", "temperature", "style_target", "invariance", "image_size", "intensity", "augment")
-    train = ("max_steps", "max_epochs", "batch_size", "perturbations_per_batch", "lr", "weight_decay", "split")
-    train += ("early_stopping", "accelerator", "precision")
+    model = (
+        "encoder",
+        "n_latent",
+        "alpha",
+        "temperature",
+        "style_target",
+        "invariance",
+        "image_size",
+        "intensity",
+        "augment",
+    )
+    train = ["max_steps", "max_epochs", "batch_size", "perturbations_per_batch", "lr", "weight_decay", "split"]
+    train += ["early_stopping", "accelerator", "precision"]
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
     table = run(
         open_screen(arguments.cells, image_key=arguments.image_key),

@@ -38,7 +38,9 @@ def test_new_images_are_held_to_the_registered_ones(cells, other, said):
 
 
 def test_missing_and_bad_images(cells):
-    with pytest.raises(KeyError, match=r"obsm has no 'single_cell_image' .*Did you mean 'single_cell_images'\?.*image_key"):
+    with pytest.raises(
+        KeyError, match=r"obsm has no 'single_cell_image' .*Did you mean 'single_cell_images'\?.*image_key"
+    ):
         ImageField("image", "single_cell_image").register_field(cells)
     bad = make_cells(20, dtype="float32")
     bad.obsm["single_cell_images"][[3, 11]] = np.nan
@@ -95,4 +97,5 @@ def test_bad_labels_get_a_sentence(cells):
 def test_fields_can_be_shown(cells):
     for field in (ImageField("image", "single_cell_images"), LabelField("e", ["plate", "well"])):
         table = field.view_state_registry(field.register_field(cells))
+        assert table is not None
         assert table.row_count == 1

@@ -52,9 +52,7 @@ def test_ranks_share_each_batch():
         next(both(world_size=5))
 
 
-@given(
-    st.lists(st.integers(1, 30), min_size=2, max_size=15), st.integers(2, 40), st.integers(1, 20), st.integers(0, 9)
-)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=15), st.integers(2, 40), st.integers(1, 20), st.integers(0, 9))
 def test_perturbation_batches_hold_distinct_cells_and_k_of_each(sizes, batch_size, per_batch, seed):
     labels = np.repeat(np.arange(len(sizes)) * 7, sizes)
     rows = np.arange(len(labels)) + 5
@@ -85,7 +83,9 @@ def test_perturbations_are_drawn_as_numpy_draws_without_replacement():
     ours = np.bincount(np.concatenate([np.unique(labels[batch]) for batch in sampler]), minlength=5) / 4000
     rng = np.random.default_rng(0)
     p = sizes / sizes.sum()
-    theirs = np.bincount(np.concatenate([rng.choice(5, 2, replace=False, p=p) for _ in range(20000)]), minlength=5) / 20000
+    theirs = (
+        np.bincount(np.concatenate([rng.choice(5, 2, replace=False, p=p) for _ in range(20000)]), minlength=5) / 20000
+    )
     np.testing.assert_allclose(ours, theirs, atol=0.03)
 
 

@@ -95,8 +95,10 @@ def test_downloads_are_checked(tmp_path, monkeypatch):
         return Files()
 
     monkeypatch.setattr(pooch, "create", create)
-    with pytest.raises(FileNotFoundError):
-        colored_mnist()
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", np.zeros((5, 28, 28), dtype="uint8"))
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.arange(5, dtype="uint8"))
+    assert colored_mnist().n_obs == 10
     assert asked == list(_MNIST)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,7 @@ from scipy.spatial.distance import pdist, squareform
 
 from scbd.datasets import simulated_screen
 
-SMALL = {"n_complexes": 3, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 4, "image_size": 32}
+SMALL: dict[str, Any] = {"n_complexes": 3, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 4, "image_size": 32}
 
 
 def test_layout(tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import anndata
 import numpy as np
@@ -13,12 +14,12 @@ from scbd import SCBDModel
 from scbd.experiments import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
-MODEL = {"encoder": "small", "n_latent": 6}
-TRAIN = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
+TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
 
 def test_everything_is_written(tmp_path):
-    cells = make_cells()
+    cells = make_cells(300)
     out = tmp_path / "new" / "run"
     table = run(cells, y_key="gene", e_key=["plate", "well"], out=out, model_kwargs=MODEL, train_kwargs=TRAIN)
     names = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png"
@@ -27,7 +28,7 @@ def test_everything_is_written(tmp_path):
     written = anndata.read_h5ad(out / "cells.h5ad")
     expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50, "X_scbd_c_umap": 2, "X_scbd_s_umap": 2}
     assert {key: value.shape[1] for key, value in written.obsm.items()} == expected
-    model = SCBDModel.load(out / "model", make_cells())
+    model = SCBDModel.load(out / "model", make_cells(300))
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
     pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
@@ -38,7 +39,12 @@ def test_everything_is_written(tmp_path):
     settings = json.loads((out / "settings.json").read_text())
     assert settings["model"]["encoder"] == "small"
     assert settings["training"]["steps"] == 4
-    assert settings["data"] == {"y_key": "gene", "e_key": ["plate", "well"], "image_key": "single_cell_images", "n_cells": 96}
+    assert settings["data"] == {
+        "y_key": "gene",
+        "e_key": ["plate", "well"],
+        "image_key": "single_cell_images",
+        "n_cells": 300,
+    }
     assert pd.read_csv(out / "history.csv", index_col="step").index[-1] == 4
 
 
@@ -53,14 +59,21 @@ def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
     with pytest.raises(KeyError, match="obs has no 'genes'"):
         run(make_cells(), y_key="genes", e_key="well", out=tmp_path / "run")
     with pytest.raises(ValueError, match="batch_size=500 is larger"):
-        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL, train_kwargs={"batch_size": 500})
+        run(
+            make_cells(),
+            y_key="gene",
+            e_key="well",
+            out=tmp_path / "run",
+            model_kwargs=MODEL,
+            train_kwargs={"batch_size": 500},
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     """Stopped after training, before anything else: resumed, it ends as if it had not been."""
     out = tmp_path / "run"
-    arguments = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    arguments: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
     with monkeypatch.context() as patch:
         patch.setattr(SCBDModel, "get_latent_representation", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):

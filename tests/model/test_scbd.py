@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from scbd.data import Split, open_screen
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
-QUICK = {"max_steps": 6, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
 
 def make_model(cells=None, **kwargs) -> SCBDModel:
@@ -64,7 +65,9 @@ def test_training_learns_both_blocks():
     truth = {"c": cells.obs["gene"], "s": cells.obs["well"]}
     for block, label in truth.items():
         predicted = scbd.metrics.predict_labels(
-            model.get_latent_representation(block=block), label, model.get_latent_representation(block=block),
+            model.get_latent_representation(block=block),
+            label,
+            model.get_latent_representation(block=block),
             classifier="nearest_mean",
         )
         assert (predicted == label).mean() > 0.9
@@ -133,7 +136,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     again = make_model(augment=True)
     again.module.content.projection[0].weight.data.zero_()  # whatever it holds, the checkpoint replaces
     again.train(
-        **QUICK | {"max_steps": 12}, validate_every=4, load_best=False, checkpoint_dir=tmp_path / "part", ckpt_path="last"
+        **QUICK | {"max_steps": 12},
+        validate_every=4,
+        load_best=False,
+        checkpoint_dir=tmp_path / "part",
+        ckpt_path="last",
     )
     assert_same(weights(whole), weights(again))
     frames = [pd.read_csv(tmp_path / run / "history.csv", index_col="step") for run in ("whole", "part")]
@@ -156,7 +163,11 @@ def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
     model = make_model()
     with pytest.raises(KeyboardInterrupt):
         model.train(
-            **QUICK | {"max_steps": 9}, checkpoint_dir=tmp_path, validate_every=9, callbacks=[PressCtrlC()], load_best=False
+            **QUICK | {"max_steps": 9},
+            checkpoint_dir=tmp_path,
+            validate_every=9,
+            callbacks=[PressCtrlC()],
+            load_best=False,
         )
     assert signal.getsignal(signal.SIGINT) is before
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 4
@@ -192,7 +203,9 @@ def test_the_best_weights_are_kept(tmp_path):
 
 def test_early_stopping_stops():
     model = make_model()
-    model.train(**QUICK | {"max_steps": 50, "lr": 3.0}, validate_every=1, early_stopping=True, early_stopping_patience=2)
+    model.train(
+        **QUICK | {"max_steps": 50, "lr": 3.0}, validate_every=1, early_stopping=True, early_stopping_patience=2
+    )
     assert model.trainer.global_step < 10
 
 
@@ -385,9 +398,16 @@ def test_files_that_are_no_saved_model(trained, tmp_path):
 
 def test_summary_tells_the_next_step(trained):
     said = repr(trained)
-    for part in ("96 cells", "4 perturbations (gene)", "3 environments (well)", "2 × 16 × 16 uint8", "alpha 1", "12 steps"):
+    for part in (
+        "96 cells",
+        "4 perturbations (gene)",
+        "3 environments (well)",
+        "2 × 16 × 16 uint8",
+        "alpha 1",
+        "12 steps",
+    ):
         assert part in said
-    assert "not trained: call train()" in repr(make_model())
+    assert "not trained\n  next      train()" in repr(make_model())
 
 
 def test_a_collapsed_embedding_warns():
@@ -432,7 +452,7 @@ def test_single_cells_of_a_perturbation_are_named(caplog):
         model = make_model(cells)
     with caplog.at_level(logging.WARNING, logger="scbd"):
         model.train(**QUICK | {"max_steps": 2}, train_size=1.0)
-    assert "1 perturbations have a single training cell (lonely)" in caplog.text
+    assert "1 of 5 perturbations have a single training cell (lonely)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from reference import losses as naive
 
 from scbd.nn import contrastive_ceiling, invariance_loss, supervised_contrastive_loss
 
+UNKNOWN: Any = "all"
 FORMS = ["listing", "formula", "mean", "mass"]
 
 
@@ -35,9 +37,8 @@ def test_supervised_equals_the_double_loop(batch, temperature, include_self):
     z, labels = batch
     expected = torch.stack(naive.supervised(z, labels, temperature, include_self))
     for reduction, value in (("mean", expected.mean()), ("sum", expected.sum())):
-        ours = supervised_contrastive_loss(
-            z, labels, temperature=temperature, include_self=include_self, reduction=reduction
-        )
+        kwargs: dict[str, Any] = {"temperature": temperature, "include_self": include_self, "reduction": reduction}
+        ours = supervised_contrastive_loss(z, labels, **kwargs)
         torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9)
 
 
@@ -79,6 +80,7 @@ def test_a_batch_of_one_environment_costs_nothing(reduction):
     loss = invariance_loss(z, torch.zeros(6, dtype=torch.long), reduction=reduction)
     loss.backward()
     assert loss == 0
+    assert z.grad is not None
     assert torch.equal(z.grad, torch.zeros_like(z))
 
 
@@ -93,6 +95,7 @@ def test_a_batch_of_one_environment_costs_what_the_listing_says():
 def test_an_environment_of_its_own_for_every_cell_has_finite_gradients(reduction):
     z = unit(6).requires_grad_()
     invariance_loss(z, torch.arange(6), reduction=reduction).backward()
+    assert z.grad is not None
     assert torch.isfinite(z.grad).all()
 
 
@@ -150,9 +153,12 @@ def test_float32_stays_close_to_float64():
         (lambda: supervised_contrastive_loss(unit(3), torch.zeros(2)), r"z must be \(B, D\) and labels \(B,\)"),
         (lambda: supervised_contrastive_loss(unit(1), torch.zeros(1)), "give it at least 2"),
         (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), temperature=0), "temperature must be positive"),
-        (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), reduction="all"), "use 'mean'"),
+        (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), reduction=UNKNOWN), "use 'mean'"),
         (lambda: invariance_loss(unit(3), torch.zeros(3, 1)), r"environments \(B,\)"),
-        (lambda: invariance_loss(unit(3), torch.zeros(3), reduction="sum"), "use one of listing, formula, mean, mass"),
+        (
+            lambda: invariance_loss(unit(3), torch.zeros(3), reduction=UNKNOWN),
+            "use one of listing, formula, mean, mass",
+        ),
     ],
 )
 def test_bad_input_gets_a_sentence(call, said):

@@ -69,7 +69,10 @@ def test_augmentation_only_in_training_and_reproducibly():
 @pytest.mark.parametrize(("shape", "n_orientations"), [((4, 4), 8), ((4, 6), 4)])
 def test_all_orientations_occur_and_no_other(shape, n_orientations):
     image = torch.arange(shape[0] * shape[1]).float().view(1, 1, *shape)
-    found = {tuple(x.flatten().tolist()) for x in random_orientation(image.repeat(400, 1, 1, 1), torch.Generator().manual_seed(0))}
+    found = {
+        tuple(x.flatten().tolist())
+        for x in random_orientation(image.repeat(400, 1, 1, 1), torch.Generator().manual_seed(0))
+    }
     assert len(found) == n_orientations
     square = image[0, 0]
     if n_orientations == 8:

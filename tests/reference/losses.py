@@ -15,7 +15,7 @@ def log_probabilities(z: Tensor, temperature: float, include_self: bool) -> list
     rows = []
     for i in range(n):
         others = [a for a in range(n) if include_self or a != i]
-        total = sum(torch.exp(z[i] @ z[a] / temperature) for a in others)
+        total = torch.stack([torch.exp(z[i] @ z[a] / temperature) for a in others]).sum()
         rows.append([z[i] @ z[j] / temperature - torch.log(total) for j in range(n)])
     return rows
 
@@ -27,7 +27,7 @@ def supervised(z: Tensor, labels: Tensor, temperature: float, include_self: bool
     for i in range(len(z)):
         positives = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
         terms = [log_p[i][j] for j in positives]
-        per_anchor.append(-sum(terms) / len(terms) if terms else z[i].sum() * 0)
+        per_anchor.append(-torch.stack(terms).mean() if terms else z[i].sum() * 0)
     return per_anchor
 
 
@@ -35,16 +35,16 @@ def invariance(z: Tensor, e: Tensor, temperature: float, include_self: bool, red
     """The four forms."""
     log_p = log_probabilities(z, temperature, include_self)
     n = len(z)
-    total = z.sum() * 0
+    zero = total = z.sum() * 0
     for i in range(n):
         own = [log_p[i][j] for j in range(n) if j != i and e[j] == e[i]]
         other = [log_p[i][j] for j in range(n) if e[j] != e[i]]
         if reduction in ("listing", "formula"):
-            total = total + abs(sum(own, start=z.sum() * 0) - sum(other, start=z.sum() * 0))
+            total = total + abs(sum(own, start=zero) - sum(other, start=zero))
         elif own and other and reduction == "mean":
-            total = total + abs(sum(own) / len(own) - sum(other) / len(other))
+            total = total + abs(sum(own, start=zero) / len(own) - sum(other, start=zero) / len(other))
         elif own and other and reduction == "mass":
-            inside, outside = sum(map(torch.exp, own)), sum(map(torch.exp, other))
+            inside, outside = sum(map(torch.exp, own), start=zero), sum(map(torch.exp, other), start=zero)
             total = total + abs(torch.log(inside) - torch.log(outside) - math.log(len(own) / len(other)))
     return {"formula": total, "listing": total / n**2}.get(reduction, total / n)
 

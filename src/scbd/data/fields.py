@@ -31,9 +31,9 @@ class ImageField(BaseAnnDataField):
         Key in ``obsm``.
     """
 
-    registry_key = None
+    registry_key: str = ""
     attr_name = "obsm"
-    attr_key = None
+    attr_key: str = ""
     is_empty = False
 
     def __init__(self, registry_key: str, attr_key: str) -> None:
@@ -84,9 +84,9 @@ class LabelField(BaseAnnDataField):
         One column, or several.
     """
 
-    registry_key = None
+    registry_key: str = ""
     attr_name = "obs"
-    attr_key = None
+    attr_key: str = ""
     is_empty = False
 
     def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:

@@ -131,7 +131,7 @@ class ImageDataModule(pl.LightningDataModule):
     def example_batch(self) -> dict[str, torch.Tensor]:
         """The first validation batch, or without validation cells the first training batch."""
         loader = self.val_dataloader()
-        return next(iter(loader)) if loader else self._dataset[self.train_sampler.batch(0)]
+        return next(iter(loader)) if isinstance(loader, DataLoader) else self._dataset[self.train_sampler.batch(0)]
 
     def _choose_perturbations_per_batch(self) -> None:
         """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""

@@ -99,9 +99,9 @@ class PerturbationSampler(BatchSampler):
     """P perturbations by K cells (paper, appendix A): every cell of a batch finds partners of its perturbation.
 
     Perturbations are drawn without replacement, each in proportion to its number of cells; ``K = batch_size / P``
-    (rounded up) different cells are drawn from each. A perturbation with fewer than K cells gives all it has, and further
-    perturbations fill the batch: no cell is ever in a batch twice, where it would be its own positive. Perturbations
-    with a single cell are left out, since nothing can be contrasted with them.
+    (rounded up) different cells are drawn from each. A perturbation with fewer than K cells gives all it has, and
+    further perturbations fill the batch: no cell is ever in a batch twice, where it would be its own positive.
+    Perturbations with a single cell are left out, since nothing can be contrasted with them.
 
     Parameters
     ----------
@@ -123,7 +123,13 @@ class PerturbationSampler(BatchSampler):
     """
 
     def __init__(
-        self, rows: np.ndarray, batch_size: int, *, labels: np.ndarray, perturbations_per_batch: int, **kwargs: int | None
+        self,
+        rows: np.ndarray,
+        batch_size: int,
+        *,
+        labels: np.ndarray,
+        perturbations_per_batch: int,
+        **kwargs: int | None,
     ) -> None:
         super().__init__(rows, batch_size, **kwargs)  # type: ignore[arg-type]
         order = np.argsort(labels, kind="stable")
@@ -139,9 +145,9 @@ class PerturbationSampler(BatchSampler):
         available = np.minimum(self._sizes, self.cells_per_perturbation).sum()
         if self.cells_per_perturbation < 2 or available < batch_size:
             msg = (
-                f"{n_perturbations} perturbations cannot fill a batch of {batch_size} with {self.cells_per_perturbation} "
-                f"different cells each (together they have {available}; the smallest has {self._sizes.min()}): use a "
-                "smaller batch_size, or perturbations_per_batch=None for plain shuffling."
+                f"{n_perturbations} perturbations cannot fill a batch of {batch_size} with "
+                f"{self.cells_per_perturbation} different cells each (together they have {available}; the smallest has "
+                f"{self._sizes.min()}): use a smaller batch_size, or perturbations_per_batch=None for plain shuffling."
             )
             raise ValueError(msg)
 

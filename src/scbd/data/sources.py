@@ -78,7 +78,7 @@ class ArraySource:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(N, C, H, W)."""
-        return self._images.shape  # type: ignore[return-value]
+        return self._images.shape
 
     @property
     def dtype(self) -> np.dtype:

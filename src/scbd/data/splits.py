@@ -146,9 +146,11 @@ def hold_out_environments(
     environments = np.asarray(environments)
     unknown = [e for e in held_out if e not in set(environments)]
     if unknown:
-        msg = f"No cell is in the held-out environment {unknown[0]!r}; there are: {sorted(set(map(str, environments)))}."
+        msg = (
+            f"No cell is in the held-out environment {unknown[0]!r}; there are: {sorted(set(map(str, environments)))}."
+        )
         raise ValueError(msg)
-    is_test = np.isin(environments, list(held_out))
+    is_test = np.isin(environments, np.asarray(held_out))
     if is_test.all():
         msg = "All environments are held out: leave at least one to train on."
         raise ValueError(msg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,7 +150,7 @@ def read_idx(path: Path) -> np.ndarray:
         if (zero, kind) != (0, 8):
             raise ValueError("not of unsigned bytes")
         return np.frombuffer(data, np.uint8, offset=4 + 4 * n_dims).reshape(shape)
-    except (OSError, EOFError, struct.error, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, struct.error, ValueError) as error:
         msg = f"{path} is not a gzipped IDX file of bytes, or is truncated ({error}): fetch it again."
         raise ValueError(msg) from error
 
@@ -194,4 +195,6 @@ def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int)
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
         obsm={IMAGE_KEY: colorize(grey, np.asarray(digits), environment)},
+        # where scanpy looks for colours; white would not be seen on paper
+        uns={"environment_colors": ["#D62728", "#2CA02C", "#B0B0B0"]},
     )

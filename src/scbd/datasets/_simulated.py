@@ -209,7 +209,9 @@ def _draw(rng: np.random.Generator, parameters: np.ndarray, size: int) -> np.nda
     ring = np.exp(-(((cell_radius - 0.93) / 0.1) ** 2))
     actin = 0.25 * cell + 0.6 * p["actin_ring"] * ring
     theta = np.arctan2(across, along)
-    fibres = 0.6 + 0.4 * np.sin(9 * p["tubulin_frequency"] * (cell_radius + 0.15 * np.sin(3 * theta)) * np.pi + phase[0])
+    fibres = 0.6 + 0.4 * np.sin(
+        9 * p["tubulin_frequency"] * (cell_radius + 0.15 * np.sin(3 * theta)) * np.pi + phase[0]
+    )
     tubulin = 0.7 * p["tubulin_intensity"] * cell * fibres * (1 - 0.7 * nucleus)
     return np.stack([damage, actin, dna, tubulin], axis=1)
 

@@ -1,4 +1,4 @@
-"""The demo: does z_c read the digit or its colour? Two minutes on real digits."""
+"""The demo: does z_c read the digit or its colour? Minutes on real digits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from scbd.model import SCBDModel
 if TYPE_CHECKING:
     from anndata import AnnData
 
+    from scbd.metrics.probes import Classifier
+
 SETTINGS: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
 TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 1e-3, "batch_size": 256, "split": "split", "load_best": False}
 RANDOM = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}  # BatchNorm sees the data, weights stay as they are
 
 
-def demo(out: str | os.PathLike[str] = "results/demo", *, alpha: float = 10.0, seed: int = 0, max_steps: int = 600) -> pd.DataFrame:
+def demo(
+    out: str | os.PathLike[str] = "results/demo", *, alpha: float = 20.0, seed: int = 0, max_steps: int = 600
+) -> pd.DataFrame:
     """Train on coloured digits with and without invariance, and test on white ones.
 
     In training, the colour gives the digit away; white digits have none. Three systems are compared: alpha = 0, the
@@ -89,12 +93,12 @@ def score_digits(adata: AnnData, model: SCBDModel) -> dict[str, float]:
     split, digit = adata.obs["split"].to_numpy(), adata.obs["digit"].to_numpy()
     train = split == "train"
     scores = {}
-    for name, embedding, classifier in (("r_c", r_c, "linear"), ("z_c", z_c, "nearest_mean")):
+    probes: list[tuple[str, np.ndarray, Classifier]] = [("r_c", r_c, "linear"), ("z_c", z_c, "nearest_mean")]
+    for name, embedding, classifier in probes:
         predicted = predict_labels(embedding[train], digit[train], embedding, classifier=classifier)
         for part, shown in (("validation", "in"), ("test", "white")):
             scores[f"{name} {shown}"] = float(np.mean(predicted[split == part] == digit[split == part]))
     coloured = split != "test"
     scores["e from r_c"] = label_probe(r_c[coloured], adata.obs["environment"].to_numpy()[coloured])["accuracy"]
     scores["e from z_c"] = label_probe(z_c[coloured], adata.obs["environment"].to_numpy()[coloured])["accuracy"]
-    health = model.health or {}
-    return scores | {key: health[key] for key in ("supervised_c", "ceiling", "spread", "effective_rank")}
+    return scores | {key: model.health[key] for key in ("supervised_c", "ceiling", "spread", "effective_rank")}

@@ -86,9 +86,7 @@ def run(
     model = SCBDModel(adata, **model_kwargs)
     checkpoints = out / "checkpoints"
     resumable = resume and (checkpoints / "last.ckpt").is_file()
-    model.train(
-        checkpoint_dir=checkpoints, ckpt_path="last" if resumable else None, **{"seed": seed} | train_kwargs
-    )
+    model.train(checkpoint_dir=checkpoints, ckpt_path="last" if resumable else None, **{"seed": seed} | train_kwargs)
     adata.obsm[CONTENT_KEY] = model.get_latent_representation(block="c")
     adata.obsm[STYLE_KEY] = model.get_latent_representation(block="s")
     adata.obsm[PCA_KEY] = pixel_pca(adata, image_key=image_key, seed=seed)
@@ -119,15 +117,16 @@ def evaluate(adata: AnnData, label_keys: Sequence[str], *, seed: int = 0) -> pd.
     rows = []
     for label in label_keys:
         for name, key in _EMBEDDINGS.items():
-            rows.append({"embedding": name, "label": label, **label_probe(adata.obsm[key], adata.obs[label], seed=seed)})
+            rows.append(
+                {"embedding": name, "label": label, **label_probe(adata.obsm[key], adata.obs[label], seed=seed)}
+            )
     return pd.DataFrame(rows)
 
 
 def _pictures(adata: AnnData, model: SCBDModel, labels: Sequence[str], out: Path, seed: int) -> None:
     from scbd import pl
 
-    ceiling = model.health["ceiling"] if model.health else None
-    save_figure(pl.history(model.history, ceiling=ceiling)[0].figure, out / "training_curves.png")
+    save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
     if adata.n_obs <= 10_000:
         for key in (CONTENT_KEY, STYLE_KEY):
             adata.obsm[f"{key}_umap"] = pl.umap(adata.obsm[key], seed=seed)
@@ -177,4 +176,6 @@ def _settings(model: SCBDModel, y_key: str, e_key: Sequence[str], image_key: str
         "device": str(model.device),
         "seed": seed,
     }
-    return json.loads(json.dumps(settings, default=lambda value: value.item() if isinstance(value, np.generic) else str(value)))
+    return json.loads(
+        json.dumps(settings, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+    )

@@ -87,7 +87,9 @@ def label_probe(
     if max_cells is not None and len(x) > max_cells:
         rows = rng.choice(len(x), max_cells, replace=False)
         x, codes = _checked(x[rows], codes[rows])
-    train, test = train_test_split(np.arange(len(x)), train_size=train_fraction, random_state=seed, stratify=_strata(codes))
+    train, test = train_test_split(
+        np.arange(len(x)), train_size=train_fraction, random_state=seed, stratify=_strata(codes)
+    )
     model = _fitted(x[train], codes[train])
     predicted, probability = model.predict(x[test]), model.predict_proba(x[test])
     chance = _fitted(x[train], rng.permutation(codes[train])).predict(x[test])
@@ -138,7 +140,7 @@ def batch_probe(adata: AnnData, embedding_key: str, e_key: str | Sequence[str], 
     return label_probe(np.asarray(adata.obsm[embedding_key]), labels, **kwargs)  # type: ignore[arg-type]
 
 
-def _fitted(x: np.ndarray, labels: np.ndarray, classifier: Classifier = "linear"):  # noqa: ANN202
+def _fitted(x: np.ndarray, labels: np.ndarray, classifier: Classifier = "linear"):
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import NearestCentroid

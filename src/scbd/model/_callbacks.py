@@ -40,7 +40,7 @@ class History(Logger):
         if path is not None and resume_step is not None and path.exists():
             earlier = pd.read_csv(path)
             earlier = earlier[earlier["step"] <= resume_step].set_index("step")
-            self._rows = {step: row.dropna().to_dict() for step, row in earlier.iterrows()}  # type: ignore[misc]
+            self._rows = {step: row.dropna().to_dict() for step, row in earlier.iterrows()}
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

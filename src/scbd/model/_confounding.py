@@ -1,4 +1,4 @@
-"""Can y and e be told apart in these data at all?"""
+"""Whether y and e can be told apart in these data at all."""
 
 from __future__ import annotations
 

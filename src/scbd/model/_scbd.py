@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
+from scbd._keys import IMAGE_REGISTRY
 from scbd.model._base import ImageModel
 from scbd.model._module import SCBDModule, StyleTarget
+from scbd.model._summary import summary
 from scbd.nn import contrastive_ceiling, effective_rank, spread, supervised_contrastive_loss
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from scbd.nn.losses import InvarianceReduction
     from scbd.nn.preprocess import Intensity
 
-# a point, in units of the temperature: below, no two logits of a batch differ by what the losses could notice
-_COLLAPSED_SPREAD = 0.5
+# a point, in units of the temperature, which is the scale on which the losses see distances
+_COLLAPSED_SPREAD = 0.25
 
 
 class SCBDModel(ImageModel):
@@ -43,7 +44,7 @@ class SCBDModel(ImageModel):
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much collapses it to a point, which a warning
         tells. The scale depends on the data: the paper uses 1 (34 wells) and 192 (two balanced environments); on
-        Colored MNIST with the small encoder, 10 works and 192 collapses.
+        coloured digits with the small encoder, 20 works and 192 collapses.
     temperature
         Temperature of the contrastive losses.
     style_target
@@ -100,11 +101,11 @@ class SCBDModel(ImageModel):
             standardize=standardize,
             augment=augment,
         )
-        self.health_: dict[str, float] | None = None
+        self.health_: dict[str, float] = {}
 
     @property
-    def health(self) -> dict[str, float] | None:
-        """How alive z_c was at the end of training.
+    def health(self) -> dict[str, float]:
+        """How alive z_c was at the end of training; empty before.
 
         ``supervised_c``: its supervised loss; ``ceiling``: that of a point, log B; ``spread``: its total variance,
         between 0 (a point) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0.
@@ -121,13 +122,18 @@ class SCBDModel(ImageModel):
             )
         )
         ceiling = contrastive_ceiling(len(z_c), include_self=self.module.include_self)
-        health = {"supervised_c": loss, "ceiling": ceiling, "spread": spread(z_c), "effective_rank": effective_rank(z_c)}
+        health = {
+            "supervised_c": loss,
+            "ceiling": ceiling,
+            "spread": spread(z_c),
+            "effective_rank": effective_rank(z_c),
+        }
         collapsed = health["spread"] < _COLLAPSED_SPREAD * self.module.temperature
         self.health_ = health | {"collapsed": float(collapsed)}
         if collapsed:
             msg = (
-                f"z_c has collapsed to a point (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that of a "
-                f"point is {ceiling:.2f}): it is invariant because it says nothing. Lower alpha (now "
+                f"z_c has collapsed to a point (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that "
+                f"of a point is {ceiling:.2f}): it is invariant because it says nothing. Lower alpha (now "
                 f"{self.module.alpha:g}), let it rise with plan_kwargs={{'n_steps_alpha_warmup': …}}, or train for "
                 "longer if this was a handful of steps."
             )
@@ -140,31 +146,4 @@ class SCBDModel(ImageModel):
 
     def __repr__(self) -> str:
         """Data, blocks, state and the next step, for a person."""
-        images = self._registered(IMAGE_REGISTRY)
-        n_parameters = sum(p.numel() for p in self.module.parameters())
-        y, e = (self._registered(key) for key in (Y_REGISTRY, E_REGISTRY))
-        cells = "no data attached" if self.adata is None else f"{self.adata.n_obs:,} cells"
-        labels = ", ".join(
-            f"{len(label['categories'])} {name} ({' × '.join(label['columns'])})"
-            for name, label in (("perturbations", y), ("environments", e))
-            if label
-        )
-        encoder = self.init_params_["non_kwargs"]["encoder"]
-        encoder = encoder if isinstance(encoder, str) else type(encoder).__name__
-        lines = [
-            f"SCBDModel: {cells}, {labels or 'no labels'}",
-            f"  images    {' × '.join(map(str, images['image_shape']))} {images['dtype']} ({', '.join(images['channels'])})"
-            f" → {' × '.join(map(str, self.module.preprocess.output_shape))}, {self.module.preprocess.intensity}",
-            f"  blocks    z_c, z_s: {encoder} → r ({self.module.content.n_features}) → z ({self.module.content.n_latent}); "
-            f"{n_parameters:,} parameters",
-            f"  objective alpha {self.module.alpha:g} ({self.module.invariance}), temperature {self.module.temperature:g}, "
-            f"z_s clustered by {' × '.join(self.module.style_target)}",
-        ]
-        if not self.is_trained_:
-            return "\n".join([*lines, "  state     not trained: call train()"])
-        state = f"trained for {self.training_settings_['steps']:,} steps of {self.training_settings_['batch_size']:,} cells"
-        if self.health_:
-            state += f"; z_c {'COLLAPSED' if self.health_['collapsed'] else 'alive'}: supervised loss "
-            state += f"{self.health_['supervised_c']:.2f} (a point: {self.health_['ceiling']:.2f}), effective rank "
-            state += f"{self.health_['effective_rank']:.1f}"
-        return "\n".join([*lines, f"  state     {state}", "  next      get_latent_representation(block='c')"])
+        return summary(self)

@@ -104,6 +104,11 @@ class Block(nn.Module):
     n_latent
         Dimension ``D`` of the embedding.
 
+    Attributes
+    ----------
+    n_features, n_latent
+        Dimensions ``R`` of the intermediate representation and ``D`` of the embedding.
+
     Raises
     ------
     ValueError
@@ -115,16 +120,8 @@ class Block(nn.Module):
         self.encoder = build_encoder(encoder, image_shape[0])
         n_features = _n_features(self.encoder, image_shape)
         self.projection = nn.Sequential(nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent))
-
-    @property
-    def n_features(self) -> int:
-        """Dimension ``R`` of the intermediate representation."""
-        return self.projection[0].in_features
-
-    @property
-    def n_latent(self) -> int:
-        """Dimension ``D`` of the embedding."""
-        return self.projection[-1].out_features
+        self.n_features = n_features
+        self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
         """Embed intermediate representations ``(B, R)`` on the unit sphere, ``(B, D)`` in float32 or wider."""
@@ -150,6 +147,8 @@ def _n_features(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
         encoder.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        msg = f"The encoder must return features (batch, n_features), it returned {shape} for a batch of 2: pool and flatten."
+        msg = (
+            f"The encoder must return features (batch, n_features), it returned {shape} for a batch of 2: flatten them."
+        )
         raise ValueError(msg)
     return features.shape[1]

@@ -58,7 +58,9 @@ class Preprocess(nn.Module):
             msg = f"image_size must be a positive number of pixels, got {image_size}."
             raise ValueError(msg)
         self.image_size = image_size
-        self.intensity = {"uint8": "scale", "uint16": "arcsinh"}.get(dtype, "none") if intensity == "auto" else intensity
+        self.intensity = (
+            {"uint8": "scale", "uint16": "arcsinh"}.get(dtype, "none") if intensity == "auto" else intensity
+        )
         self.scale = {"uint8": 255.0, "uint16": 65535.0}.get(dtype, 1.0)
         self.standardize = standardize
         self.augment = augment

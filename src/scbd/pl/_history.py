@@ -47,9 +47,14 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
         msg = "The history is empty: train the model first."
         raise ValueError(msg)
     n = len(panels) + len(health)
-    figure, axes = plt.subplots(-(-n // 3), min(n, 3), figsize=(12, 3 * -(-n // 3)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        -(-n // 3), min(n, 3), figsize=(12, 3 * -(-n // 3)), squeeze=False, layout="constrained"
+    )
     for ax, name in zip(axes.flat, panels, strict=False):
-        for part, style in (("train", {"lw": 1, "color": "#56B4E9"}), ("validation", {"marker": "o", "ms": 3, "color": "k"})):
+        for part, style in (
+            ("train", {"lw": 1, "color": "#56B4E9"}),
+            ("validation", {"marker": "o", "ms": 3, "color": "k"}),
+        ):
             if f"{part}_{name}" in history:
                 frame = history[f"{part}_{name}"]
                 ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **style)

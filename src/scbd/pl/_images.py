@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def cells(
-    adata: AnnData, *, label: str | None = None, rows: Sequence[int] | None = None, image_key: str = IMAGE_KEY, seed: int = 0
+    adata: AnnData,
+    *,
+    label: str | None = None,
+    rows: Sequence[int] | None = None,
+    image_key: str = IMAGE_KEY,
+    seed: int = 0,
 ) -> np.ndarray:
     """Draw some cells: three channels as colour, others one line a channel in grey.
 
@@ -51,7 +56,7 @@ def cells(
     images = np.asarray(adata.obsm[image_key][np.asarray(rows)], dtype=np.float32)
     n, c = images.shape[:2]
     top = images.max((0, 2, 3), keepdims=True)
-    images = images / np.where(top > 0, top, 1)
+    images /= np.where(top > 0, top, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
     figure, axes = plt.subplots(len(lines), n, figsize=(1.2 * n, 1.3 * len(lines)), squeeze=False, layout="constrained")
     for line, drawn in zip(axes, lines, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,9 +69,11 @@ def umap_blocks(
     figure, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
     for line, (title, key) in zip(axes, blocks.items(), strict=True):
         there = f"{key}_umap" in adata.obsm
-        points = np.asarray(adata.obsm[f"{key}_umap"])[rows] if there else umap(np.asarray(adata.obsm[key])[rows], seed=seed)
+        points = (
+            np.asarray(adata.obsm[f"{key}_umap"])[rows] if there else umap(np.asarray(adata.obsm[key])[rows], seed=seed)
+        )
         for ax, column in zip(line, color, strict=True):
-            _scatter(ax, points, adata.obs[column].iloc[rows])
+            _scatter(ax, points, adata.obs[column].iloc[rows], _palette(adata, column))
             ax.set_title(f"{title} by {column}")
     return axes
 
@@ -92,17 +94,29 @@ def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.n
     return cells.obsm["X_umap"]
 
 
-def _scatter(ax: Axes, points: np.ndarray, labels: pd.Series) -> None:
+def _palette(adata: AnnData, column: str) -> dict[Any, Any]:
+    """A colour a label: those in ``uns["<column>_colors"]``, where scanpy keeps them, or a palette of ours."""
     from matplotlib import colormaps
 
-    labels = labels.astype("category").cat.remove_unused_categories()
-    names, codes = labels.cat.categories, labels.cat.codes.to_numpy()
+    names = adata.obs[column].astype("category").cat.categories
     n = len(names)
-    palette = list(_FEW) if n <= len(_FEW) else colormaps["tab20" if n <= 20 else "turbo"](np.linspace(0, 1, n))
+    colors: Any
+    if len(adata.uns.get(f"{column}_colors", ())) == n:
+        colors = adata.uns[f"{column}_colors"]
+    elif n <= len(_FEW):
+        colors = _FEW
+    else:
+        colors = colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"](np.linspace(0, 1, n))
+    return dict(zip(names, colors, strict=False))
+
+
+def _scatter(ax: Axes, points: np.ndarray, labels: pd.Series, palette: dict[Any, Any]) -> None:
     size = float(np.clip(20_000 / len(points), 1, 14))
-    ax.scatter(*points.T, c=[palette[code] for code in codes], s=size, linewidths=0, rasterized=True)
+    ax.scatter(
+        points[:, 0], points[:, 1], c=[palette[label] for label in labels], s=size, linewidths=0, rasterized=True
+    )
     ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
-    if n <= _LEGEND_LABELS:
-        for name, shade in zip(names, palette, strict=False):
+    if len(palette) <= _LEGEND_LABELS:
+        for name, shade in palette.items():
             ax.scatter([], [], color=shade, label=str(name), s=20)
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")

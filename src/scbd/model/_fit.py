@@ -1,4 +1,4 @@
-"""How a module is trained: one Lightning plan, one function that fits it."""
+"""Run a plan: checkpoints, best weights, interrupts, history."""
 
 from __future__ import annotations
 
@@ -15,105 +15,14 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from scbd.model._callbacks import History, LastState, Progress, TrainingInterrupted
-from scbd.nn import effective_rank, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
+    from collections.abc import Iterator
 
     from scbd.data import ImageDataModule
-    from scbd.model._module import SCBDModule
+    from scbd.model._plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
-
-# enough embeddings to see how many directions are in use, few enough to cost nothing
-_HEALTH_CELLS = 8192
-
-
-class TrainingPlan(pl.LightningModule):
-    """Steps, logging and optimiser of a module whose forward returns ``loss`` and its parts.
-
-    Parameters
-    ----------
-    module
-        The network.
-    lr, weight_decay
-        Of AdamW.
-    n_steps_alpha_warmup
-        Steps over which alpha rises linearly from 0; 0 for none.
-    seed
-        Seed of the random orientations.
-    settings
-        What must not change when a run is resumed; kept in every checkpoint.
-    """
-
-    def __init__(
-        self,
-        module: SCBDModule,
-        *,
-        lr: float = 1e-4,
-        weight_decay: float = 0.01,
-        n_steps_alpha_warmup: int = 0,
-        seed: int = 0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.n_steps_alpha_warmup = n_steps_alpha_warmup
-        self.seed = seed
-        self.settings = dict(settings or {})
-        self._embeddings: list[Tensor] = []
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
-        return torch.optim.AdamW(self.module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Loss of a batch."""
-        step = self.global_step
-        warm = min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
-        # a generator of its own for each step: a resumed run turns its images as an uninterrupted one
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        losses = self.module(**batch, alpha=warm * self.module.alpha, generator=generator)
-        self._log("train", losses, len(batch["y"]))
-        return losses["loss"]
-
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Losses of a validation batch, at the final alpha."""
-        losses = self.module(**batch)
-        self._log("validation", losses, len(batch["y"]))
-        if sum(map(len, self._embeddings)) < _HEALTH_CELLS:
-            self._embeddings.append(losses["z_c"])
-
-    def on_validation_epoch_end(self) -> None:
-        """Log how alive z_c is."""
-        z_c = torch.cat(self._embeddings)
-        self._embeddings.clear()
-        self.log("z_c_spread", spread(z_c), rank_zero_only=True)
-        self.log("z_c_effective_rank", effective_rank(z_c), rank_zero_only=True)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the settings beside the state."""
-        checkpoint["scbd_settings"] = self.settings
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go on with another run's settings."""
-        saved = checkpoint.get("scbd_settings", {})
-        changed = [f"{k}: {saved.get(k)!r} → {v!r}" for k, v in self.settings.items() if saved.get(k) != v]
-        if changed:
-            msg = f"The checkpoint belongs to a run with other settings ({'; '.join(changed)}): repeat that run's."
-            raise ValueError(msg)
-
-    def _log(self, part: str, losses: dict[str, Tensor], batch_size: int) -> None:
-        for name, value in losses.items():
-            if value.ndim == 0:
-                shown = f"{part}_loss" if name == "loss" else f"{part}_{name}"
-                # on_step and on_epoch apart, so that names carry no suffix
-                training = part == "train"
-                self.log(shown, value.detach(), on_step=training, on_epoch=not training, batch_size=batch_size)
 
 
 def fit(
@@ -169,8 +78,10 @@ def fit(
         if enable_progress_bar:
             callbacks.append(Progress())
         if early_stopping:
-            patience = {"patience": early_stopping_patience, "check_on_train_epoch_end": False}
-            callbacks.append(EarlyStopping("validation_loss", **patience))
+            stopping = EarlyStopping(
+                "validation_loss", patience=early_stopping_patience, check_on_train_epoch_end=False
+            )
+            callbacks.append(stopping)
         if validates and load_best:
             callbacks.append(best)
         callbacks += trainer_kwargs.pop("callbacks", [])

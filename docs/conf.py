@@ -1,0 +1,30 @@
+"""Sphinx configuration."""
+
+from importlib.metadata import version as _version
+
+project = "scbd"
+author = "The scbd developers"
+copyright = f"2026, {author}"
+release = version = _version("scbd")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "generated"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+
+html_theme = "sphinx_book_theme"
+html_title = "scbd"
+
+autosummary_generate = True
+autodoc_typehints = "none"
+napoleon_google_docstring = False
+napoleon_custom_sections = [("Warns", "Raises")]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+nb_execution_mode = "off"
+suppress_warnings = ["mystnb.unknown_mime_type"]

@@ -1,0 +1,172 @@
+"""From images to an embedding: blocks of rows in order, one encoder, one array."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+
+    from scbd.data import ImageSource
+
+_WORTH_A_BAR = 20_000
+
+
+class EmbedMixin:
+    """Gives an image model :meth:`get_latent_representation`."""
+
+    if TYPE_CHECKING:  # what the model brings
+        module: Any
+        _check_if_trained: Any
+        _require: Any
+        _source: Any
+
+    def get_latent_representation(
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | np.ndarray | None = None,
+        *,
+        block: str = "c",
+        representation: str = "embedding",
+        batch_size: int = 512,
+        out: np.ndarray | str | os.PathLike[str] | None = None,
+        enable_progress_bar: bool | None = None,
+    ) -> np.ndarray:
+        """Embed cells, with or without labels, from known or unseen environments.
+
+        Parameters
+        ----------
+        adata
+            Cells with images under the key, and of the kind, the model was set up with; the training data by default.
+            It need not be set up, and no label is read.
+        indices
+            Rows to embed, in this order; all by default. A boolean mask is one of them.
+        block
+            ``"c"``: the perturbation, blind to the environment; ``"s"``: the environment.
+        representation
+            ``"embedding"``: z, on the unit sphere; ``"intermediate"``: r, before the projection, which the paper uses
+            for domain generalisation.
+        batch_size
+            Cells in a forward pass.
+        out
+            Where to write: an array of the right shape, or the path of an ``.npy`` file (memory-mapped, for what does
+            not fit in memory; it appears under its name when complete).
+        enable_progress_bar
+            By default for more than 20,000 cells.
+
+        Returns
+        -------
+        float32 ``(len(indices), D)``: ``out``, or a new array.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If the images are missing or not of the kind the model was trained on, or an index is out of range.
+        """
+        self._check_if_trained(warn=True)
+        _one_of("block", block, {"c": "perturbation", "s": "environment"})
+        _one_of("representation", representation, {"embedding": "z", "intermediate": "r"})
+        source = self._source(self._require(adata))
+        return embed(
+            self.module,
+            source,
+            _rows(indices, source.shape[0]),
+            block=block,
+            representation=representation,
+            batch_size=batch_size,
+            out=out,
+            enable_progress_bar=enable_progress_bar,
+        )
+
+
+def embed(
+    module: Any,
+    source: ImageSource,
+    rows: np.ndarray | None,
+    *,
+    block: str,
+    representation: str,
+    batch_size: int,
+    out: np.ndarray | str | os.PathLike[str] | None,
+    enable_progress_bar: bool | None,
+) -> np.ndarray:
+    """Embed rows of a source (all if `None`), in order; see ``get_latent_representation``."""
+    n = source.shape[0] if rows is None else len(rows)
+    net = module.content if block == "c" else module.style
+    width = net.n_latent if representation == "embedding" else net.n_features
+    target, partial = _target(out, (n, width))
+    bar = tqdm(
+        total=n,
+        desc=f"Embedding z_{block}" if representation == "embedding" else f"Embedding r_{block}",
+        unit="cell",
+        disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
+    )
+    module.eval()
+    try:
+        with bar, torch.inference_mode():
+            for start in range(0, n, batch_size):
+                stop = min(start + batch_size, n)
+                images = source.read(slice(start, stop) if rows is None else rows[start:stop])
+                tensor = torch.from_numpy(images).to(module.device)
+                target[start:stop] = module.embed(tensor, block, representation).float().cpu().numpy()
+                bar.update(stop - start)
+    except BaseException:
+        if partial is not None:
+            partial.unlink()
+        raise
+    if partial is not None:
+        target.flush()  # type: ignore[attr-defined]
+        os.replace(partial, Path(out))  # type: ignore[arg-type]
+    return target
+
+
+def _target(out: Any, shape: tuple[int, int]) -> tuple[np.ndarray, Path | None]:
+    """The array to fill, and the file it lies in until it is complete."""
+    if out is None:
+        return np.empty(shape, dtype=np.float32), None
+    if isinstance(out, np.ndarray):
+        if out.shape != shape:
+            msg = f"out has shape {out.shape}, the embedding has shape {shape}."
+            raise ValueError(msg)
+        return out, None
+    path = Path(out)
+    if path.suffix != ".npy":
+        msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
+        raise ValueError(msg)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    return np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape), partial
+
+
+def _rows(indices: Any, n: int) -> np.ndarray | None:
+    if indices is None:
+        return None
+    rows = np.asarray(indices)
+    if rows.dtype == bool:
+        if len(rows) != n:
+            msg = f"The boolean indices have length {len(rows)}, there are {n} cells."
+            raise ValueError(msg)
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" and rows.size:
+        msg = f"indices must be a list of row numbers or a boolean mask, got dtype {rows.dtype} of shape {rows.shape}."
+        raise ValueError(msg)
+    rows = rows.astype(np.int64)
+    if rows.size and (rows.min() < -n or rows.max() >= n):
+        msg = f"indices reach from {rows.min()} to {rows.max()}, there are {n} cells."
+        raise ValueError(msg)
+    return rows % n
+
+
+def _one_of(name: str, value: str, choices: dict[str, str]) -> None:
+    if value not in choices:
+        known = " or ".join(f"{choice!r} ({meaning})" for choice, meaning in choices.items())
+        msg = f"{name}={value!r} is not known: use {known}."
+        raise ValueError(msg)

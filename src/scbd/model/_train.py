@@ -1,0 +1,234 @@
+"""Training as scvi-tools users know it: split, batches, run, history."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
+
+from scbd._keys import E_REGISTRY, Y_REGISTRY
+from scbd.data import ImageDataModule, LabelField, Split, split_by_column, stratified_split
+from scbd.model._fit import fit
+from scbd.model._plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from scbd.data import ImageSource
+
+logger = logging.getLogger(__name__)
+
+# enough cells for the statistics of channels to three digits
+_STATISTICS_CELLS = 4096
+
+
+class TrainMixin:
+    """Gives an image model :meth:`train`."""
+
+    if TYPE_CHECKING:  # what the model brings
+        module: Any
+        adata: Any
+        history_: dict[str, pd.DataFrame] | None
+        registry_: dict[str, Any]
+        _require: Any
+        _registered: Any
+        _source: Any
+        to_device: Any
+
+    def train(
+        self,
+        max_steps: int | None = None,
+        max_epochs: int | None = None,
+        *,
+        lr: float = 1e-4,
+        weight_decay: float = 0.01,
+        batch_size: int | None = None,
+        perturbations_per_batch: int | str | None = "auto",
+        split: str | Split | None = None,
+        train_size: float = 0.9,
+        validation_size: float | None = None,
+        validate_every: int | None = None,
+        load_best: bool = True,
+        early_stopping: bool = False,
+        early_stopping_patience: int = 10,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
+        accelerator: str = "auto",
+        devices: int | list[int] | str = "auto",
+        precision: str = "32-true",
+        seed: int = 0,
+        enable_progress_bar: bool = True,
+        plan_kwargs: dict[str, Any] | None = None,
+        **trainer_kwargs: Any,
+    ) -> None:
+        """Train the model; again, to go on with a fresh optimiser.
+
+        Parameters
+        ----------
+        max_steps, max_epochs
+            Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
+            heuristic: 400 epochs up to 20,000 cells, fewer beyond.
+        lr, weight_decay
+            Of AdamW.
+        batch_size
+            Cells a batch; larger batches hold more pairs and are better, up to memory. By default 2,048, or all
+            training cells if they are fewer.
+        perturbations_per_batch
+            Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
+            where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
+        split
+            A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
+            By default a random split, stratified by y and e.
+        train_size, validation_size
+            Fractions of the random split; what they leave is the test part.
+        validate_every
+            Steps between validations and checkpoints. By default a twentieth of the run.
+        load_best
+            End with the weights of the lowest validation loss rather than the last.
+        early_stopping, early_stopping_patience
+            Stop after so many validations without improvement.
+        checkpoint_dir
+            Where to keep ``last.ckpt``, ``best.ckpt`` and ``history.csv``. Without it, an interrupted run cannot be
+            resumed.
+        ckpt_path
+            Resume, optimiser included: ``"last"`` for the last state in ``checkpoint_dir``, or a checkpoint.
+        accelerator, devices, precision
+            See :class:`lightning.pytorch.Trainer`; for example ``precision="bf16-mixed"``.
+        seed
+            Seed of the split, the batches and the augmentation. Weights are drawn when the model is made: seed those
+            with ``scvi.settings.seed``.
+        enable_progress_bar
+            Show steps, rate, time left and losses.
+        plan_kwargs
+            Further arguments of the training plan: ``n_steps_alpha_warmup``, over which alpha rises from 0.
+        **trainer_kwargs
+            Further arguments of :class:`lightning.pytorch.Trainer`.
+
+        Raises
+        ------
+        ValueError
+            If the settings do not fit together or the data; before any work is done.
+        KeyboardInterrupt
+            If interrupted: after the step at hand is finished and its state written.
+
+        Warns
+        -----
+        UserWarning
+            If z_c has collapsed to a point.
+        """
+        if max_steps is not None and max_epochs is not None:
+            msg = "Give max_steps or max_epochs, not both."
+            raise ValueError(msg)
+        if (max_steps, max_epochs) != (None, None) and max(max_steps or 0, max_epochs or 0) < 1:
+            msg = f"max_steps={max_steps}, max_epochs={max_epochs}: train for at least one step."
+            raise ValueError(msg)
+        source, y, e = self._training_inputs()
+        parts = self._split(split, y, e, train_size, validation_size, seed)
+        data = ImageDataModule(
+            source, y, e, parts, batch_size=batch_size, perturbations_per_batch=perturbations_per_batch, seed=seed
+        )
+        if max_steps is None:
+            epochs = get_max_epochs_heuristic(len(parts.train)) if max_epochs is None else max_epochs
+            max_steps = epochs * data.steps_per_epoch
+        data.max_steps = max_steps
+        # what a resumed run must share with the one it goes on with
+        settings = {
+            "class": type(self).__name__,
+            "n_train": len(parts.train),
+            "batch_size": data.batch_size,
+            "perturbations_per_batch": data.perturbations_per_batch,
+            "seed": seed,
+            "alpha": getattr(self.module, "alpha", None),
+            "lr": lr,
+            "weight_decay": weight_decay,
+        }
+        plan_settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "settings": settings}
+        plan = TrainingPlan(self.module, **plan_settings | (plan_kwargs or {}))
+        accelerator, lightning_devices, device = parse_device_args(accelerator, devices, return_device="torch")
+        self._warn_of_singletons(y[parts.train])
+        self._fit_statistics(source, parts.train, seed)
+        earlier = self.history_ or {}
+        offset = max((int(frame.index[-1]) for frame in earlier.values() if len(frame)), default=0)
+        try:
+            self.trainer, history = fit(
+                plan,
+                data,
+                max_steps=max_steps,
+                validate_every=min(validate_every or max(1, max_steps // 20), max_steps),
+                accelerator=accelerator,
+                devices=lightning_devices,
+                checkpoint_dir=checkpoint_dir,
+                ckpt_path=ckpt_path,
+                early_stopping=early_stopping,
+                early_stopping_patience=early_stopping_patience,
+                enable_progress_bar=enable_progress_bar,
+                load_best=load_best,
+                precision=precision,
+                **trainer_kwargs,
+            )
+        finally:
+            self.module.eval()
+        new = history.frames(offset)
+        self.history_ = {name: pd.concat([f[name] for f in (earlier, new) if name in f]) for name in earlier | new}
+        self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
+        self.training_settings_ = settings | {"steps": offset + self.trainer.global_step, "precision": precision}
+        self.is_trained_ = True
+        self.to_device(device)
+        self._after_training(data)
+
+    def _training_inputs(self) -> tuple[ImageSource, np.ndarray, np.ndarray]:
+        """Images and codes of the cells attached; labels are checked again, since obs may have changed."""
+        adata, setup = self._require(None), self.registry_["setup_args"]
+        labels = [LabelField(Y_REGISTRY, setup["y_key"]), LabelField(E_REGISTRY, setup["e_key"])]
+        for label in labels:
+            label.validate_field(adata)
+        y, e = (label.get_field_data(adata) for label in labels)
+        return self._source(adata), y, e
+
+    def _split(
+        self,
+        split: str | Split | None,
+        y: np.ndarray,
+        e: np.ndarray,
+        train_size: float,
+        validation_size: float | None,
+        seed: int,
+    ) -> Split:
+        if split is None:
+            return stratified_split([y, e], train_size=train_size, validation_size=validation_size, seed=seed)
+        if isinstance(split, str):
+            return split_by_column(self.adata.obs, split)
+        if not isinstance(split, Split):
+            msg = f"split must be a scbd.data.Split or a column of obs, got {type(split).__name__}."
+            raise TypeError(msg)
+        last = max(rows.max(initial=-1) for rows in (split.train, split.validation, split.test))
+        if last >= len(y):
+            msg = f"The split names row {last}, there are {len(y)} cells."
+            raise ValueError(msg)
+        return split
+
+    def _warn_of_singletons(self, y: np.ndarray) -> None:
+        codes, counts = np.unique(y, return_counts=True)
+        names = [str(self._registered(Y_REGISTRY)["categories"][code]) for code in codes[counts == 1]]
+        if names:
+            logger.warning(
+                "%d of %d perturbations have a single training cell (%s): it has no partner and teaches z_c nothing.",
+                len(names),
+                len(codes),
+                ", ".join(names[:5]) + (", …" if len(names) > 5 else ""),
+            )
+
+    def _fit_statistics(self, source: ImageSource, rows: np.ndarray, seed: int) -> None:
+        """Learn the channels' statistics once, from training cells alone."""
+        if self.module.preprocess.fitted:
+            return
+        rng = np.random.default_rng(seed)
+        rows = np.sort(rng.choice(rows, min(len(rows), _STATISTICS_CELLS), replace=False))
+        blocks = np.array_split(rows, -(-len(rows) // 512))
+        self.module.preprocess.fit(torch.from_numpy(source.read(block)) for block in blocks)
+
+    def _after_training(self, data: ImageDataModule) -> None:
+        """For a model to look at what was learned."""

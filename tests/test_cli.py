@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+from conftest import make_cells
+
+from scbd.cli import main
+
+
+@pytest.mark.filterwarnings("ignore:z_c has collapsed")
+def test_run(tmp_path, capsys):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "plate", "well"]
+    settings = ["--out", str(tmp_path / "out"), "--encoder", "small", "--max-steps", "3", "--batch-size", "24"]
+    assert main([*arguments, *settings, "--accelerator", "cpu", "--perturbations-per-batch", "none"]) == 0
+    printed = capsys.readouterr().out
+    assert "plate × well" in printed
+    assert str(tmp_path / "out") in printed
+    assert (tmp_path / "out" / "metrics.csv").exists()
+    assert main([*arguments, *settings]) == 2
+    assert "already holds files" in capsys.readouterr().err
+
+
+def test_mistakes_become_one_sentence(tmp_path, capsys):
+    run = ["--y-key", "gene", "--e-key", "well", "--out", str(tmp_path / "out")]
+    assert main(["run", str(tmp_path / "no.h5ad"), *run]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("scbd: There is no file")
+    assert said.count("\n") == 1
+    (tmp_path / "text.h5ad").write_text("text")
+    assert main(["run", str(tmp_path / "text.h5ad"), *run]) == 2
+    assert "truncated or of another kind" in capsys.readouterr().err
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    assert main(["run", str(tmp_path / "cells.h5ad"), "--y-key", "genes", "--e-key", "well", "--out", "x"]) == 2
+    assert "Did you mean 'gene'?" in capsys.readouterr().err
+
+
+def test_demo_and_help(tmp_path, capsys, monkeypatch):
+    import pandas as pd
+
+    import scbd.experiments
+
+    monkeypatch.setattr(
+        scbd.experiments, "demo", lambda out, **kwargs: pd.DataFrame({"z_c white": [0.5]}, index=["alpha = 3"])
+    )
+    assert main(["demo", "--out", str(tmp_path), "--alpha", "3"]) == 0
+    assert "alpha = 3" in capsys.readouterr().out
+    for arguments in (["--help"], ["run", "--help"], ["demo", "--help"]):
+        with pytest.raises(SystemExit) as leaving:
+            main(arguments)
+        assert leaving.value.code == 0
+    assert "--alpha" in capsys.readouterr().out
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
+    import scbd.experiments
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scbd.experiments, "demo", interrupted)
+    assert main(["demo"]) == 130
+    assert "interrupted" in capsys.readouterr().err
