@@ -39,6 +39,7 @@ types: $(VENV)/.ready
 	$(BIN)/mypy
 
 # executed into a scratch folder: committed outputs stay as they are
+notebooks: export SCBD_NOTEBOOK_STEPS ?= 100
 notebooks: $(VENV)/.ready
 	$(BIN)/jupyter nbconvert --to notebook --execute --output-dir build/notebooks notebooks/*.ipynb
 

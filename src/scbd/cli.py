@@ -65,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
     )
+    model.add_argument(
+        "--no-standardize", dest="standardize", action="store_false", help="keep each channel's mean and scale"
+    )
     model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
     train = run.add_argument_group("training")
     length = train.add_mutually_exclusive_group()
@@ -115,6 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "invariance",
         "image_size",
         "intensity",
+        "standardize",
         "augment",
     )
     train = ["max_steps", "max_epochs", "batch_size", "perturbations_per_batch", "lr", "weight_decay", "split"]

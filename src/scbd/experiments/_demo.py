@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scbd.metrics.probes import Classifier
 
 SETTINGS: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
-TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 1e-3, "batch_size": 256, "split": "split", "load_best": False}
+TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}
 RANDOM = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}  # BatchNorm sees the data, weights stay as they are
 
 

@@ -118,7 +118,11 @@ def evaluate(adata: AnnData, label_keys: Sequence[str], *, seed: int = 0) -> pd.
     for label in label_keys:
         for name, key in _EMBEDDINGS.items():
             rows.append(
-                {"embedding": name, "label": label, **label_probe(adata.obsm[key], adata.obs[label], seed=seed)}
+                {
+                    "embedding": name,
+                    "label": label,
+                    **label_probe(adata.obsm[key], adata.obs[label], max_cells=100_000, seed=seed),
+                }
             )
     return pd.DataFrame(rows)
 

@@ -1,5 +1,32 @@
 """Numbers about embeddings. Stands on numpy, pandas and scikit-learn; imports neither scvi-tools nor a model."""
 
+from scbd.metrics.aggregate import aggregate
+from scbd.metrics.complexes import complex_table, relationship_interval
+from scbd.metrics.mixing import batch_mixing
 from scbd.metrics.probes import batch_probe, label_probe, predict_labels
+from scbd.metrics.relationships import (
+    Relations,
+    relationship_area,
+    relationship_average_precision,
+    relationship_curve,
+    relationship_recall,
+)
+from scbd.metrics.report import benchmark, styled, summarise
 
-__all__ = ["batch_probe", "label_probe", "predict_labels"]
+__all__ = [
+    "Relations",
+    "aggregate",
+    "batch_mixing",
+    "batch_probe",
+    "benchmark",
+    "complex_table",
+    "label_probe",
+    "predict_labels",
+    "relationship_area",
+    "relationship_average_precision",
+    "relationship_curve",
+    "relationship_interval",
+    "relationship_recall",
+    "styled",
+    "summarise",
+]

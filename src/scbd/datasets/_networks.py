@@ -1,0 +1,186 @@
+"""Networks of known relations between genes, all as frames of ``source`` and ``target``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import pandas as pd
+
+logger = logging.getLogger(__name__)
+
+_PAIRS_URL = "https://raw.githubusercontent.com/recursionpharma/EFAAR_benchmarking/trunk/efaar_benchmarking/benchmark_annotations/"
+# file and licence of the pair files of the EFAAR benchmarking repository
+PAIRS = {
+    "corum": ("CORUM.txt", "CC-BY-NC 4.0"),
+    "humap": ("HuMAP.txt", "CC-BY 4.0"),
+    "reactome": ("Reactome.txt", "CC0 1.0"),
+    "signor": ("SIGNOR.txt", "CC-BY-NC 4.0"),
+    "stringdb": ("StringDB.txt", "CC-BY 4.0"),
+}
+_CHECKSUMS = {
+    "CORUM.txt": "sha256:edaafc77a184ef452996d211e9fe1699615315a36e1efc9d602042c06168a695",
+    "HuMAP.txt": "sha256:6d08074df77f1a7274e754bc6e5e29aa438004bec0a13cbfb934c2c81328f3c4",
+    "Reactome.txt": "sha256:ed3cd0fc32d2fe3510f167e9df39668bc9637348d78787615d3f970b2b862e70",
+    "SIGNOR.txt": "sha256:00525d3a90198378b54c5c3093374d5c9ee0550bbd799f06b443512a465bcad3",
+    "StringDB.txt": "sha256:7955c846a551530c07b1eb508404cf15ef0b77ea39ad2368ed40c5c099dedb8c",
+    "allComplexes_v3.0.txt": "sha256:833a2b73db8d745070daf86c22c9ca5c844a33483f4a15aaed4c4c80dbafe521",
+}
+_CORUM_URL = "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt"
+
+
+def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human") -> pd.DataFrame:
+    """Protein complexes of CORUM, one row a complex and gene.
+
+    CORUM is licensed CC-BY-NC 4.0 (not for commercial use), so it is fetched and not shipped.
+
+    Parameters
+    ----------
+    path
+        The official table ``allComplexes`` (tab-separated; releases 3.0 to 5.x name and order columns differently,
+        and are read by name), or a file of one complex a line, ``name<TAB>GENE GENE …``. By default release 3.0 is
+        downloaded once, with a checksum.
+    organism
+        Keep complexes of this organism, where the table tells.
+
+    Returns
+    -------
+    Frame ``source`` (complex), ``target`` (gene symbol), without repetitions.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is of neither form, or has no complex of the organism.
+
+    References
+    ----------
+    Giurgiu et al. (2019), CORUM: the comprehensive resource of mammalian protein complexes (2019).
+    """
+    if path is None:
+        path = _fetch(_CORUM_URL, "allComplexes_v3.0.txt", "CORUM 3.0", "CC-BY-NC 4.0")
+    path = _existing(path)
+    with path.open(encoding="utf-8") as file:
+        header = [_plain(name) for name in file.readline().rstrip("\n").split("\t")]
+    if len(header) == 2:
+        return gene_sets(path)
+    # 3.0: ComplexID, ComplexName, Organism, subunits(Gene name); 5.x: complex_id, …, subunits_gene_name
+    wanted = {"id": "complexid", "name": "complexname", "organism": "organism", "genes": "subunitsgenename"}
+    if not set(wanted.values()) <= set(header):
+        msg = f"{path} is no CORUM table: it lacks columns for {', '.join(sorted(set(wanted.values()) - set(header)))}."
+        raise ValueError(msg)
+    table = pd.read_csv(path, sep="\t", names=header, skiprows=1, dtype=str, keep_default_na=False, quoting=3)
+    table = table[table[wanted["organism"]].str.lower() == organism.lower()]
+    if table.empty:
+        msg = f"{path} has no complex of organism {organism!r}."
+        raise ValueError(msg)
+    name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
+    # different complexes may bear one name, and are not one complex
+    name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
+    return _tidy(pd.DataFrame({"source": name, "target": genes}).explode("target"))
+
+
+def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read sets of genes, one a line: ``name<TAB>GENE GENE …`` (also tab-separated genes, as in GMT files).
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a line has no name and genes.
+    """
+    path = _existing(path)
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        name, tab, genes = line.partition("\t")
+        if line.strip() and not tab:
+            msg = f"{path}, line {number}: a set is a name, a tab and genes; got {line[:60]!r}."
+            raise ValueError(msg)
+        rows += [(name, gene) for gene in genes.split()]
+    return _tidy(pd.DataFrame(rows, columns=["source", "target"]))
+
+
+def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read related pairs from a CSV whose first two columns are genes; each pair is kept once, in order.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If there are fewer than two columns.
+    """
+    path = _existing(path)
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if table.shape[1] < 2:
+        msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
+        raise ValueError(msg)
+    first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
+    swap = first > second
+    source, target = first.mask(swap, second), second.mask(swap, first)
+    return _tidy(pd.DataFrame({"source": source, "target": target})[first != second])
+
+
+def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.DataFrame:
+    """Pairs of related genes from the EFAAR map benchmark: CORUM, HuMAP, Reactome, SIGNOR or StringDB.
+
+    Parameters
+    ----------
+    name
+        ``"corum"``, ``"humap"``, ``"reactome"``, ``"signor"`` or ``"stringdb"``.
+    path
+        The file or its folder; downloaded once, with a checksum, by default. Each has a licence of its own, which is
+        logged.
+
+    Returns
+    -------
+    Frame ``source``, ``target``: each unordered pair once.
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+    FileNotFoundError
+        If there is no such file.
+
+    References
+    ----------
+    Celik et al. (2024), Building, benchmarking, and exploring perturbative maps.
+    """
+    if name not in PAIRS:
+        msg = f"There is no network {name!r}: use one of {', '.join(PAIRS)}."
+        raise ValueError(msg)
+    file, licence = PAIRS[name]
+    if path is None:
+        path = _fetch(_PAIRS_URL + file, file, name, licence)
+    elif Path(path).is_dir():
+        path = Path(path) / file
+    return gene_pairs(path)
+
+
+def _fetch(url: str, file: str, name: str, licence: str) -> Path:
+    import pooch
+
+    logger.info("%s is licensed %s; you agree to its terms by using it.", name, licence)
+    folder = pooch.os_cache("scbd") / "networks"
+    return Path(pooch.retrieve(url, known_hash=_CHECKSUMS[file], fname=file, path=folder))
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    if not Path(path).is_file():
+        msg = f"There is no file {path}."
+        raise FileNotFoundError(msg)
+    return Path(path)
+
+
+def _plain(column: str) -> str:
+    return re.sub(r"[^a-z]", "", column.lower())
+
+
+def _tidy(net: pd.DataFrame) -> pd.DataFrame:
+    net = net.assign(target=net["target"].str.strip())
+    return net[net["target"] != ""].drop_duplicates().reset_index(drop=True)

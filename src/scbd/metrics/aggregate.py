@@ -1,0 +1,173 @@
+"""From cells to guides to genes: the profiles that relationships are read from."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+logger = logging.getLogger(__name__)
+
+Average = Literal["mean", "median"]
+Standardize = Literal["with_control", "genes"]
+
+_BLOCK = 65_536
+
+
+def aggregate(
+    adata: AnnData,
+    embedding_key: str,
+    *,
+    gene_key: str,
+    guide_key: str | None = None,
+    control: str = "nontargeting",
+    average: Average = "mean",
+    standardize: Standardize | None = "with_control",
+    min_cells: int = 1,
+    min_guides: int = 1,
+) -> AnnData:
+    """Average cells to guides and guides to genes, subtract the control, standardise each component over genes.
+
+    The paper's protocol (appendix, CORUM prediction). A guide counts as much as another of its gene, however many cells
+    it has. Embeddings are read in blocks, so that one that lies on disk (a memory-map) takes constant memory; the
+    median reads one guide at a time.
+
+    Parameters
+    ----------
+    adata
+        Embedded cells.
+    embedding_key
+        Key in ``obsm``, ``(N, D)``.
+    gene_key
+        Column of ``obs`` with the perturbed gene.
+    guide_key
+        Column of ``obs`` with the guide; without it, cells are averaged to genes directly.
+    control
+        Value of ``gene_key`` for cells that were not perturbed.
+    average
+        ``"mean"`` or ``"median"`` of cells; guides are always averaged by their mean.
+    standardize
+        ``"with_control"``: the control's row of zeros takes part, as in the published script; ``"genes"``: over genes
+        alone; `None` leaves values as differences from the control.
+    min_cells
+        Drop guides with fewer cells.
+    min_guides
+        Drop genes with fewer guides (after guides were dropped).
+
+    Returns
+    -------
+    AnnData ``(genes, D)`` float32 without the control; ``obs``: ``n_cells``, ``n_guides``; ``uns["aggregate"]``: the
+    settings, and the guides and genes that were dropped.
+
+    Raises
+    ------
+    KeyError
+        If a key is missing.
+    ValueError
+        If there is no control, labels are missing, the embedding is not finite, or fewer than two genes are left.
+    """
+    from anndata import AnnData
+
+    if average not in get_args(Average):
+        msg = f"average={average!r} is not known: use 'mean' or 'median'."
+        raise ValueError(msg)
+    if standardize is not None and standardize not in get_args(Standardize):
+        msg = f"standardize={standardize!r} is not known: use 'with_control', 'genes' or None."
+        raise ValueError(msg)
+    cells = _labels(adata, embedding_key, gene_key, guide_key)
+    if control not in set(cells["gene"]):
+        some = ", ".join(map(repr, pd.unique(cells["gene"])[:5]))
+        msg = (
+            f"No cell has control {control!r} in obs[{gene_key!r}] (it holds {some}, …): name the control with control."
+        )
+        raise ValueError(msg)
+    guides = cells.drop_duplicates().reset_index(drop=True)
+    code = cells.merge(guides.reset_index(), how="left")["index"].to_numpy()
+    guides["n_cells"] = np.bincount(code, minlength=len(guides))
+    means = _averages(adata.obsm[embedding_key], code, len(guides), average)
+    guides_kept = guides["n_cells"] >= min_cells
+    of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
+    genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))
+    genes_kept = (genes["n_guides"] >= min_guides) | (genes.index == control)
+    values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
+    genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
+    if control not in values.index or len(values) < 3:
+        msg = (
+            f"After dropping guides with fewer than {min_cells} cells and genes with fewer than {min_guides} guides, "
+            f"{len(values)} genes are left{'' if control in values.index else ', and no control'}: lower the thresholds."
+        )
+        raise ValueError(msg)
+    dropped = {
+        "guides": sorted(guides.loc[~guides_kept, "guide"].astype(str)),
+        "genes": sorted(set(guides["gene"].astype(str)) - set(values.index.astype(str))),
+    }
+    if dropped["guides"] or dropped["genes"]:
+        logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
+    profiles = _standardized(values - values.loc[control], control, standardize)
+    return AnnData(
+        X=profiles.to_numpy(np.float32),
+        obs=genes.drop(control).set_index(genes.drop(control).index.astype(str)),
+        var=pd.DataFrame(index=[f"{embedding_key}_{i}" for i in range(profiles.shape[1])]),
+        uns={
+            "aggregate": {"control": control, "average": average, "standardize": str(standardize), "dropped": dropped}
+        },
+    )
+
+
+def _labels(adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None) -> pd.DataFrame:
+    if embedding_key not in adata.obsm:
+        msg = f"obsm has no {embedding_key!r} (its keys: {', '.join(adata.obsm.keys()) or 'none'})."
+        raise KeyError(msg)
+    columns = {"gene": gene_key, "guide": guide_key or gene_key}
+    for key in columns.values():
+        if key not in adata.obs:
+            msg = f"obs has no {key!r} (its keys: {', '.join(adata.obs.columns)})."
+            raise KeyError(msg)
+        missing = int(adata.obs[key].isna().sum())
+        if missing:
+            msg = f"obs[{key!r}] has no value for {missing} of {adata.n_obs} cells: drop these cells."
+            raise ValueError(msg)
+    return pd.DataFrame({name: adata.obs[key].to_numpy() for name, key in columns.items()}).astype(str)
+
+
+def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
+    """Mean or median of each group's rows, float64 ``(n, D)``."""
+    out = np.zeros((n, embedding.shape[1]))
+    if average == "median":
+        order = np.argsort(code, kind="stable")
+        for group, rows in enumerate(np.split(order, np.cumsum(np.bincount(code, minlength=n))[:-1])):
+            out[group] = np.median(_finite(embedding[np.sort(rows)]), axis=0)
+        return out
+    from scipy import sparse
+
+    for start in range(0, len(code), _BLOCK):
+        block = _finite(embedding[start : start + _BLOCK])
+        rows = code[start : start + _BLOCK]
+        member = sparse.csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))), shape=(n, len(rows)))
+        out += member @ block
+    return out / np.bincount(code, minlength=n)[:, None]
+
+
+def _finite(block: Any) -> np.ndarray:
+    block = np.asarray(block, dtype=np.float64)
+    bad = ~np.isfinite(block).all(axis=1)
+    if bad.any():
+        msg = (
+            f"The embedding holds NaN or infinity in {bad.sum()} cells of a block of {len(block)}: drop or repair them."
+        )
+        raise ValueError(msg)
+    return block
+
+
+def _standardized(profiles: pd.DataFrame, control: str, standardize: Standardize | None) -> pd.DataFrame:
+    genes = profiles.drop(control)
+    if standardize is None:
+        return genes
+    reference = profiles if standardize == "with_control" else genes
+    sd = reference.std(ddof=1)
+    return (genes - reference.mean()) / sd.where(sd > 0, 1.0)

@@ -1,0 +1,312 @@
+"""Do genes that work together look alike? Precision, recall and average precision against networks of known relations.
+
+A network is a frame with ``source`` and ``target``, as decoupler and mantispy use them. It is read in one of two ways.
+Where sources are names of sets (complexes, pathways), two targets are related if they share a source; where they are
+genes themselves (pairs), source and target are related. Similarity is the cosine of two profiles. A threshold on it
+predicts a relation, in *both* tails: genes of one complex may have opposite effects.
+
+References
+----------
+Makino et al. (2025), appendix, CORUM prediction; Celik et al. (2024), Building, benchmarking, and exploring
+perturbative maps of transcriptional and morphological data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+
+Universe = Literal["annotated", "profiles"]
+
+# the published script's percentiles; the text says up to 100, where nothing is predicted and precision is not defined
+PERCENTILES = tuple(range(80, 100))
+
+
+class Relations:
+    """Cosines of all pairs of genes, and which of them are known to be related.
+
+    Parameters
+    ----------
+    profiles
+        One row a gene, values used as they are: see :func:`scbd.metrics.aggregate`.
+    net
+        Frame with ``source`` and ``target``.
+    gene_key
+        Column of ``obs`` with the gene symbols; ``obs_names`` by default.
+    universe
+        ``"annotated"``: genes with at least one known partner among the profiles, the paper's choice;
+        ``"profiles"``: every gene given, the choice of published map benchmarks.
+
+    Attributes
+    ----------
+    genes
+        Symbols, ``(G,)``.
+    unit
+        Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
+    cosine
+        float32 or float64 ``(G, G)``.
+    related
+        bool ``(G, G)``, symmetric, false on the diagonal.
+    """
+
+    def __init__(
+        self, profiles: AnnData, net: pd.DataFrame, *, gene_key: str | None = None, universe: Universe = "annotated"
+    ) -> None:
+        if universe not in get_args(Universe):
+            msg = f"universe={universe!r} is not known: use 'annotated' or 'profiles'."
+            raise ValueError(msg)
+        genes, x = _profiles(profiles, gene_key)
+        related = _related(genes, net)
+        if universe == "annotated":
+            keep = np.flatnonzero(np.diff(related.indptr))
+            genes, x, related = genes[keep], x[keep], related[keep][:, keep]
+        self.genes = genes
+        norm = np.linalg.norm(x, axis=1, keepdims=True)
+        self.unit = x / np.where(norm > 0, norm, 1)
+        self.cosine = self.unit @ self.unit.T
+        self.related = related.toarray()
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and relation of each pair once, both ``(G (G - 1) / 2,)``."""
+        upper = np.triu(np.ones(self.cosine.shape, dtype=bool), k=1)
+        return self.cosine[upper], self.related[upper]
+
+
+def relationship_curve(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame | None = None,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    diagonal: bool = True,
+    gene_key: str | None = None,
+    universe: Universe = "annotated",
+) -> pd.DataFrame:
+    """Precision and recall of known relations at a series of thresholds: the paper's protocol.
+
+    At percentile ``i``, a pair is predicted to be related if its cosine is at least the ``i``-th percentile of all
+    cosines, or at most the ``100 - i``-th.
+
+    Parameters
+    ----------
+    profiles
+        One row a gene (or :class:`Relations`, which several metrics can share).
+    net
+        Frame with ``source`` and ``target``.
+    percentiles
+        Thresholds; 80 to 99 as in the published script.
+    diagonal
+        Take percentiles over the full square matrix, each gene's cosine of 1 with itself included, as the published
+        script does; ``False`` takes them over pairs of different genes.
+    gene_key, universe
+        See :class:`Relations`.
+
+    Returns
+    -------
+    Frame ``percentile, precision, recall``. An embedding without information has a precision of the prevalence of
+    relations and a recall of ``2 (100 - percentile) / 100``.
+
+    Raises
+    ------
+    ValueError
+        If no gene has a known partner, genes repeat, or profiles are not finite.
+    """
+    relations = relations_of(profiles, net, gene_key, universe)
+    cosine, related = relations.pairs()
+    reference = relations.cosine.ravel() if diagonal else cosine
+    grid = np.asarray(percentiles, dtype=float)
+    upper, lower = np.percentile(reference, grid), np.percentile(reference, 100 - grid)
+    # one sort of all pairs and one of the related ones, then counts by bisection
+    n_predicted = _outside(np.sort(cosine), lower, upper)
+    n_found = _outside(np.sort(cosine[related]), lower, upper)
+    with np.errstate(invalid="ignore"):
+        precision = np.where(n_predicted > 0, n_found / n_predicted, np.nan)
+    return pd.DataFrame({"percentile": grid, "precision": precision, "recall": n_found / related.sum()})
+
+
+def relationship_area(curve: pd.DataFrame) -> float:
+    """Area under a precision-recall curve by the trapezoid rule, over the recalls that the curve spans.
+
+    Parameters
+    ----------
+    curve
+        From :func:`relationship_curve`.
+
+    Raises
+    ------
+    ValueError
+        If the curve has fewer than two points.
+    """
+    curve = curve.dropna().sort_values("recall")
+    if len(curve) < 2:
+        msg = f"An area needs at least two points of a curve, there are {len(curve)}: give more percentiles."
+        raise ValueError(msg)
+    return float(np.trapezoid(curve["precision"], curve["recall"]))
+
+
+def relationship_recall(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame | None = None,
+    *,
+    tail: float = 0.05,
+    gene_key: str | None = None,
+    universe: Universe = "annotated",
+) -> float:
+    """Fraction of known relations whose cosine is in one of both tails of all pairs' cosines.
+
+    The measure of published map benchmarks. Ranks are taken in the sorted cosines of all pairs of different genes;
+    ties count for neither tail.
+
+    Parameters
+    ----------
+    profiles, net, gene_key, universe
+        See :func:`relationship_curve`.
+    tail
+        Size of each tail; an embedding without information recovers ``2 tail``.
+
+    Raises
+    ------
+    ValueError
+        If ``tail`` is not between 0 and 0.5, or see :func:`relationship_curve`.
+    """
+    if not 0 < tail < 0.5:
+        msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
+        raise ValueError(msg)
+    cosine, related = relations_of(profiles, net, gene_key, universe).pairs()
+    ordered, known = np.sort(cosine), cosine[related]
+    # first and last place of each value among the sorted ones, from 0 to 1
+    first = np.searchsorted(ordered, known, side="left") / (len(ordered) - 1)
+    last = (np.searchsorted(ordered, known, side="right") - 1) / (len(ordered) - 1)
+    return float(np.mean((first >= 1 - tail) | (last <= tail)))
+
+
+def relationship_average_precision(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame | None = None,
+    *,
+    gene_key: str | None = None,
+    universe: Universe = "annotated",
+) -> float:
+    """Average precision of known relations when pairs are ranked by cosine; without information, their prevalence.
+
+    Parameters
+    ----------
+    profiles, net, gene_key, universe
+        See :func:`relationship_curve`.
+
+    Raises
+    ------
+    ValueError
+        See :func:`relationship_curve`.
+    """
+    cosine, related = relations_of(profiles, net, gene_key, universe).pairs()
+    ordered, known = np.sort(cosine), np.sort(cosine[related])
+    # precision just below each known relation, ties taken together as scikit-learn does
+    values = np.unique(known)
+    n_at_least = len(ordered) - np.searchsorted(ordered, values, side="left")
+    n_known = len(known) - np.searchsorted(known, values, side="left")
+    gained = n_known - np.append(n_known[1:], 0)
+    return float(np.sum(gained * n_known / n_at_least) / len(known))
+
+
+def relations_of(
+    profiles: AnnData | Relations, net: pd.DataFrame | None, gene_key: str | None, universe: Universe
+) -> Relations:
+    """Relations as given, or made from profiles and a network."""
+    if isinstance(profiles, Relations):
+        return profiles
+    if net is None:
+        msg = "net is missing: give a frame with source and target, for example scbd.datasets.corum()."
+        raise ValueError(msg)
+    return Relations(profiles, net, gene_key=gene_key, universe=universe)
+
+
+def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Symbols and finite values, one row a gene."""
+    if gene_key is not None and gene_key not in profiles.obs:
+        msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
+        raise KeyError(msg)
+    genes = profiles.obs_names if gene_key is None else profiles.obs[gene_key]
+    genes = np.asarray(genes, dtype=object).astype(str)
+    names, counts = np.unique(genes, return_counts=True)
+    if (counts > 1).any():
+        msg = (
+            f"{(counts > 1).sum()} genes have several profiles ({', '.join(names[counts > 1][:5])}): average them, for "
+            "example with scbd.metrics.aggregate."
+        )
+        raise ValueError(msg)
+    x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
+    bad = ~np.isfinite(x).all(axis=1)
+    if bad.any():
+        msg = f"{bad.sum()} profiles hold NaN or infinity ({', '.join(genes[bad][:5])}): drop them or repair them."
+        raise ValueError(msg)
+    return genes, x.astype(np.promote_types(x.dtype, np.float32))
+
+
+def _related(genes: np.ndarray, net: pd.DataFrame) -> sparse.csr_array:
+    """Which genes are known to be related, ``(G, G)`` without diagonal."""
+    missing = {"source", "target"} - set(net.columns)
+    if missing:
+        msg = f"net lacks {' and '.join(sorted(missing))} (its columns: {', '.join(map(str, net.columns))})."
+        raise KeyError(msg)
+    row = pd.Series(np.arange(len(genes)), index=genes)
+    net = net[["source", "target"]].astype(str).drop_duplicates()
+    inside = net[net["target"].isin(row.index)]
+    n = len(genes)
+    if is_pairs(net):
+        inside = inside[inside["source"].isin(row.index)]
+        one, two = row[inside["source"]].to_numpy(), row[inside["target"]].to_numpy()
+        related = sparse.csr_array((np.ones(len(one), dtype=bool), (one, two)), shape=(n, n))
+        related = related + related.T
+    else:
+        of_set = pd.factorize(inside["source"])[0]
+        shape = (n, of_set.max(initial=-1) + 1)
+        member = sparse.csr_array(
+            (np.ones(len(inside), dtype=np.int32), (row[inside["target"]].to_numpy(), of_set)), shape=shape
+        )
+        related = (member @ member.T).astype(bool)
+    related = sparse.csr_array(related)
+    related.setdiag(False)
+    related.eliminate_zeros()
+    if not related.nnz:
+        raise ValueError(_why_none(genes, net))
+    return related
+
+
+def is_pairs(net: pd.DataFrame) -> bool:
+    """Whether sources are genes like the targets (pairs) rather than names of sets."""
+    return bool(net["source"].isin(net["target"]).mean() > 0.5)
+
+
+def _why_none(genes: np.ndarray, net: pd.DataFrame) -> str:
+    """Say which mismatch of symbols it looks like when nothing matches."""
+    said = f"None of the {len(genes)} profiles has a known partner among the {net['target'].nunique()} genes of net"
+    targets = set(net["target"])
+    if set(genes) & targets:
+        return f"{said}, though {len(set(genes) & targets)} of the symbols are there: each is alone in its set."
+    upper = {gene.upper() for gene in genes}
+    if upper & {t.upper() for t in targets}:
+        return f"{said}: they differ in upper and lower case (profiles: {genes[0]!r}, net: {next(iter(targets))!r})."
+    if sum(gene.startswith("ENS") for gene in genes) > len(genes) / 2:
+        return f"{said}: the profiles carry Ensembl identifiers, net carries symbols like {next(iter(targets))!r}."
+    if sum(gene.isdigit() for gene in genes) > len(genes) / 2:
+        return f"{said}: the profiles carry numbers (Entrez identifiers?), net symbols like {next(iter(targets))!r}."
+    close = difflib.get_close_matches(str(genes[0]), list(targets), n=1)
+    hint = f" (the nearest to {genes[0]!r} is {close[0]!r})" if close else f" (for example {genes[0]!r})"
+    return f"{said}{hint}: name the column of gene symbols with gene_key, or map aliases to symbols first."
+
+
+def _outside(ordered: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """How many sorted values are at most ``lower`` or at least ``upper``."""
+    low = np.searchsorted(ordered, lower, side="right")
+    high = len(ordered) - np.searchsorted(ordered, upper, side="left")
+    # where the thresholds meet, every value is outside and would be counted twice
+    return np.minimum(low + high, len(ordered))

@@ -1,0 +1,137 @@
+"""Biology up, batch down: the paper's figure, and what stands behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+_NAMES = {
+    "relationship_area": "area, known relations",
+    "relationship_recall": "recall of known relations",
+    "relationship_average_precision": "average precision, known relations",
+    "y_probe_f1": "F1 of the perturbation",
+    "e_probe_f1": "F1 of the environment",
+    "ilisi": "mixing of environments (iLISI)",
+}
+# told apart in grey as well
+_STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#000000", (0, (5, 1, 1, 1)))]
+
+
+def benchmark(
+    frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw two panels, one bar a representation: how much biology (higher is better), how much batch (lower is better).
+
+    Parameters
+    ----------
+    frame
+        From :func:`scbd.metrics.benchmark`: ``metric, representation, key, value``. Several keys of a representation
+        (training seeds) give a bar of their mean, with their standard deviation.
+    biology, batch
+        Metrics of the panels. By default the first there is of the relationship area and the perturbation probe.
+    axes
+        Two axes to draw on.
+
+    Returns
+    -------
+    The two axes.
+
+    Raises
+    ------
+    ValueError
+        If a metric is not in the frame.
+    """
+    import matplotlib.pyplot as plt
+
+    if biology is None:
+        biology = "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
+    for metric in (biology, batch):
+        if not (frame["metric"] == metric).any():
+            msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
+            raise ValueError(msg)
+    if axes is None:
+        _, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    order = list(dict.fromkeys(frame["representation"]))
+    for ax, metric, good in zip(axes, (biology, batch), ("higher", "lower"), strict=True):
+        values = frame[frame["metric"] == metric].groupby("representation")["value"]
+        mean, sd = values.mean().reindex(order), values.std().reindex(order).fillna(0)
+        ax.bar(order, mean, yerr=sd.where(sd > 0), color="#56B4E9", edgecolor="k", capsize=4)
+        ax.set(ylabel=_NAMES.get(metric, metric), title=f"{good} is better")
+        ax.tick_params(axis="x", rotation=20)
+    chance = frame.loc[frame["metric"] == "e_probe_chance_f1", "value"]
+    if batch == "e_probe_f1" and len(chance):
+        axes[1].axhline(chance.mean(), ls="--", color="k", lw=1, label="chance")
+        axes[1].legend(frameon=False)
+    return axes
+
+
+def relationship_curve(
+    curves: pd.DataFrame | Mapping[str, pd.DataFrame], *, prevalence: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw precision against recall of known relations.
+
+    Parameters
+    ----------
+    curves
+        From :func:`scbd.metrics.relationship_curve`, one or several by name.
+    prevalence
+        Fraction of pairs that are related, drawn as a line: the precision without information.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+    """
+    import matplotlib.pyplot as plt
+
+    if isinstance(curves, pd.DataFrame):
+        curves = {"": curves}
+    if ax is None:
+        _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
+    for i, (name, curve) in enumerate(curves.items()):
+        color, line = _STYLES[i % len(_STYLES)]
+        ax.plot(curve["recall"], curve["precision"], color=color, ls=line, marker="o", ms=3, label=name or None)
+    if prevalence is not None:
+        ax.axhline(prevalence, color="0.5", lw=1, label="no information")
+    ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=False)
+    return ax
+
+
+def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Axes:
+    """Draw the mean cosine of the complexes that are found most clearly.
+
+    Parameters
+    ----------
+    table
+        From :func:`scbd.metrics.complex_table`.
+    n
+        How many.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. Filled: false discovery rate below 5 %.
+    """
+    import matplotlib.pyplot as plt
+
+    shown = table.head(n).iloc[::-1]
+    if ax is None:
+        _, ax = plt.subplots(figsize=(6.5, 0.28 * len(shown) + 1), layout="constrained")
+    found = (shown["fdr"] < 0.05).to_numpy()
+    names = [f"{name[:48]} ({size})" for name, size in zip(shown.index.astype(str), shown["size"], strict=True)]
+    ax.hlines(names, 0, shown["mean_cosine"], color="0.7")
+    ax.scatter(shown["mean_cosine"], names, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3)
+    ax.set(xlabel="mean cosine between its genes", xlim=(min(0, shown["mean_cosine"].min()), 1))
+    ax.margins(y=0.02)
+    return ax
