@@ -109,20 +109,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from scbd.data import open_screen
     from scbd.experiments import run
 
-    model = (
-        "encoder",
-        "n_latent",
-        "alpha",
-        "temperature",
-        "style_target",
-        "invariance",
-        "image_size",
-        "intensity",
-        "standardize",
-        "augment",
-    )
-    train = ["max_steps", "max_epochs", "batch_size", "perturbations_per_batch", "lr", "weight_decay", "split"]
-    train += ["early_stopping", "accelerator", "precision"]
+    model = "encoder n_latent alpha temperature style_target invariance image_size intensity standardize augment"
+    train = "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split early_stopping"
+    train += " accelerator precision"
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
     table = run(
         open_screen(arguments.cells, image_key=arguments.image_key),
@@ -130,8 +119,8 @@ def _run(arguments: argparse.Namespace) -> int:
         e_key=e_key,
         out=arguments.out,
         image_key=arguments.image_key,
-        model_kwargs={name: getattr(arguments, name) for name in model},
-        train_kwargs={name: getattr(arguments, name) for name in train}
+        model_kwargs={name: getattr(arguments, name) for name in model.split()},
+        train_kwargs={name: getattr(arguments, name) for name in train.split()}
         | {"plan_kwargs": {"n_steps_alpha_warmup": arguments.alpha_warmup}},
         resume=arguments.resume,
         seed=arguments.seed,

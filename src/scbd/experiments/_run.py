@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PCA_KEY = "X_pixel_pca"
+_PROBE_CELLS = 100_000
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PCA_KEY}
 
 
@@ -117,13 +118,8 @@ def evaluate(adata: AnnData, label_keys: Sequence[str], *, seed: int = 0) -> pd.
     rows = []
     for label in label_keys:
         for name, key in _EMBEDDINGS.items():
-            rows.append(
-                {
-                    "embedding": name,
-                    "label": label,
-                    **label_probe(adata.obsm[key], adata.obs[label], max_cells=100_000, seed=seed),
-                }
-            )
+            scores = label_probe(adata.obsm[key], adata.obs[label], max_cells=_PROBE_CELLS, seed=seed)
+            rows.append({"embedding": name, "label": label, **scores})
     return pd.DataFrame(rows)
 
 

@@ -156,5 +156,5 @@ def _minimise(
             value = value + loss.detach()
         return value
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    optimiser.step(closure)
     return parameters.detach(), float(closure()) * n

@@ -99,7 +99,8 @@ def aggregate(
     if control not in values.index or len(values) < 3:
         msg = (
             f"After dropping guides with fewer than {min_cells} cells and genes with fewer than {min_guides} guides, "
-            f"{len(values)} genes are left{'' if control in values.index else ', and no control'}: lower the thresholds."
+            f"{len(values)} genes are left, the control {'among' if control in values.index else 'not among'} them: "
+            "lower the thresholds."
         )
         raise ValueError(msg)
     dropped = {
@@ -109,13 +110,12 @@ def aggregate(
     if dropped["guides"] or dropped["genes"]:
         logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
     profiles = _standardized(values - values.loc[control], control, standardize)
+    settings = {"control": control, "average": average, "standardize": str(standardize), "dropped": dropped}
     return AnnData(
         X=profiles.to_numpy(np.float32),
         obs=genes.drop(control).set_index(genes.drop(control).index.astype(str)),
         var=pd.DataFrame(index=[f"{embedding_key}_{i}" for i in range(profiles.shape[1])]),
-        uns={
-            "aggregate": {"control": control, "average": average, "standardize": str(standardize), "dropped": dropped}
-        },
+        uns={"aggregate": settings},
     )
 
 

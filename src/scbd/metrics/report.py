@@ -98,7 +98,7 @@ def benchmark(
         msg = "net needs gene_key, the column of obs with the perturbed gene."
         raise ValueError(msg)
     if not isinstance(embeddings, dict):
-        embeddings = {key: key for key in embeddings}  # type: ignore[union-attr]
+        embeddings = {key: key for key in embeddings}
     keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
     for key in [key for several in keys.values() for key in several]:
         if key not in adata.obsm:
