@@ -60,12 +60,37 @@ def test_nearest_mean_asks_for_the_embedding_as_it_is():
     assert (predict_labels(z, labels, z, classifier="nearest_mean") == labels).mean() < 0.7
 
 
+def test_groups_are_not_split():
+    """A label that follows from the group: readable cell by cell, not from groups that were never seen."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(40, size=2000)
+    z = 5 * rng.normal(size=(40, 60))[group] + rng.normal(size=(2000, 60))
+    labels = (group % 2).astype(str)
+    assert label_probe(z, labels)["accuracy"] > 0.95
+    assert label_probe(z, labels, groups=group)["accuracy"] < 0.8
+
+
+def test_cells_to_learn_from_may_be_named():
+    z, labels = blobs()
+    train = np.arange(600) < 300
+    wrong = np.where(train, labels, "w0")
+    assert label_probe(z, labels, train=train)["accuracy"] > 0.99
+    assert label_probe(z, wrong, train=train)["accuracy"] == pytest.approx((labels[300:] == "w0").mean(), abs=0.02)
+
+
+def test_memory_maps(tmp_path):
+    z, labels = blobs()
+    np.save(tmp_path / "z.npy", z)
+    assert label_probe(np.load(tmp_path / "z.npy", mmap_mode="r"), labels) == label_probe(z, labels)
+
+
 def test_batch_probe_reads_a_table_and_crosses_columns():
     z, wells = blobs()
     adata = AnnData(obs=pd.DataFrame({"well": wells, "plate": ["a", "b"] * 300}, index=[str(i) for i in range(600)]))
     adata.obsm["Z"] = z
     assert batch_probe(adata, "Z", "well") == label_probe(z, wells)
     assert batch_probe(adata, "Z", ["plate", "well"])["f1"] < 0.7
+    assert batch_probe(adata, "Z", "well", group_key="plate")["accuracy"] > 0.99
     with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' \(its keys: Z\)"):
         batch_probe(adata, "X_scbd_c", "well")
     with pytest.raises(KeyError, match=r"obs has no 'plates' \(its keys: well, plate\)"):

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 PCA_KEY = "X_pixel_pca"
 _PROBE_CELLS = 100_000
+# with fewer, a score on cells that were not trained on is mostly noise
+_HELD_OUT_CELLS = 50
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PCA_KEY}
 
 
@@ -93,7 +95,7 @@ def run(
     adata.obsm[PCA_KEY] = pixel_pca(adata, image_key=image_key, seed=seed)
     e_column = CROSS.join(columns)
     adata.obs[e_column] = label_values(adata.obs, columns)
-    table = evaluate(adata, [y_key, e_column], seed=seed)
+    table = evaluate(adata, [y_key, e_column], train_indices=model.train_indices, seed=seed)
     model.save(str(out / "model"), overwrite=True)
     _write_table(table, out / "metrics.csv")
     _write_table(pd.read_csv(checkpoints / "history.csv", index_col="step"), out / "history.csv", index=True)
@@ -103,7 +105,9 @@ def run(
     return table
 
 
-def evaluate(adata: AnnData, label_keys: Sequence[str], *, seed: int = 0) -> pd.DataFrame:
+def evaluate(
+    adata: AnnData, label_keys: Sequence[str], *, train_indices: np.ndarray | None = None, seed: int = 0
+) -> pd.DataFrame:
     """How well z_c, z_s and a PCA of the pixels predict each label, one row an embedding and label.
 
     Parameters
@@ -112,13 +116,24 @@ def evaluate(adata: AnnData, label_keys: Sequence[str], *, seed: int = 0) -> pd.
         Embedded cells.
     label_keys
         Columns of ``obs``.
+    train_indices
+        Cells the encoders were trained on: probes learn from these and are tested on all others. Without them, or
+        where they leave too few others, probes split all cells at random.
     seed
         Seed of the probes.
+
+    Returns
+    -------
+    The scores of :func:`scbd.metrics.label_probe`, and ``tested_on``: ``"held-out cells"`` or ``"all cells"``.
     """
+    train = None
+    if train_indices is not None and adata.n_obs - len(train_indices) >= _HELD_OUT_CELLS:
+        train = np.isin(np.arange(adata.n_obs), train_indices)
     rows = []
     for label in label_keys:
         for name, key in _EMBEDDINGS.items():
-            scores = label_probe(adata.obsm[key], adata.obs[label], max_cells=_PROBE_CELLS, seed=seed)
+            scores: dict[str, Any] = {"tested_on": "all cells" if train is None else "held-out cells"}
+            scores |= label_probe(adata.obsm[key], adata.obs[label], train=train, max_cells=_PROBE_CELLS, seed=seed)
             rows.append({"embedding": name, "label": label, **scores})
     return pd.DataFrame(rows)
 

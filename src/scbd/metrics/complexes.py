@@ -156,20 +156,28 @@ class _Ordered:
             return float(np.sum(known * known_above / np.maximum(above, 1)) / known_up_to[-1])
         if score == "recall":
             first, last = (up_to - pairs) / (up_to[-1] - 1), (up_to - 1) / (up_to[-1] - 1)
-            return float(np.sum(known[(first >= 1 - tail) | (last <= tail)]) / known_up_to[-1])
+            return float(np.sum(known[(first > 1 - tail) | (last < tail)]) / known_up_to[-1])
         # percentiles over the square matrix: each pair twice, and a gene's cosine of 1 with each of its copies
         n_square = 2 * up_to[-1] + np.square(weight.astype(np.float64)).sum()
-        points = np.array([self._outside(up_to, known_up_to, n_square, p) for p in PERCENTILES])
+        points = np.array([_outside(pairs, up_to, known_up_to, n_square, p) for p in PERCENTILES])
         precision, recall = points[:, 1] / np.maximum(points[:, 0], 1), points[:, 1] / known_up_to[-1]
         return float(-np.trapezoid(precision, recall))
 
-    def _outside(self, up_to: np.ndarray, known: np.ndarray, n_square: float, percentile: float) -> tuple[float, float]:
-        """Weight of all pairs, and of related ones, outside of the two percentiles."""
-        low = np.searchsorted(2 * up_to, (100 - percentile) / 100 * (n_square - 1) + 1, side="right")
-        high = np.searchsorted(2 * up_to, percentile / 100 * (n_square - 1), side="right")
-        below = (up_to[low - 1], known[low - 1]) if low else (0.0, 0.0)
-        under = (up_to[high - 1], known[high - 1]) if high else (0.0, 0.0)
-        return below[0] + up_to[-1] - under[0], below[1] + known[-1] - under[1]
+
+def _outside(
+    pairs: np.ndarray, up_to: np.ndarray, known: np.ndarray, n_square: float, percentile: float
+) -> tuple[float, float]:
+    """Weight of all pairs, and of related ones, outside of the two percentiles of the square matrix.
+
+    There a pair of weight w takes 2 w places in a row, the first at ``2 (up_to - w)``.
+    """
+    below = np.searchsorted(2 * (up_to - pairs), np.floor((100 - percentile) / 100 * (n_square - 1)), side="right")
+    under = np.searchsorted(2 * up_to, np.ceil(percentile / 100 * (n_square - 1)) + 1, side="left")
+    all_pairs, related = np.append(0.0, up_to), np.append(0.0, known)
+    return (
+        all_pairs[below] + all_pairs[-1] - all_pairs[under],
+        related[below] + related[-1] - related[under],
+    )
 
 
 def _mean_cosine(unit: np.ndarray) -> np.ndarray:

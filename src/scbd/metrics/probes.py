@@ -68,6 +68,7 @@ def label_probe(
     *,
     train_fraction: float = 0.6,
     groups: ArrayLike | None = None,
+    train: ArrayLike | None = None,
     max_cells: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -86,6 +87,9 @@ def label_probe(
     groups
         ``(N,)``: cells of a group are all learned from or all tested on, such as those of a well when the label is a
         gene. By default cells are split one by one.
+    train
+        Boolean ``(N,)``: learn from these cells and test on all others, in place of a random split; for example the
+        cells that the embedding itself was trained on.
     max_cells
         Use a random subset of this size.
     seed
@@ -111,19 +115,23 @@ def label_probe(
     if len(np.unique(codes[rows])) < 2:
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
         raise ValueError(msg)
-    train, test = _split(rows, None if groups is None else np.asarray(groups), train_fraction, rng)
+    if train is None:
+        learned, test = _split(rows, None if groups is None else np.asarray(groups), train_fraction, rng)
+    else:
+        is_train = np.asarray(train, dtype=bool)[rows]
+        learned, test = rows[is_train], rows[~is_train]
     # labels that cannot be learned are still tested on: they count as errors
-    known = np.unique(codes[train])
+    known = np.unique(codes[learned])
     if len(known) < 2 or not len(test):
         msg = "The split leaves fewer than two labels to learn from: use smaller groups, or more cells."
         raise ValueError(msg)
     of_known = np.full(codes.max() + 1, -1)
     of_known[known] = np.arange(len(known))
-    model = fit_logistic(embedding, of_known[codes], train, seed=seed)
+    model = fit_logistic(embedding, of_known[codes], learned, seed=seed)
     predicted = known[_predicted(model, embedding, test)]
     permuted = of_known[codes]
-    permuted[train] = rng.permutation(permuted[train])
-    chance = known[_predicted(fit_logistic(embedding, permuted, train, seed=seed), embedding, test)]
+    permuted[learned] = rng.permutation(permuted[learned])
+    chance = known[_predicted(fit_logistic(embedding, permuted, learned, seed=seed), embedding, test)]
     return {
         "f1": macro_f1(codes[test], predicted),
         "auroc": _auroc(model, embedding, of_known[codes], rng.permutation(test)[:_AUROC_CELLS]),

@@ -121,7 +121,8 @@ def relationship_curve(
     """
     relations = relations_of(profiles, net, gene_key, universe)
     cosine, related = relations.pairs()
-    reference = relations.cosine.ravel() if diagonal else cosine
+    # the square matrix from its upper half: a product's lower half may differ in the last bit, and ties would break
+    reference = np.concatenate([cosine, cosine, np.ones(len(relations.genes))]) if diagonal else cosine
     grid = np.asarray(percentiles, dtype=float)
     upper, lower = np.percentile(reference, grid), np.percentile(reference, 100 - grid)
     # one sort of all pairs and one of the related ones, then counts by bisection
@@ -145,7 +146,8 @@ def relationship_area(curve: pd.DataFrame) -> float:
     ValueError
         If the curve has fewer than two points.
     """
-    curve = curve.dropna().sort_values("recall")
+    # recall rises as the percentile falls; sorted by recall, points of equal recall could change places
+    curve = curve.dropna().sort_values("percentile", ascending=False)
     if len(curve) < 2:
         msg = f"An area needs at least two points of a curve, there are {len(curve)}: give more percentiles."
         raise ValueError(msg)
@@ -185,7 +187,7 @@ def relationship_recall(
     # first and last place of each value among the sorted ones, from 0 to 1
     first = np.searchsorted(ordered, known, side="left") / (len(ordered) - 1)
     last = (np.searchsorted(ordered, known, side="right") - 1) / (len(ordered) - 1)
-    return float(np.mean((first >= 1 - tail) | (last <= tail)))
+    return float(np.mean((first > 1 - tail) | (last < tail)))
 
 
 def relationship_average_precision(

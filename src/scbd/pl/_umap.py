@@ -79,19 +79,31 @@ def umap_blocks(
 
 
 def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.ndarray:
-    """UMAP of an embedding through scanpy, float32 ``(N, 2)``."""
+    """UMAP of an embedding with scanpy's settings, float32 ``(N, 2)``.
+
+    Parameters
+    ----------
+    embedding
+        ``(N, D)``.
+    n_neighbors
+        Neighbours of a cell, at most ``N - 1``.
+    seed
+        Seed of the layout.
+    """
     import warnings
 
-    import scanpy as sc
-    from anndata import AnnData
-
-    cells = AnnData(obsm={"X": np.asarray(embedding, dtype=np.float32)})
     with warnings.catch_warnings():
-        # said by scanpy and umap-learn of their own dependencies
+        # said on import by umap-learn and numba of their own dependencies
         warnings.simplefilter("ignore")
-        sc.pp.neighbors(cells, use_rep="X", n_neighbors=min(n_neighbors, cells.n_obs - 1), random_state=seed)
-        sc.tl.umap(cells, random_state=seed)
-    return cells.obsm["X_umap"]
+        from umap import UMAP
+
+    neighbors = min(n_neighbors, len(embedding) - 1)
+    # scanpy's minimal distance; with a seed, umap-learn runs in one thread, and says so unless it is told to
+    model = UMAP(n_neighbors=neighbors, min_dist=0.5, random_state=seed, n_jobs=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="umap")
+        warnings.filterwarnings("ignore", category=FutureWarning, module="sklearn")
+        return model.fit_transform(np.asarray(embedding, dtype=np.float32))
 
 
 def _palette(adata: AnnData, column: str) -> dict[Any, Any]:

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import hashlib
+
+import pandas as pd
+import pytest
+
+from scbd.datasets import _networks as module
+from scbd.datasets import corum, gene_pairs, gene_sets, known_pairs
+
+
+def test_the_real_cluster_file(shared):
+    net = gene_sets(shared / "corum" / "CORUM_clusters.tsv")
+    assert list(net.columns) == ["source", "target"]
+    assert net["source"].nunique() == 2696
+    assert net["target"].nunique() == 3541
+    assert corum(shared / "corum" / "CORUM_clusters.tsv").equals(net)
+
+
+def test_the_real_official_table(shared):
+    path = shared / "corum" / "allComplexes_v3.0.txt"
+    net = corum(path)
+    assert net["source"].nunique() == 2916
+    assert not net.duplicated().any()
+    assert not net["target"].str.contains(r"^\s|\s$|;").any()
+    assert corum(path, organism="Mouse")["source"].nunique() > 500
+    with pytest.raises(ValueError, match="no complex of organism 'Yeast'"):
+        corum(path, organism="Yeast")
+
+
+@pytest.mark.parametrize(
+    ("name", "n"), [("corum", 37649), ("humap", 58538), ("stringdb", 58059), ("reactome", 18565), ("signor", 11617)]
+)
+def test_the_real_pairs(shared, name, n):
+    net = known_pairs(name, shared / "corum")
+    assert len(net) == n
+    assert (net["source"] < net["target"]).all()
+
+
+def test_checksums_are_those_of_the_real_files(shared):
+    for file, checksum in module._CHECKSUMS.items():
+        assert checksum == "sha256:" + hashlib.sha256((shared / "corum" / file).read_bytes()).hexdigest()
+
+
+# the same two complexes in the columns of release 3.0, of 4.x, and of 5.x
+COMPLEXES = pd.DataFrame(
+    {
+        "id": ["1", "2", "3"],
+        "name": ["one", "two", "m"],
+        "organism": ["Human", "Human", "Mouse"],
+        "genes": ["A;B", "B; C;", "D"],
+    }
+)
+COLUMNS = {
+    "3.0": {"id": "ComplexID", "name": "ComplexName", "organism": "Organism", "genes": "subunits(Gene name)"},
+    "4.1": {"id": "ComplexID", "organism": "Organism", "genes": "subunits(Gene name)", "name": "ComplexName"},
+    "5.0": {"id": "complex_id", "name": "complex_name", "organism": "organism", "genes": "subunits_gene_name"},
+}
+LAYOUTS = {
+    release: COMPLEXES[list(columns)].rename(columns=columns).to_csv(sep="\t", index=False)
+    for release, columns in COLUMNS.items()
+}
+
+
+@pytest.mark.parametrize("release", LAYOUTS)
+def test_columns_are_read_by_name(tmp_path, release):
+    path = tmp_path / "allComplexes.txt"
+    path.write_text(LAYOUTS[release])
+    assert corum(path).to_numpy().tolist() == [["one", "A"], ["one", "B"], ["two", "B"], ["two", "C"]]
+
+
+def test_complexes_of_one_name_stay_apart(tmp_path):
+    path = tmp_path / "allComplexes.txt"
+    path.write_text(LAYOUTS["3.0"].replace("two", "one"))
+    assert set(corum(path)["source"]) == {"one [1]", "one [2]"}
+
+
+def test_each_pair_is_kept_once(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("entity1,entity2\nB,A\nA,B\nA,A\nC , A\n")
+    assert gene_pairs(path).to_numpy().tolist() == [["A", "B"], ["A", "C"]]
+
+
+def test_downloads_are_checked_and_licensed(tmp_path, monkeypatch, caplog):
+    import logging
+
+    import pooch
+
+    def retrieve(url, known_hash, fname, path):
+        assert url.startswith("https://") and url.endswith(fname)
+        assert known_hash == module._CHECKSUMS[fname]
+        (tmp_path / fname).write_text(LAYOUTS["3.0"] if fname.startswith("all") else "a,b\nA,B\n")
+        return str(tmp_path / fname)
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with caplog.at_level(logging.INFO, logger="scbd"):
+        assert len(corum()) == 4
+        for name in module.PAIRS:
+            assert len(known_pairs(name)) == 1
+    assert "CORUM 3.0 is licensed CC-BY-NC 4.0" in caplog.text
+
+
+def test_bad_input_gets_a_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        gene_sets(tmp_path / "no.tsv")
+    with pytest.raises(ValueError, match="There is no network 'kegg': use one of corum, humap"):
+        known_pairs("kegg")
+    path = tmp_path / "x.tsv"
+    path.write_text("a\tb\tc\n1\t2\t3\n")
+    with pytest.raises(ValueError, match="is no CORUM table: it lacks columns for complexid, complexname"):
+        corum(path)
+    path.write_text("one\tA B\ntwo A B\n")
+    with pytest.raises(ValueError, match="line 2: a set is a name, a tab and genes; got 'two A B'"):
+        gene_sets(path)
+    pd.DataFrame({"a": ["A"]}).to_csv(path, index=False)
+    with pytest.raises(ValueError, match="pairs are a CSV of two columns"):
+        gene_pairs(path)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+import scbd.metrics.mixing as module
+from scbd.metrics import batch_mixing
+from scbd.metrics.mixing import lisi, nearest_neighbors
+
+
+def cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> AnnData:
+    rng = np.random.default_rng(seed)
+    well, gene = rng.integers(n_wells, size=n), rng.integers(2, size=n)
+    z = rng.normal(size=(n, 6)) + distance * np.eye(6)[well] + 20 * gene[:, None]
+    obs = pd.DataFrame({"well": well.astype(str), "gene": gene.astype(str)}, index=[str(i) for i in range(n)])
+    return AnnData(obs=obs, obsm={"Z": z})
+
+
+def test_mixed_environments():
+    scores = batch_mixing(cells(0), "Z", "well", n_neighbors=60)
+    assert scores["ilisi"] > 0.7
+    assert scores["same_environment_neighbours"] == pytest.approx(scores["expected"], abs=0.02)
+    assert abs(scores["silhouette"]) < 0.1
+
+
+def test_environments_apart():
+    scores = batch_mixing(cells(15), "Z", "well", n_neighbors=60)
+    assert scores["ilisi"] < 0.05
+    assert scores["same_environment_neighbours"] > 0.99
+    assert scores["expected"] == pytest.approx(1 / 3, abs=0.02)
+
+
+def naive_lisi(distances: np.ndarray, labels: np.ndarray, perplexity: float) -> float:
+    """One cell: bisection on its own bandwidth, then the sum of squared label masses."""
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        beta = (low + high) / 2
+        p = np.exp(-(distances - distances[0]) * beta)
+        p /= p.sum()
+        entropy = -sum(q * np.log(q) for q in p if q > 0)
+        low, high = (beta, high) if entropy > np.log(perplexity) else (low, beta)
+    return 1 / sum(p[labels == label].sum() ** 2 for label in np.unique(labels))
+
+
+def test_lisi_equals_the_form_for_one_cell():
+    rng = np.random.default_rng(0)
+    distances = np.sort(rng.exponential(size=(20, 45)), axis=1)
+    labels = rng.integers(4, size=(20, 45))
+    expected = [naive_lisi(d, u, 15) for d, u in zip(distances, labels, strict=True)]
+    np.testing.assert_allclose(lisi(distances, labels, 15), expected, rtol=1e-3)
+
+
+def test_against_scib_metrics():
+    scib = pytest.importorskip("scib_metrics", reason="scib-metrics (extra benchmark) is not installed")
+    adata = cells(1.5)
+    distances, indices = nearest_neighbors(adata.obsm["Z"], 60)
+    own = np.arange(len(indices))[:, None]
+    graph = scib.nearest_neighbors.NeighborsResults(
+        indices=np.hstack([own, indices]), distances=np.hstack([np.zeros_like(own, dtype=float), distances])
+    )
+    theirs = scib.ilisi_knn(graph, adata.obs["well"].to_numpy(), perplexity=20)
+    assert batch_mixing(adata, "Z", "well", n_neighbors=60)["ilisi"] == pytest.approx(float(theirs), abs=0.02)
+
+
+def test_neighbours_are_the_nearest_others():
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    x[1] = x[0]  # a duplicate is a neighbour, the cell itself is not
+    distances, indices = nearest_neighbors(x, 5)
+    square = np.linalg.norm(x[:, None] - x[None], axis=2)
+    np.fill_diagonal(square, np.inf)
+    np.testing.assert_allclose(distances, np.sort(square, axis=1)[:, :5], atol=1e-6)
+    assert indices[0, 0] == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*numba.*")
+def test_approximate_neighbours_beyond_the_exact_size(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
+    exact = nearest_neighbors(x, 10)[1]
+    monkeypatch.setattr(module, "_EXACT_CELLS", 100)
+    distances, indices = nearest_neighbors(x, 10)
+    assert indices.shape == distances.shape == (900, 10)
+    assert not (indices == np.arange(900)[:, None]).any()
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, indices, strict=True)])
+    assert recall > 0.9
+
+
+def test_within_perturbations_where_these_are_unequally_spread():
+    """Wells hold different genes: over all cells they look apart, within a gene they are mixed."""
+    rng = np.random.default_rng(0)
+    gene = rng.integers(2, size=800)
+    well = np.where(rng.random(800) < 0.9, gene, 1 - gene)
+    z = rng.normal(size=(800, 3)) + 20 * gene[:, None]
+    adata = AnnData(obs=pd.DataFrame({"gene": gene.astype(str), "well": well.astype(str)}, index=map(str, range(800))))
+    adata.obsm["Z"] = z
+    overall, within = (batch_mixing(adata, "Z", "well", y_key=key, n_neighbors=30) for key in (None, "gene"))
+    assert overall["same_environment_neighbours"] > overall["expected"] + 0.2
+    assert within["same_environment_neighbours"] == pytest.approx(within["expected"], abs=0.03)
+
+
+def test_bad_input_gets_a_sentence():
+    adata = cells(0, n=60)
+    with pytest.raises(ValueError, match=r"n_neighbors=90 asks for more cells than there are \(60\)"):
+        batch_mixing(adata, "Z", "well")
+    with pytest.raises(KeyError, match="obs has no 'plate'"):
+        batch_mixing(adata, "Z", "plate")
+    with pytest.raises(KeyError, match="obs has no 'y'"):
+        batch_mixing(adata, "Z", "well", y_key="y", n_neighbors=5)
+    adata.obs["one"] = "w"
+    with pytest.raises(ValueError, match="Every cell is in the one environment 'w'"):
+        batch_mixing(adata, "Z", "one")
+    with pytest.raises(ValueError, match="Within each well there is one environment only"):
+        batch_mixing(adata, "Z", "well", y_key="well", n_neighbors=3)

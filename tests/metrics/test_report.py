@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+from scbd.metrics import aggregate, batch_probe, benchmark, relationship_average_precision, styled, summarise
+
+
+def screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
+    rng = np.random.default_rng(seed)
+    n, n_genes = 900, 9
+    gene, well = rng.integers(n_genes, size=n), rng.integers(3, size=n)
+    effect = np.repeat(rng.normal(size=(3, 6)), 3, axis=0) * 3
+    effect[-1] = 0
+    names = np.array([*(f"G{i}" for i in range(n_genes - 1)), "nontargeting"])
+    good = rng.normal(size=(n, 6)) + effect[gene]
+    bad = rng.normal(size=(n, 6)) + 4 * np.eye(6)[well]
+    obs = pd.DataFrame({"gene": names[gene], "well": well.astype(str)}, index=[str(i) for i in range(n)])
+    net = pd.DataFrame({"source": [f"c{i // 3}" for i in range(8)], "target": names[:8]})
+    obsm = {"good": good, "good_again": good + 0.1 * rng.normal(size=good.shape), "bad": bad}
+    return AnnData(obs=obs, obsm=obsm | {"wide": np.hstack([good, bad, good])}), net
+
+
+def test_every_metric_of_every_embedding_in_a_tidy_frame():
+    adata, net = screen()
+    frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", gene_key="gene", net=net, n_neighbors=30)
+    assert list(frame.columns) == ["metric", "representation", "key", "value"]
+    table = frame.pivot(index="metric", columns="representation", values="value")
+    assert table.notna().all().all()
+    for metric in ("relationship_average_precision", "relationship_area", "y_probe_f1", "ilisi"):
+        assert table.loc[metric, "good"] > table.loc[metric, "bad"]
+    for metric in ("e_probe_f1", "same_environment_neighbours", "silhouette"):
+        assert table.loc[metric, "good"] < table.loc[metric, "bad"]
+    profiles = aggregate(adata, "good", gene_key="gene")
+    expected = relationship_average_precision(profiles, net)
+    assert table.loc["relationship_average_precision", "good"] == pytest.approx(expected)
+    assert table.loc["e_probe_f1", "bad"] == batch_probe(adata, "bad", "well")["f1"]
+
+
+def test_seeds_become_mean_and_deviation():
+    adata, _ = screen()
+    frame = benchmark(adata, {"ours": ["good", "good_again"], "other": "bad"}, e_key="well", n_neighbors=30)
+    summary = summarise(frame).set_index(["metric", "representation"])
+    values = frame.query("metric == 'e_probe_f1' and representation == 'ours'")["value"]
+    assert summary.loc[("e_probe_f1", "ours"), "mean"] == pytest.approx(values.mean())
+    assert summary.loc[("e_probe_f1", "ours"), "sd"] == pytest.approx(values.std())
+    assert summary.loc[("e_probe_f1", "other"), "n"] == 1
+    html = styled(frame).to_html()
+    assert "±" in html
+    assert "bold" in html
+
+
+def test_wide_features_are_reduced():
+    adata, _ = screen()
+    wide = benchmark(adata, ["wide"], y_key="gene", n_pcs=4)
+    again = benchmark(adata, ["wide"], y_key="gene")
+    assert not wide["value"].equals(again["value"])
+    narrow = benchmark(adata, ["good"], y_key="gene", n_pcs=64)
+    assert narrow["value"].equals(benchmark(adata, ["good"], y_key="gene")["value"])
+
+
+def test_bad_input_gets_a_sentence():
+    adata, net = screen()
+    with pytest.raises(ValueError, match="Nothing to measure: give e_key, y_key, or net"):
+        benchmark(adata, ["good"])
+    with pytest.raises(ValueError, match="net needs gene_key"):
+        benchmark(adata, ["good"], net=net)
+    with pytest.raises(KeyError, match="obsm has no 'best'"):
+        benchmark(adata, ["good", "best"], e_key="well")

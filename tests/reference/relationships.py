@@ -1,0 +1,31 @@
+"""The relationship protocols written as loops over pairs of genes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+
+def pairs(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Square cosines, and cosine and relation of each pair, restricted to genes with a known partner."""
+    sets = [set(targets) for _, targets in net.groupby("source")["target"]]
+
+    def related(a: str, b: str) -> bool:
+        return any(a in s and b in s for s in sets)
+
+    keep = [i for i, a in enumerate(genes) if any(related(a, b) for b in genes if b != a)]
+    x, genes = x[keep], [genes[i] for i in keep]
+    square = np.array([[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in x] for a in x])
+    both = [(i, j) for i in range(len(genes)) for j in range(i + 1, len(genes))]
+    return square, np.array([square[p] for p in both]), np.array([related(genes[i], genes[j]) for i, j in both])
+
+
+def curve(x: np.ndarray, genes: list[str], net: pd.DataFrame, percentiles: list[int]) -> list[tuple[float, float]]:
+    """Precision and recall at each percentile of the square matrix."""
+    square, cosine, truth = pairs(x, genes, net)
+    points = []
+    for i in percentiles:
+        high, low = np.percentile(square, i), np.percentile(square, 100 - i)
+        hits = [t for c, t in zip(cosine, truth, strict=True) if c >= high or c <= low]
+        points.append((sum(hits) / len(hits) if hits else np.nan, sum(hits) / sum(truth)))
+    return points
