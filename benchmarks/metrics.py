@@ -1,4 +1,4 @@
-"""Speed of the metrics against what they replace: both forms in one process, interleaved, with the numerical difference.
+"""Speed of the metrics against what they replace: both forms interleaved in one process, with the difference.
 
 python benchmarks/metrics.py [--cells 200000] [--repeats 3] [--json out.json]
 """

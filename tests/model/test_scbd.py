@@ -187,6 +187,11 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
         make_model().train(**QUICK, checkpoint_dir=tmp_path / "other", ckpt_path="last")
     with pytest.raises(ValueError, match="ckpt_path='last' needs the checkpoint_dir"):
         make_model().train(**QUICK, ckpt_path="last")
+    with pytest.raises(FileExistsError, match="holds the state of an earlier run: go on with it"):
+        make_model().train(**QUICK, checkpoint_dir=tmp_path)
+    (tmp_path / "last.ckpt").write_bytes((tmp_path / "last.ckpt").read_bytes()[:5000])
+    with pytest.raises(ValueError, match="is no checkpoint, or is truncated"):
+        make_model().train(**QUICK, checkpoint_dir=tmp_path, ckpt_path="last")
 
 
 def test_the_best_weights_are_kept(tmp_path):

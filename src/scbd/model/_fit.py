@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import tempfile
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -51,6 +52,10 @@ def fit(
     ------
     FileNotFoundError
         If the checkpoint to resume from does not exist.
+    FileExistsError
+        If ``checkpoint_dir`` holds the state of an earlier run that is not resumed.
+    ValueError
+        If the checkpoint cannot be read, or is of a run with other settings.
     KeyboardInterrupt
         If the run was interrupted; with ``checkpoint_dir``, ``last.ckpt`` holds its state.
     """
@@ -62,7 +67,10 @@ def fit(
         directory = Path(checkpoint_dir) if checkpoint_dir else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keep = checkpoint_dir is not None
         resume = _resume_path(ckpt_path, directory if keep else None)
-        resume_step = torch.load(resume, map_location="cpu", weights_only=False)["global_step"] if resume else None
+        resume_step = _step_of(resume) if resume else None
+        if keep and resume is None and (directory / "last.ckpt").exists():
+            msg = f"{directory} holds the state of an earlier run: go on with it (ckpt_path='last'), or choose another."
+            raise FileExistsError(msg)
         if keep:
             directory.mkdir(parents=True, exist_ok=True)
         history = History(directory / "history.csv" if keep else None, resume_step)
@@ -161,3 +169,12 @@ def _resume_path(ckpt_path: str | os.PathLike[str] | None, directory: Path | Non
         msg = f"There is no checkpoint {path} to resume from: train with checkpoint_dir=… first, or drop ckpt_path."
         raise FileNotFoundError(msg)
     return path
+
+
+def _step_of(checkpoint: Path) -> int:
+    """Step a checkpoint was written at; reads no weights."""
+    try:
+        return torch.load(checkpoint, map_location="cpu", weights_only=False, mmap=True)["global_step"]
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        msg = f"{checkpoint} is no checkpoint, or is truncated ({type(error).__name__}): resume from another."
+        raise ValueError(msg) from error

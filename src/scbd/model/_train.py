@@ -111,6 +111,8 @@ class TrainMixin:
         ------
         ValueError
             If the settings do not fit together or the data; before any work is done.
+        FileExistsError
+            If ``checkpoint_dir`` holds an earlier run that is not resumed.
         KeyboardInterrupt
             If interrupted: after the step at hand is finished and its state written.
 
