@@ -41,7 +41,7 @@ types: $(VENV)/.ready
 # executed into a scratch folder: committed outputs stay as they are
 notebooks: export SCBD_NOTEBOOK_STEPS ?= 100
 notebooks: $(VENV)/.ready
-	$(BIN)/jupyter nbconvert --to notebook --execute --output-dir build/notebooks notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --CoalesceStreamsPreprocessor.enabled=True --output-dir build/notebooks notebooks/*.ipynb
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable ".[docs]"

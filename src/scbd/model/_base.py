@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import shutil
@@ -153,7 +154,14 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         _check_saved(cls, Path(dir_path) / f"{kwargs.get('prefix') or ''}model.pt")
         if adata is None and not (Path(dir_path) / f"{kwargs.get('prefix') or ''}adata.h5ad").exists():
             adata = False
-        return super().load(dir_path, adata, *args, **kwargs)
+        # scvi-tools would say of a local file that it was already downloaded
+        note = logging.getLogger("scvi.data._download")
+        level = note.level
+        note.setLevel(logging.WARNING)
+        try:
+            return super().load(dir_path, adata, *args, **kwargs)
+        finally:
+            note.setLevel(level)
 
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
         """Variable names of the data the model was set up with."""

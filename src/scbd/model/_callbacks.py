@@ -13,7 +13,7 @@ import pandas as pd
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -85,7 +85,7 @@ class Progress(Callback):
         """Open the bar."""
         if trainer.is_global_zero:
             # a log file wants a line now and then, not ten a second
-            interval = 0.2 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
+            interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
             self._bar = tqdm(
                 total=trainer.max_steps,
                 initial=trainer.global_step,
