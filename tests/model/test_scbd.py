@@ -316,6 +316,14 @@ def test_all_image_types_train(dtype):
     assert np.isfinite(model.get_latent_representation()).all()
 
 
+def test_mixed_precision_trains_with_losses_in_float32():
+    model = make_model()
+    model.train(**QUICK, precision="bf16-mixed")
+    assert model.training_settings_["precision"] == "bf16-mixed"
+    assert all(p.dtype == torch.float32 for p in model.module.parameters())
+    assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
+
+
 def test_any_module_is_an_encoder(tmp_path):
     mine = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32, 10))
     model = make_model(encoder=mine)

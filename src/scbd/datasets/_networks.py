@@ -84,7 +84,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read sets of genes, one a line: ``name<TAB>GENE GENE …`` (also tab-separated genes, as in GMT files).
+    """Read sets of genes, one a line: ``name<TAB>GENE GENE …``.
 
     Raises
     ------

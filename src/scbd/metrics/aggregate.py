@@ -79,16 +79,13 @@ def aggregate(
     if standardize is not None and standardize not in get_args(Standardize):
         msg = f"standardize={standardize!r} is not known: use 'with_control', 'genes' or None."
         raise ValueError(msg)
-    cells = _labels(adata, embedding_key, gene_key, guide_key)
-    if control not in set(cells["gene"]):
-        some = ", ".join(map(repr, pd.unique(cells["gene"])[:5]))
+    guides, code = _guides(adata, embedding_key, gene_key, guide_key)
+    if control not in set(guides["gene"]):
+        some = ", ".join(map(repr, guides["gene"].unique()[:5]))
         msg = (
             f"No cell has control {control!r} in obs[{gene_key!r}] (it holds {some}, …): name the control with control."
         )
         raise ValueError(msg)
-    guides = cells.drop_duplicates().reset_index(drop=True)
-    code = cells.merge(guides.reset_index(), how="left")["index"].to_numpy()
-    guides["n_cells"] = np.bincount(code, minlength=len(guides))
     means = _averages(adata.obsm[embedding_key], code, len(guides), average)
     guides_kept = guides["n_cells"] >= min_cells
     of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
@@ -119,7 +116,10 @@ def aggregate(
     )
 
 
-def _labels(adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None) -> pd.DataFrame:
+def _guides(
+    adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame."""
     if embedding_key not in adata.obsm:
         msg = f"obsm has no {embedding_key!r} (its keys: {', '.join(adata.obsm.keys()) or 'none'})."
         raise KeyError(msg)
@@ -132,7 +132,15 @@ def _labels(adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | 
         if missing:
             msg = f"obs[{key!r}] has no value for {missing} of {adata.n_obs} cells: drop these cells."
             raise ValueError(msg)
-    return pd.DataFrame({name: adata.obs[key].to_numpy() for name, key in columns.items()}).astype(str)
+    # by codes: millions of cells stay integers
+    gene, guide = (adata.obs[key].astype("category").cat for key in columns.values())
+    pair = gene.codes.to_numpy(np.int64) * len(guide.categories) + guide.codes.to_numpy()
+    pairs, code, n_cells = np.unique(pair, return_inverse=True, return_counts=True)
+    names = {
+        "gene": gene.categories[pairs // len(guide.categories)],
+        "guide": guide.categories[pairs % len(guide.categories)],
+    }
+    return pd.DataFrame(names).astype(str).assign(n_cells=n_cells), code
 
 
 def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:

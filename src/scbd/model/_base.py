@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from scvi.data import AnnDataManager
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _MODEL_NAME_KEY, _STATE_REGISTRY_KEY
 from scvi.model.base import BaseModelClass
@@ -21,6 +19,7 @@ from scbd.data import ImageField, LabelField
 from scbd.data.fields import as_columns, check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
+from scbd.model._files import read_header
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -185,20 +184,13 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         return source
 
 
-_UNREADABLE = (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ValueError)
-
-
 def _check_saved(cls: type[ImageModel], path: Path) -> None:
     """Say what is wrong with a saved model before anything is built from it; reads no weights."""
     if not path.is_file():
         msg = f"There is no saved model at {path}."
         raise FileNotFoundError(msg)
-    try:
-        attributes = torch.load(path, map_location="cpu", weights_only=False, mmap=True)["attr_dict"]
-        name = attributes["registry_"][_MODEL_NAME_KEY]
-    except _UNREADABLE as error:
-        msg = f"{path} is no saved scbd model, or is truncated ({type(error).__name__}): save the model again."
-        raise ValueError(msg) from error
+    attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model")
+    name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
     if name != cls.__name__:
         msg = f"{path} holds a {name}, not a {cls.__name__}: load it with {name}.load."
         raise ValueError(msg)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import tempfile
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from scbd.model._callbacks import History, LastState, Progress, TrainingInterrupted
+from scbd.model._files import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def fit(
         directory = Path(checkpoint_dir) if checkpoint_dir else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keep = checkpoint_dir is not None
         resume = _resume_path(ckpt_path, directory if keep else None)
-        resume_step = _step_of(resume) if resume else None
+        resume_step = read_header(resume, lambda saved: saved["global_step"], "checkpoint") if resume else None
         if keep and resume is None and (directory / "last.ckpt").exists():
             msg = f"{directory} holds the state of an earlier run: go on with it (ckpt_path='last'), or choose another."
             raise FileExistsError(msg)
@@ -169,12 +169,3 @@ def _resume_path(ckpt_path: str | os.PathLike[str] | None, directory: Path | Non
         msg = f"There is no checkpoint {path} to resume from: train with checkpoint_dir=… first, or drop ckpt_path."
         raise FileNotFoundError(msg)
     return path
-
-
-def _step_of(checkpoint: Path) -> int:
-    """Step a checkpoint was written at; reads no weights."""
-    try:
-        return torch.load(checkpoint, map_location="cpu", weights_only=False, mmap=True)["global_step"]
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
-        msg = f"{checkpoint} is no checkpoint, or is truncated ({type(error).__name__}): resume from another."
-        raise ValueError(msg) from error
