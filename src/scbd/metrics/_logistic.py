@@ -76,6 +76,7 @@ def fit_logistic(
     rows = np.arange(len(x)) if rows is None else rows
     n, k = len(rows), int(codes.max()) + 1
     mean, sd, whiten = _statistics(x, rows)
+    mean = mean.astype(np.float32).astype(np.float64)  # as it will be subtracted: the bias then takes up the rest
     # W = V whiten' / sd on standardised features: the penalty of W as a quadratic form of V
     standard = whiten * sd[:, None]
     metric = torch.from_numpy((standard.T @ standard).astype(np.float32))
@@ -109,7 +110,7 @@ class _Whitened:
         x, codes, rows, mean, whiten = self._source
         for start in range(0, len(rows), _BLOCK):
             block = rows[start : start + _BLOCK]
-            v = ((np.asarray(x[block], dtype=np.float64) - mean) @ whiten).astype(np.float32)
+            v = (np.asarray(x[block], dtype=np.float32) - mean.astype(np.float32)) @ whiten.astype(np.float32)
             yield torch.from_numpy(v), torch.from_numpy(codes[block].astype(np.int64))
 
 
@@ -143,7 +144,7 @@ def _minimise(
     optimiser = torch.optim.LBFGS(
         [parameters],
         max_iter=max_iter,
-        history_size=20,
+        history_size=10,
         tolerance_grad=tolerance,
         tolerance_change=1e-9,
         line_search_fn="strong_wolfe",
@@ -171,10 +172,13 @@ def _cross_entropy(v: Tensor, label: Tensor, weight: Tensor, bias: Tensor, gradi
     import torch
 
     logits = torch.addmm(bias, v, weight.T)
-    normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
-    value = float((normaliser - logits.gather(1, label[:, None])).sum())
-    residual = logits.sub_(normaliser).exp_()  # probabilities
-    residual[torch.arange(len(label)), label] -= 1
+    logits -= logits.amax(dim=1, keepdim=True)
+    own = logits.gather(1, label[:, None])
+    residual = logits.exp_()
+    normaliser = residual.sum(dim=1, keepdim=True)
+    value = float((normaliser.log() - own).sum())
+    residual /= normaliser  # probabilities
+    residual.scatter_add_(1, label[:, None], torch.full_like(own, -1.0))
     gradient[:, :-1].addmm_(residual.T, v)
     gradient[:, -1] += residual.sum(0)
     return value
