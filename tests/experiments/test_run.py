@@ -12,6 +12,7 @@ from conftest import make_cells
 
 from scbd import SCBDModel
 from scbd.experiments import run
+from scbd.metrics import label_probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
@@ -21,7 +22,14 @@ TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar"
 def test_everything_is_written(tmp_path):
     cells = make_cells(300)
     out = tmp_path / "new" / "run"
-    table = run(cells, y_key="gene", e_key=["plate", "well"], out=out, model_kwargs=MODEL, train_kwargs=TRAIN)
+    table = run(
+        cells,
+        y_key="gene",
+        e_key=["plate", "well"],
+        out=out,
+        model_kwargs=MODEL,
+        train_kwargs=TRAIN | {"train_size": 0.7},
+    )
     names = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png"
     assert sorted(os.listdir(out)) == names.split()
 
@@ -34,7 +42,13 @@ def test_everything_is_written(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
     assert table[["embedding", "label"]].drop_duplicates().shape == (6, 2)
     assert set(table["label"]) == {"gene", "plate × well"}
-    assert table.query("embedding == 'pixel PCA' and label == 'gene'")["f1"].item() > 0.9
+    # probes learn from the cells the encoders learned from, and are tested on the others
+    is_train = np.isin(np.arange(300), model.train_indices)
+    assert (~is_train).sum() > 50
+    expected_scores = label_probe(written.obsm["X_pixel_pca"], written.obs["gene"], train=is_train)
+    row = table.query("embedding == 'pixel PCA' and label == 'gene'").iloc[0]
+    assert row["tested_on"] == "held-out cells"
+    assert row["f1"] == pytest.approx(expected_scores["f1"])
 
     settings = json.loads((out / "settings.json").read_text())
     assert settings["model"]["encoder"] == "small"
