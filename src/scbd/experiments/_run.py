@@ -48,7 +48,7 @@ def run(
 
     Writes ``cells.h5ad`` (all of ``adata`` but the images, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]``, the PCA of
     the pixels and the UMAPs), ``model/``, ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``,
-    ``settings.json``, and while it trains ``checkpoints/``.
+    ``settings.json``, and ``checkpoints/``, which an interrupted run goes on from and a finished one can do without.
 
     Parameters
     ----------

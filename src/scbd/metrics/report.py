@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from scbd.metrics.relationships import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from anndata import AnnData
 
@@ -97,7 +98,7 @@ def benchmark(
     if net is not None and gene_key is None:
         msg = "net needs gene_key, the column of obs with the perturbed gene."
         raise ValueError(msg)
-    if not isinstance(embeddings, dict):
+    if not isinstance(embeddings, Mapping):
         embeddings = {key: key for key in embeddings}
     keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
     for key in [key for several in keys.values() for key in several]:
