@@ -95,6 +95,9 @@ def test_batch_probe_reads_a_table_and_crosses_columns():
         batch_probe(adata, "X_scbd_c", "well")
     with pytest.raises(KeyError, match=r"obs has no 'plates' \(its keys: well, plate\)"):
         batch_probe(adata, "Z", "plates")
+    adata.obs.loc["5", "well"] = None
+    with pytest.raises(ValueError, match=r"obs\[\['well'\]\] has no value for 1 of 600 cells"):
+        batch_probe(adata, "Z", "well")
 
 
 def test_bad_input_gets_a_sentence():
@@ -103,6 +106,12 @@ def test_bad_input_gets_a_sentence():
         label_probe(z, labels[:39])
     with pytest.raises(ValueError, match="at least two labels with two cells each"):
         label_probe(z, ["a"] * 39 + ["b"])
+    with pytest.raises(ValueError, match="1 of 40 cells have no label"):
+        label_probe(z, [None, *labels[1:]])
+    with pytest.raises(ValueError, match="train_fraction=1.5 must lie between 0 and 1"):
+        label_probe(z, labels, train_fraction=1.5)
+    with pytest.raises(ValueError, match="fewer than two labels to learn from"):
+        label_probe(z, labels, groups=labels, train_fraction=0.1)
     with pytest.raises(ValueError, match="at least two different labels"):
         predict_labels(z, ["a"] * 40, z)
     with pytest.raises(ValueError, match="classifier='tree' is not known"):

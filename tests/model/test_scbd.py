@@ -476,12 +476,14 @@ def test_single_cells_of_a_perturbation_are_named(caplog):
         ({"max_steps": 0}, "train for at least one step"),
         ({"split": "fold"}, "no column 'fold' to split by"),
         ({"train_size": 1.0, "early_stopping": True}, "there are no validation cells"),
+        ({"split": 0.9}, "split must be a scbd.data.Split or a column of obs, got float"),
+        ({"split": Split(train=np.arange(90, 120))}, "The split names row 119, there are 96 cells"),
     ],
 )
 def test_bad_training_settings_are_said_before_any_work(kwargs, said):
     model = make_model()
     before = weights(model)
-    with pytest.raises((ValueError, KeyError), match=said):
+    with pytest.raises((ValueError, KeyError, TypeError), match=said):
         model.train(**QUICK | kwargs)
     after = weights(model)
     assert_same({k: before[k] for k in before if "weight" in k}, {k: after[k] for k in after if "weight" in k})
