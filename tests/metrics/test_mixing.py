@@ -107,6 +107,12 @@ def test_bad_input_gets_a_sentence():
         batch_mixing(adata, "Z", "plate")
     with pytest.raises(KeyError, match="obs has no 'y'"):
         batch_mixing(adata, "Z", "well", y_key="y", n_neighbors=5)
+    with pytest.raises(ValueError, match="No gene has the 270 cells that n_neighbors=90 asks for"):
+        batch_mixing(adata, "Z", "well", y_key="gene")
+    broken = adata.copy()
+    broken.obsm["Z"][4] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinite values in 1 of 60 cells"):
+        batch_mixing(broken, "Z", "well", n_neighbors=5)
     adata.obs["one"] = "w"
     with pytest.raises(ValueError, match="Every cell is in the one environment 'w'"):
         batch_mixing(adata, "Z", "one")

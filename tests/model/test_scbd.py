@@ -179,6 +179,14 @@ def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
     assert_same(weights(resumed), weights(whole))
 
 
+def test_a_run_made_longer_by_the_model_that_made_it_counts_its_steps_once(tmp_path):
+    model = make_model()
+    for steps, ckpt_path in ((4, None), (8, "last")):
+        model.train(**QUICK | {"max_steps": steps}, validate_every=4, checkpoint_dir=tmp_path, ckpt_path=ckpt_path)
+    assert model.training_settings_["steps"] == 8
+    assert model.history["validation_loss"].index.tolist() == [4, 8]
+
+
 def test_resuming_with_other_settings_is_refused(tmp_path):
     make_model().train(**QUICK, checkpoint_dir=tmp_path)
     with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 1.0 → 2"):

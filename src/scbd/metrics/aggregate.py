@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
+from scbd.metrics._table import check_keys
+
 if TYPE_CHECKING:
     from anndata import AnnData
 
@@ -120,14 +122,9 @@ def _guides(
     adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame."""
-    if embedding_key not in adata.obsm:
-        msg = f"obsm has no {embedding_key!r} (its keys: {', '.join(adata.obsm.keys()) or 'none'})."
-        raise KeyError(msg)
     columns = {"gene": gene_key, "guide": guide_key or gene_key}
+    check_keys(adata, [embedding_key], columns.values())
     for key in columns.values():
-        if key not in adata.obs:
-            msg = f"obs has no {key!r} (its keys: {', '.join(adata.obs.columns)})."
-            raise KeyError(msg)
         missing = int(adata.obs[key].isna().sum())
         if missing:
             msg = f"obs[{key!r}] has no value for {missing} of {adata.n_obs} cells: drop these cells."

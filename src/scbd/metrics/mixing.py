@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._table import embedding_and_labels
+from scbd.metrics._table import check_keys, embedding_and_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def batch_mixing(
     y_key
         Where perturbations are unequally spread over environments, a good embedding is not mixed over all cells: with
         this column, neighbours are looked for among cells of the same perturbation, and results averaged over cells.
-        Perturbations with fewer than ``3 * n_neighbors`` cells are left out.
+        Perturbations with fewer than ``3 * n_neighbors`` cells, or in one environment only, are left out.
     n_neighbors
         Neighbours of a cell. They are exact up to 20,000 cells, approximate (pynndescent) beyond.
     seed
@@ -70,8 +70,15 @@ def batch_mixing(
     if len(names) < 2:
         msg = f"Every cell is in the one environment {names[0]!r}: there is nothing to mix."
         raise ValueError(msg)
+    n_bad = int((~np.isfinite(x).all(axis=1)).sum())
+    if n_bad:
+        msg = f"The embedding has NaN or infinite values in {n_bad} of {len(x)} cells: drop them."
+        raise ValueError(msg)
     groups = [np.arange(len(x))] if y_key is None else _groups(adata, y_key, 3 * n_neighbors)
-    if len(x) <= n_neighbors or not groups:
+    if not groups:
+        msg = f"No {y_key} has the {3 * n_neighbors} cells that n_neighbors={n_neighbors} asks for: lower n_neighbors."
+        raise ValueError(msg)
+    if len(x) <= n_neighbors:
         msg = f"n_neighbors={n_neighbors} asks for more cells than there are ({len(x)}): lower n_neighbors."
         raise ValueError(msg)
     parts = [_mixing(x[rows], codes[rows], n_neighbors, seed) for rows in groups if len(np.unique(codes[rows])) > 1]
@@ -84,9 +91,7 @@ def batch_mixing(
 
 
 def _groups(adata: AnnData, y_key: str, at_least: int) -> list[np.ndarray]:
-    if y_key not in adata.obs:
-        msg = f"obs has no {y_key!r} (its keys: {', '.join(adata.obs.columns)})."
-        raise KeyError(msg)
+    check_keys(adata, [], [y_key])
     return [rows for rows in adata.obs.groupby(y_key, observed=True).indices.values() if len(rows) >= at_least]
 
 

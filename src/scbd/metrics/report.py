@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scbd.metrics._table import check_keys
 from scbd.metrics.aggregate import aggregate
 from scbd.metrics.mixing import batch_mixing
 from scbd.metrics.probes import batch_probe, label_probe
@@ -101,10 +102,7 @@ def benchmark(
     if not isinstance(embeddings, Mapping):
         embeddings = {key: key for key in embeddings}
     keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
-    for key in [key for several in keys.values() for key in several]:
-        if key not in adata.obsm:
-            msg = f"obsm has no {key!r} (its keys: {', '.join(adata.obsm.keys()) or 'none'})."
-            raise KeyError(msg)
+    check_keys(adata, [key for several in keys.values() for key in several])
     rows = []
     for name, several in keys.items():
         for key in several:

@@ -32,6 +32,7 @@ class History(Logger):
 
     name = "history"
     version = ""
+    trainer: pl.Trainer
 
     def __init__(self, path: Path | None = None, resume_step: int | None = None) -> None:
         super().__init__()
@@ -48,8 +49,10 @@ class History(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add numbers of a step (counted from one: after that many updates)."""
-        self._rows.setdefault(int(step or 0) + 1, {}).update({k: float(v) for k, v in metrics.items() if k != "epoch"})
+        """Add numbers by the updates made so far: Lightning's own count of batches is one off after some resumes."""
+        self._rows.setdefault(self.trainer.global_step, {}).update(
+            {k: float(v) for k, v in metrics.items() if k != "epoch"}
+        )
 
     @rank_zero_only
     def save(self) -> None:

@@ -113,6 +113,7 @@ def fit(
             | trainer_kwargs,
             callbacks=callbacks,
         )
+        history.trainer = trainer
         # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
         plan.train()
         try:

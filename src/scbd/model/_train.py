@@ -152,7 +152,8 @@ class TrainMixin:
         accelerator, lightning_devices, device = parse_device_args(accelerator, devices, return_device="torch")
         self._warn_of_singletons(y[parts.train])
         self._fit_statistics(source, parts.train, seed)
-        earlier = self.history_ or {}
+        # a resumed run brings its history along, and counts its steps from its own start
+        earlier = {} if ckpt_path else self.history_ or {}
         offset = max((int(frame.index[-1]) for frame in earlier.values() if len(frame)), default=0)
         try:
             self.trainer, history = fit(
