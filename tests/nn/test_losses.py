@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import losses as naive
 
-from scbd.nn import contrastive_ceiling, invariance_loss, supervised_contrastive_loss
+from scbd.nn import contrastive_ceiling, invariance_loss, log_normaliser, supervised_contrastive_loss
 
 UNKNOWN: Any = "all"
 FORMS = ["listing", "formula", "mean", "mass"]
@@ -152,7 +152,12 @@ def test_float32_stays_close_to_float64():
     [
         (lambda: supervised_contrastive_loss(unit(3), torch.zeros(2)), r"z must be \(B, D\) and labels \(B,\)"),
         (lambda: supervised_contrastive_loss(unit(1), torch.zeros(1)), "give it at least 2"),
-        (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), temperature=0), "temperature must be positive"),
+        (
+            lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), temperature=0),
+            "temperature must be above 0.0029",
+        ),
+        (lambda: invariance_loss(unit(3) * 2, torch.zeros(3)), "row . is 2: use torch.nn.functional.normalize"),
+        (lambda: log_normaliser(unit(3)[0]), r"z must be \(B, D\), got \(5,\)"),
         (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), reduction=UNKNOWN), "use 'mean'"),
         (lambda: invariance_loss(unit(3), torch.zeros(3, 1)), r"environments \(B,\)"),
         (

@@ -2,7 +2,7 @@
 
 from scbd.nn.encoders import ENCODERS, Block, build_encoder
 from scbd.nn.health import effective_rank, spread
-from scbd.nn.losses import contrastive_ceiling, invariance_loss, supervised_contrastive_loss
+from scbd.nn.losses import contrastive_ceiling, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn.preprocess import Preprocess, random_orientation
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "contrastive_ceiling",
     "effective_rank",
     "invariance_loss",
+    "log_normaliser",
     "random_orientation",
     "spread",
     "supervised_contrastive_loss",

@@ -6,7 +6,8 @@ Both losses speak of the probability that anchor :math:`i` is matched with partn
 
 and both only ever need *sums* of :math:`\log P_{ij}` over the partners that share a label. Such a sum is one
 product with a class sum, :math:`z_i \cdot S_{u_i}` where :math:`S_u = \sum_{j: u_j = u} z_j`, so neither masks nor a
-second softmax are formed: one log-sum-exp over the Gram matrix is all that is quadratic.
+second softmax are formed: one log-sum-exp over the Gram matrix is all that is quadratic in time, it is streamed in
+memory O(B·D), and both losses on one embedding can share it (:func:`log_normaliser`).
 
 The paper prints a formula and a listing that differ (and the published numbers come from the listing):
 
@@ -27,7 +28,42 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from scbd.nn._log_sums import LOWEST_TEMPERATURE, log_sums
+
+# half precision rounds unit vectors by less
+_LONGEST = 1.01
+
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
+
+
+def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = True) -> Tensor:
+    r"""The part that the losses on one embedding have in common: :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`.
+
+    Pass it to :func:`supervised_contrastive_loss` and :func:`invariance_loss` to compute it once for both. It is
+    quadratic in time, linear in memory, and has no second derivative.
+
+    Parameters
+    ----------
+    z
+        Embeddings of unit length, shape ``(B, D)``.
+    temperature
+        :math:`\tau`, the scale of the logits.
+    include_self
+        Whether :math:`a = i` is in the sum: the listing keeps it, the formula does not.
+
+    Returns
+    -------
+    Shape ``(B,)``, float32 or float64.
+
+    Raises
+    ------
+    ValueError
+        If ``z`` is not a batch of at least two unit vectors, or the temperature is not above 1/350.
+    """
+    z = _check(z, temperature)
+    with torch.autocast(z.device.type, enabled=False):
+        (others,) = log_sums(z, temperature)
+        return torch.logaddexp(others, (z * z).sum(1) / temperature) if include_self else others
 
 
 def supervised_contrastive_loss(
@@ -37,6 +73,7 @@ def supervised_contrastive_loss(
     temperature: float = 0.1,
     include_self: bool = True,
     reduction: Literal["mean", "sum"] = "mean",
+    log_normaliser: Tensor | None = None,
 ) -> Tensor:
     r"""Pull embeddings of one label together, push all others apart.
 
@@ -60,6 +97,8 @@ def supervised_contrastive_loss(
         Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
     reduction
         ``"mean"`` (the listing) or ``"sum"`` (the formula) over anchors.
+    log_normaliser
+        What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``.
 
     Returns
     -------
@@ -68,17 +107,18 @@ def supervised_contrastive_loss(
     Raises
     ------
     ValueError
-        If the shapes do not match, or the batch holds fewer than two examples.
+        If the shapes do not match, the batch holds fewer than two examples, or ``z`` is not of unit length.
 
     References
     ----------
     Khosla et al. (2020), Supervised Contrastive Learning; Makino et al. (2025), eq. 1 and appendix B.
     """
-    z, labels = _check(z, labels, temperature, "labels")
+    z = _check(z, temperature, labels, "labels")
+    if log_normaliser is None:
+        log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
     with torch.autocast(z.device.type, enabled=False):
-        log_normaliser = _log_normaliser(z, temperature, include_self)
-        positive_logits, n_positives = _same_label_logits(z, labels, temperature)
-        per_anchor = log_normaliser - positive_logits / n_positives.clamp(min=1)
+        own, _, n_positives = _partners(z, labels)
+        per_anchor = log_normaliser - (z * own).sum(1) / temperature / n_positives.clamp(min=1)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
     if reduction == "mean":
         return per_anchor.mean()
@@ -95,6 +135,7 @@ def invariance_loss(
     temperature: float = 0.1,
     include_self: bool = True,
     reduction: InvarianceReduction = "listing",
+    log_normaliser: Tensor | None = None,
 ) -> Tensor:
     r"""Make an anchor as likely to be matched within its environment as outside of it.
 
@@ -139,6 +180,9 @@ def invariance_loss(
         Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
     reduction
         The form, see above.
+    log_normaliser
+        What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``; the forms
+        ``"mean"`` and ``"mass"`` have no use for it.
 
     Returns
     -------
@@ -147,27 +191,28 @@ def invariance_loss(
     Raises
     ------
     ValueError
-        If the shapes do not match, or the batch holds fewer than two examples.
+        If the shapes do not match, the batch holds fewer than two examples, or ``z`` is not of unit length.
 
     References
     ----------
     Makino et al. (2025), section 2 and appendix B.
     """
-    z, environments = _check(z, environments, temperature, "environments")
+    z = _check(z, temperature, environments, "environments")
     if reduction not in get_args(InvarianceReduction):
         msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
         raise ValueError(msg)
     with torch.autocast(z.device.type, enabled=False):
         if reduction == "mass":
             return _mass_difference(z, environments, temperature).abs().mean()
-        own, n_own = _same_label_logits(z, environments, temperature)
+        own, other, n_own = _partners(z, environments)
         n_other = len(z) - 1 - n_own
-        other = z @ z.sum(0) / temperature - (z * z).sum(1) / temperature - own
         if reduction == "mean":
-            difference = own / n_own.clamp(min=1) - other / n_other.clamp(min=1)
+            apart = own / n_own.clamp(min=1)[:, None] - other / n_other.clamp(min=1)[:, None]
+            difference = (z * apart).sum(1) / temperature
             return torch.where((n_own > 0) & (n_other > 0), difference.abs(), 0.0).mean()
-        log_normaliser = _log_normaliser(z, temperature, include_self)
-        difference = (own - other) - (n_own - n_other) * log_normaliser
+        if log_normaliser is None:
+            log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
+        difference = (z * (own - other)).sum(1) / temperature - (n_own - n_other) * log_normaliser
         if reduction == "formula":
             return difference.abs().sum()
         return difference.abs().mean() / len(z)
@@ -186,44 +231,47 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
     return math.log(batch_size if include_self else batch_size - 1)
 
 
-def _check(z: Tensor, labels: Tensor, temperature: float, name: str) -> tuple[Tensor, Tensor]:
-    if z.ndim != 2 or labels.shape != z.shape[:1]:
-        msg = f"z must be (B, D) and {name} (B,), got {tuple(z.shape)} and {tuple(labels.shape)}."
+# where an argument has the function's name
+_log_normaliser = log_normaliser
+
+
+def _check(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
+    """``z`` in float32 or wider, if everything is as it should be."""
+    if z.ndim != 2 or (labels is not None and labels.shape != z.shape[:1]):
+        msg = f"z must be (B, D), got {tuple(z.shape)}."
+        if labels is not None:
+            msg = f"z must be (B, D) and {name} (B,), got {tuple(z.shape)} and {tuple(labels.shape)}."
         raise ValueError(msg)
     if len(z) < 2:
         msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
         raise ValueError(msg)
-    if not temperature > 0:
-        msg = f"temperature must be positive, got {temperature}."
+    if not temperature > LOWEST_TEMPERATURE:
+        msg = f"temperature must be above {LOWEST_TEMPERATURE:.4f} (exp(1/temperature) overflows), got {temperature}."
         raise ValueError(msg)
-    return z.to(torch.promote_types(z.dtype, torch.float32)), labels
+    if z.device.type == "cpu":  # elsewhere, looking would make the processor wait for the device
+        length, row = (float(value) for value in torch.linalg.vector_norm(z.detach().float(), dim=1).max(0))
+        if length > _LONGEST:
+            msg = (
+                f"z must hold vectors of unit length, that of row {row:.0f} is {length:.3g}: use "
+                "torch.nn.functional.normalize(z, dim=1)."
+            )
+            raise ValueError(msg)
+    return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
-def _log_normaliser(z: Tensor, temperature: float, include_self: bool) -> Tensor:
-    """Log-sum-exp of each anchor's logits, shape (B,)."""
-    logits = z @ z.T / temperature
-    if not include_self:
-        logits = logits.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), -torch.inf)
-    return torch.logsumexp(logits, dim=1)
-
-
-def _same_label_logits(z: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Sum of an anchor's logits over the others of its label, and how many those are, each (B,)."""
+def _partners(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the other embeddings of an anchor's label and of those of other labels, (B, D), and how many own."""
     classes, index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     class_sums = torch.zeros(len(classes), z.shape[1], dtype=z.dtype, device=z.device).index_add(0, index, z)
-    logits = ((z * class_sums[index]).sum(1) - (z * z).sum(1)) / temperature
-    return logits, counts[index] - 1
+    of_class = class_sums.index_select(0, index)
+    return of_class - z, z.sum(0) - of_class, counts[index] - 1
 
 
 def _mass_difference(z: Tensor, environments: Tensor, temperature: float) -> Tensor:
     """Log odds of being matched inside against outside the own environment, minus those of chance, shape (B,)."""
-    logits = z @ z.T / temperature
-    own = environments[:, None] == environments[None, :]
-    diagonal = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    n_own, n_other = own.sum(1) - 1, (~own).sum(1)
-    informative = (n_own > 0) & (n_other > 0)
-    # an anchor without one of the two sides is masked before the log-sum-exp: its gradient would be NaN, not zero
-    inside = torch.logsumexp(logits.masked_fill((~own | diagonal) & informative[:, None], -torch.inf), dim=1)
-    outside = torch.logsumexp(logits.masked_fill(own & informative[:, None], -torch.inf), dim=1)
+    inside, outside = log_sums(z, temperature, environments)
+    _, index, counts = torch.unique(environments, return_inverse=True, return_counts=True)
+    n_own = counts[index] - 1
+    n_other = len(z) - 1 - n_own
     chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
-    return torch.where(informative, inside - outside - chance, 0.0)
+    return torch.where((n_own > 0) & (n_other > 0), inside - outside - chance, 0.0)
