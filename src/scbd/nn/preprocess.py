@@ -100,7 +100,7 @@ class Preprocess(nn.Module):
         self.fitted.fill_(True)
 
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Prepare stored images ``(B, C, H, W)`` of any supported dtype; float32 of :attr:`output_shape`.
+        """Prepare stored images ``(B, C, H, W)`` of any dtype; float32, channels last in memory.
 
         Parameters
         ----------
@@ -111,19 +111,20 @@ class Preprocess(nn.Module):
         """
         images = self._transform(images)
         if self.standardize:
-            images = (images - self.mean) / self.sd
+            images = images.sub_(self.mean).div_(self.sd)
         if self.augment and self.training:
             images = random_orientation(images, generator)
-        return images
+        return images.contiguous(memory_format=torch.channels_last)
 
     def _transform(self, images: Tensor) -> Tensor:
-        images = images.float()
+        """A copy in float32, free to be changed in place, and changed in place: these tensors are large."""
+        images = images.to(torch.float32, memory_format=torch.channels_last, copy=True)
         if self.image_size is not None and images.shape[-2:] != self.output_shape[1:]:
             images = F.interpolate(images, self.output_shape[1:], mode="bilinear", antialias=True, align_corners=False)
         if self.intensity == "scale":
-            return images / self.scale
+            return images.div_(self.scale)
         if self.intensity == "arcsinh":
-            return torch.arcsinh(images)
+            return images.arcsinh_()
         return images
 
 
