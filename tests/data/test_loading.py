@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from scbd.data import ArraySource, ImageDataModule, Split
+from scbd.data import ArraySource, BatchLoader, ImageDataModule, Split
 
 
 def module(n: int = 60, n_labels: int = 3, **kwargs) -> tuple[ImageDataModule, np.ndarray]:
@@ -29,7 +29,9 @@ def test_batches_keep_images_and_labels_together_as_integers():
 
 def test_validation_is_the_same_each_time_and_of_validation_cells():
     data, _ = module(batch_size=8)
-    passes = [torch.cat([b["images"][:, 0, 0, 0] for b in list(data.val_dataloader())]).numpy() for _ in range(2)]
+    loader = data.val_dataloader()
+    assert isinstance(loader, BatchLoader)
+    passes = [torch.cat([batch["images"][:, 0, 0, 0] for batch in loader]).numpy() for _ in range(2)]
     np.testing.assert_array_equal(passes[0], passes[1])
     assert passes[0].min() >= 40
     assert len(passes[0]) == 16
@@ -72,3 +74,5 @@ def test_bad_settings_are_said_before_any_work():
         module(batch_size=64)
     with pytest.raises(ValueError, match="perturbations_per_batch must be a number, None or 'auto', got 'all'"):
         module(perturbations_per_batch="all")
+    with pytest.raises(ValueError, match="preload='gpu' is not known: use 'device'"):
+        module(preload="gpu")

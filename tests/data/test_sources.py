@@ -28,6 +28,20 @@ def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
             np.testing.assert_array_equal(read, images[rows])
 
 
+@pytest.mark.parametrize("rows", [np.array([2, 0, 2]), slice(1, 3)], ids=str)
+def test_rows_are_read_into_a_given_array(rows):
+    images = np.arange(3 * 16, dtype="uint16").reshape(3, 1, 4, 4)
+    out = np.empty_like(images[rows])
+    assert ArraySource(images).read(rows, out) is out
+    np.testing.assert_array_equal(out, images[rows])
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_a_row_that_does_not_exist_is_refused(row):
+    with pytest.raises(IndexError, match="were asked for, there are 3 images"):
+        ArraySource(np.zeros((3, 1, 4, 4), dtype="uint8")).read(np.array([0, row]))
+
+
 def test_what_was_read_is_free_to_change():
     images = np.zeros((3, 1, 4, 4), dtype="uint8")
     ArraySource(images).read(slice(0, 2))[:] = 1

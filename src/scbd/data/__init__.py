@@ -1,13 +1,16 @@
 """Cells at rest and on their way to a batch: fields, sources, splits, samplers, the data module."""
 
 from scbd.data.fields import ImageField, LabelField
-from scbd.data.loading import ImageDataModule
+from scbd.data.loading import BatchLoader, ImageDataModule
+from scbd.data.prefetch import prefetch
 from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data.sources import ArraySource, ImageSource, memory_map_h5ad, open_screen
 from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
+from scbd.data.tensors import TensorSource, read_tensor
 
 __all__ = [
     "ArraySource",
+    "BatchLoader",
     "BatchSampler",
     "ImageDataModule",
     "ImageField",
@@ -16,9 +19,12 @@ __all__ = [
     "PerturbationSampler",
     "ShuffleSampler",
     "Split",
+    "TensorSource",
     "hold_out_environments",
     "memory_map_h5ad",
     "open_screen",
+    "prefetch",
+    "read_tensor",
     "split_by_column",
     "stratified_split",
 ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
+from scbd.data.prefetch import prefetch
 from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data.tensors import TensorSource, read_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from scbd.data.sources import ImageSource
     from scbd.data.splits import Split
 
@@ -19,28 +22,46 @@ if TYPE_CHECKING:
 _POSITIVES_WANTED = 8
 
 
-class _RowDataset(Dataset):
-    """Whole batches by row numbers: one gather, integers until the device."""
+class BatchLoader:
+    """Batches of a sampler's rows, read ahead by a background thread: integers until the device.
 
-    def __init__(self, source: ImageSource, y: np.ndarray, e: np.ndarray) -> None:
+    Its position is the trainer's step, since the sampler was built to start from it; the pair of state methods tells
+    Lightning that it can resume.
+
+    Parameters
+    ----------
+    source
+        Images ``(N, C, H, W)``.
+    y, e
+        Codes, int64 ``(N,)``.
+    batches
+        Rows of each batch.
+    """
+
+    def __init__(self, source: ImageSource, y: np.ndarray, e: np.ndarray, batches: BatchSampler) -> None:
         self._source, self._y, self._e = source, y, e
+        self.batches = batches
 
-    def __getitem__(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Generator[dict[str, torch.Tensor]]:
+        return prefetch(map(self.batch, self.batches))
+
+    def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """Images as stored, and codes, of these rows."""
         return {
-            "images": torch.from_numpy(self._source.read(rows)),
+            "images": read_tensor(self._source, rows),
             "y": torch.from_numpy(self._y[rows]),
             "e": torch.from_numpy(self._e[rows]),
         }
 
-
-class _StepLoader(DataLoader):
-    """A loader whose position is the trainer's step: this pair of methods tells Lightning that it can resume."""
-
     def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore: the sampler was built to start from the trainer's step."""
+        """Nothing to restore."""
 
 
 class ImageDataModule(pl.LightningDataModule):
@@ -66,6 +87,8 @@ class ImageDataModule(pl.LightningDataModule):
         Number of training batches.
     seed
         Seed of the batches.
+    preload
+        ``"device"`` puts all images on the device before training, where they fit; batches are then drawn there.
 
     Raises
     ------
@@ -84,10 +107,15 @@ class ImageDataModule(pl.LightningDataModule):
         perturbations_per_batch: int | str | None = "auto",
         max_steps: int = 1,
         seed: int = 0,
+        preload: Literal["device"] | None = None,
     ) -> None:
         super().__init__()
-        self._dataset = _RowDataset(source, y, e)
-        self._y = y
+        if preload not in (None, "device"):
+            msg = f"preload={preload!r} is not known: use 'device' to keep all images there, or None."
+            raise ValueError(msg)
+        self._source, self._y, self._e = source, y, e
+        self._at_rest = source
+        self._preload = preload
         self.split = split
         self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
@@ -108,15 +136,24 @@ class ImageDataModule(pl.LightningDataModule):
         """Batches that make one pass over the training cells."""
         return self.train_sampler.steps_per_epoch
 
-    def train_dataloader(self) -> DataLoader:
+    def setup(self, stage: str) -> None:
+        """Move the images to the trainer's device, if so asked."""
+        if self._preload == "device" and self.trainer is not None:
+            self._source = TensorSource.on_device(self._at_rest, self.trainer.strategy.root_device)
+
+    def teardown(self, stage: str) -> None:
+        """Give the device's memory back."""
+        self._source = self._at_rest
+
+    def train_dataloader(self) -> BatchLoader:
         """Batches from the trainer's current step to ``max_steps``."""
         world = {}
         if self.trainer is not None:
             world = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
             world["start"] = self.trainer.global_step
-        return self._loader(self._sampler(self.split.train, self.batch_size, self.max_steps, **world), _StepLoader)
+        return self._loader(self._sampler(self.split.train, self.batch_size, self.max_steps, **world))
 
-    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+    def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """One pass over the validation cells, the same each time; nothing if there are fewer than two."""
         n = len(self.split.validation)
         if n < 2:
@@ -131,7 +168,8 @@ class ImageDataModule(pl.LightningDataModule):
     def example_batch(self) -> dict[str, torch.Tensor]:
         """The first validation batch, or without validation cells the first training batch."""
         loader = self.val_dataloader()
-        return next(iter(loader)) if isinstance(loader, DataLoader) else self._dataset[self.train_sampler.batch(0)]
+        loader = loader if isinstance(loader, BatchLoader) else self._loader(self.train_sampler)
+        return loader.batch(loader.batches.batch(0))
 
     def _choose_perturbations_per_batch(self) -> None:
         """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""
@@ -157,5 +195,5 @@ class ImageDataModule(pl.LightningDataModule):
             **world,
         )
 
-    def _loader(self, sampler: BatchSampler, loader: type[DataLoader] = DataLoader) -> DataLoader:
-        return loader(self._dataset, sampler=sampler, batch_size=None, pin_memory=torch.cuda.is_available())
+    def _loader(self, sampler: BatchSampler) -> BatchLoader:
+        return BatchLoader(self._source, self._y, self._e, sampler)

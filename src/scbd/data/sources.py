@@ -18,7 +18,10 @@ IMAGE_DTYPES = ("uint8", "uint16", "float16", "float32")
 
 
 class ImageSource(Protocol):
-    """Images that can be read by row: ``shape`` is (N, C, H, W), ``read(rows)`` returns the rows as asked."""
+    """Images that can be read by row: ``shape`` is (N, C, H, W), ``read(rows)`` returns the rows as asked.
+
+    A source is read from one thread at a time.
+    """
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -30,8 +33,11 @@ class ImageSource(Protocol):
         """As stored."""
         ...
 
-    def read(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Images of these rows, in this order, ``(len(rows), C, H, W)``, as stored and free to change."""
+    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        """Images of these rows, in this order, ``(len(rows), C, H, W)``, as stored and free to change.
+
+        They are written to ``out`` where it is given (contiguous, of that shape and dtype), else to a new array.
+        """
         ...
 
 
@@ -85,9 +91,26 @@ class ArraySource:
         """As stored."""
         return self._images.dtype
 
-    def read(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Images of these rows, in this order, as stored and free to change."""
-        return np.array(self._images[rows], subok=False)
+    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        """Images of these rows, in this order, as stored and free to change.
+
+        Raises
+        ------
+        IndexError
+            If there is no such row.
+        """
+        n, *image_shape = self.shape
+        if out is None:
+            n_rows = len(range(*rows.indices(n))) if isinstance(rows, slice) else len(rows)
+            out = np.empty((n_rows, *image_shape), self.dtype)
+        if isinstance(rows, slice):
+            out[...] = self._images[rows]
+            return out
+        if len(rows) and not (0 <= rows.min() and rows.max() < n):
+            msg = f"Rows {rows.min()} to {rows.max()} were asked for, there are {n} images."
+            raise IndexError(msg)
+        # twice as fast as fancy indexing: with "clip" numpy writes straight to `out`, and nothing is left to clip
+        return np.take(self._images, rows, axis=0, out=out, mode="clip")
 
 
 def non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
