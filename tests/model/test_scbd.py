@@ -17,7 +17,8 @@ from torch import nn
 
 import scbd
 from scbd import SCBDModel
-from scbd.data import Split, open_screen
+from scbd.data import ArraySource, Split, open_screen
+from scbd.nn._log_sums import log_sums
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -330,6 +331,56 @@ def test_mixed_precision_trains_with_losses_in_float32():
     assert model.training_settings_["precision"] == "bf16-mixed"
     assert all(p.dtype == torch.float32 for p in model.module.parameters())
     assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
+
+
+def test_fused_optimiser_gives_way_to_clipped_gradients():
+    """Lightning refuses to clip the gradients of a fused optimiser under mixed precision."""
+    model = make_model()
+    model.train(**QUICK, precision="bf16-mixed")
+    assert model.trainer.optimizers[0].defaults["fused"]
+    model.train(**QUICK, precision="bf16-mixed", gradient_clip_val=1.0)
+    assert not model.trainer.optimizers[0].defaults["fused"]
+
+
+def test_images_on_the_device_change_nothing_but_where_they_are(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    trained = []
+    for preload in (None, "device"):
+        model = make_model(open_screen(tmp_path / "cells.h5ad"))
+        model.train(**QUICK, preload=preload)
+        trained.append(weights(model))
+        trainer: Any = model.trainer
+        assert isinstance(trainer.datamodule.train_dataloader()._source, ArraySource)  # given back
+    assert_same(*trained)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
+def test_compiling_keeps_names_and_numbers(tmp_path):
+    trained = []
+    # what compiled code computes is torch's affair, and a compiler not always there
+    with torch.compiler.set_stance("force_eager"):
+        for compile in (False, True):
+            model = make_model()
+            model.train(**QUICK, compile=compile)
+            trained.append(weights(model))
+            assert (model.module.content._compiled_call_impl is not None) == compile
+        assert_same(*trained)
+        model.save(str(tmp_path / "model"))
+        loaded = SCBDModel.load(str(tmp_path / "model"), adata=make_cells())
+        np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
+
+
+def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return log_sums(*args)
+
+    monkeypatch.setattr("scbd.nn.losses.log_sums", counted)
+    make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
+    # z_c, z_s, and z_c once more for its health after training
+    assert len(calls) == 3
 
 
 def test_any_module_is_an_encoder(tmp_path):

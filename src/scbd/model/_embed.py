@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
+
+from scbd.data import prefetch, read_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,13 +114,13 @@ def embed(
     )
     module.eval()
     try:
-        with bar, torch.inference_mode():
-            for start in range(0, n, batch_size):
-                stop = min(start + batch_size, n)
-                images = source.read(slice(start, stop) if rows is None else rows[start:stop])
-                tensor = torch.from_numpy(images).to(module.device)
-                target[start:stop] = module.embed(tensor, block, representation).float().cpu().numpy()
-                bar.update(stop - start)
+        parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
+        reading = (read_tensor(source, part if rows is None else rows[part]) for part in parts)
+        with bar, torch.inference_mode(), closing(prefetch(reading)) as batches:
+            for part, images in zip(parts, batches, strict=True):
+                images = images.to(module.device, non_blocking=True)
+                target[part] = module.embed(images, block, representation).float().cpu().numpy()
+                bar.update(len(images))
     except BaseException:
         if partial is not None:
             partial.unlink()

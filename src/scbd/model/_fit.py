@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from scbd.model._callbacks import History, LastState, Progress, TrainingInterrupted
 from scbd.model._files import read_header
+from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +117,8 @@ def fit(
         history.trainer = trainer
         # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
         plan.train()
+        if trainer.strategy.root_device.type == "cpu":
+            stack.enter_context(freed_memory_kept())
         try:
             trainer.fit(plan, data, ckpt_path=resume, weights_only=False)
         except TrainingInterrupted:

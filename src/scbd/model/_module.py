@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from scbd.nn import Block, Preprocess, invariance_loss, supervised_contrastive_loss
+from scbd.nn import Block, Preprocess, invariance_loss, log_normaliser, supervised_contrastive_loss
 
 if TYPE_CHECKING:
     import torch
@@ -101,15 +101,22 @@ class SCBDModule(nn.Module):
         images = self.preprocess(images, generator)
         z_c, z_s = self.content(images), self.style(images)
         shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
+        # both losses on z_c read the same Gram matrix
+        normaliser = log_normaliser(z_c, **shared) if self.invariance in ("listing", "formula") else None
         style_labels = e if self.style_target == "e" else y * (e.max() + 1) + e
         parts = {
-            "supervised_c": supervised_contrastive_loss(z_c, y, **shared),
+            "supervised_c": supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared),
             "supervised_s": supervised_contrastive_loss(z_s, style_labels, **shared),
-            "invariance_c": invariance_loss(z_c, e, reduction=self.invariance, **shared),
+            "invariance_c": invariance_loss(z_c, e, reduction=self.invariance, log_normaliser=normaliser, **shared),
         }
         alpha = self.alpha if alpha is None else alpha
         loss = parts["supervised_c"] + parts["supervised_s"] + alpha * parts["invariance_c"]
         return {"loss": loss, **parts, "z_c": z_c.detach()}
+
+    def compile_blocks(self) -> None:
+        """Let :func:`torch.compile` have both blocks, in place: parameters and their names stay."""
+        for block in (self.content, self.style):
+            block.compile()
 
     def embed(self, images: Tensor, block: BlockName, representation: Representation) -> Tensor:
         """Embed stored images ``(B, C, H, W)``: ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""

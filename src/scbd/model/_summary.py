@@ -26,6 +26,10 @@ def summary(model: SCBDModel) -> str:
         f"  objective alpha {module.alpha:g} ({module.invariance}), temperature {module.temperature:g}, "
         f"z_s clustered by {' × '.join(module.style_target)}",
     ]
+    precision = model.training_settings_["precision"] if model.is_trained_ else "32-true"
+    lines.append(
+        f"  compute   precision {precision}, channels last, small maps without their padding (exact), fused AdamW"
+    )
     if not model.is_trained_:
         return "\n".join([*lines, "  state     not trained", "  next      train()"])
     settings, health = model.training_settings_, model.health

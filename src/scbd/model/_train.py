@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -59,6 +59,8 @@ class TrainMixin:
         accelerator: str = "auto",
         devices: int | list[int] | str = "auto",
         precision: str = "32-true",
+        preload: Literal["device"] | None = None,
+        compile: bool = False,
         seed: int = 0,
         enable_progress_bar: bool = True,
         plan_kwargs: dict[str, Any] | None = None,
@@ -96,7 +98,13 @@ class TrainMixin:
         ckpt_path
             Resume, optimiser included: ``"last"`` for the last state in ``checkpoint_dir``, or a checkpoint.
         accelerator, devices, precision
-            See :class:`lightning.pytorch.Trainer`; for example ``precision="bf16-mixed"``.
+            See :class:`lightning.pytorch.Trainer`; for example ``precision="bf16-mixed"``, which computes the encoders
+            in bfloat16 and the losses in float32.
+        preload
+            ``"device"`` puts all images on the device before training. By default they are read batch by batch, in
+            the background.
+        compile
+            Run both blocks through :func:`torch.compile`. It takes a C++ compiler and a minute.
         seed
             Seed of the split, the batches and the augmentation. Weights are drawn when the model is made: seed those
             with ``scvi.settings.seed``.
@@ -130,7 +138,14 @@ class TrainMixin:
         source, y, e = self._training_inputs()
         parts = self._split(split, y, e, train_size, validation_size, seed)
         data = ImageDataModule(
-            source, y, e, parts, batch_size=batch_size, perturbations_per_batch=perturbations_per_batch, seed=seed
+            source,
+            y,
+            e,
+            parts,
+            batch_size=batch_size,
+            perturbations_per_batch=perturbations_per_batch,
+            seed=seed,
+            preload=preload,
         )
         if max_steps is None:
             epochs = get_max_epochs_heuristic(len(parts.train)) if max_epochs is None else max_epochs
@@ -150,6 +165,8 @@ class TrainMixin:
         plan_settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "settings": settings}
         plan = TrainingPlan(self.module, **plan_settings | (plan_kwargs or {}))
         accelerator, lightning_devices, device = parse_device_args(accelerator, devices, return_device="torch")
+        if compile:
+            self.module.compile_blocks()
         self._warn_of_singletons(y[parts.train])
         self._fit_statistics(source, parts.train, seed)
         # a resumed run brings its history along, and counts its steps from its own start
