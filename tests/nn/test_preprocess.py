@@ -39,6 +39,24 @@ def test_statistics_are_those_of_all_pixels_and_are_saved():
     torch.testing.assert_close(again(images), ours(images))
 
 
+@pytest.mark.parametrize("standardize", [True, False])
+def test_large_batches_are_looked_up_and_equal_to_the_bit(standardize):
+    """Whole batches come from a table of all values; a single image does not."""
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 2**16, (70, 3, 32, 32)).astype("uint16"))
+    ours = Preprocess((3, 32, 32), "uint16", standardize=standardize).eval()
+    one_by_one = lambda: torch.cat([ours(image[None]) for image in images])
+    assert ours._worth_a_table(images)
+    assert not ours._worth_a_table(images[:1])
+    assert torch.equal(ours(images), one_by_one())
+    before = ours(images)
+    # new statistics make a new table
+    ours.mean += torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
+    assert torch.equal(ours(images), one_by_one())
+    assert torch.equal(ours(images), before) != standardize
+    assert ours(images).is_contiguous(memory_format=torch.channels_last)
+    assert "table" not in " ".join(ours.state_dict())
+
+
 def test_an_empty_channel_stays_at_zero():
     images = torch.zeros(4, 2, 6, 6, dtype=torch.uint8)
     images[:, 0] = torch.arange(36).view(6, 6)

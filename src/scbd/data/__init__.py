@@ -3,6 +3,7 @@
 from scbd.data.fields import ImageField, LabelField
 from scbd.data.loading import BatchLoader, ImageDataModule
 from scbd.data.prefetch import prefetch
+from scbd.data.resizing import resize_images
 from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data.sources import ArraySource, ImageSource, memory_map_h5ad, open_screen
 from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
@@ -25,6 +26,7 @@ __all__ = [
     "open_screen",
     "prefetch",
     "read_tensor",
+    "resize_images",
     "split_by_column",
     "stratified_split",
 ]

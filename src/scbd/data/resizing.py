@@ -1,0 +1,54 @@
+"""Resize crops once, rather than in every epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from scbd.data.sources import ArraySource
+
+_BLOCK = 512
+
+
+def resize_images(images: np.ndarray, image_size: int, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Resize images to so many pixels a side (bilinear, antialiased), in their own dtype.
+
+    Models take ``image_size`` and resize as they go, which suits a GPU. On a processor, and for crops much larger than
+    what is trained on, it pays to do it once: an epoch then reads and computes less. Integers are rounded.
+
+    Parameters
+    ----------
+    images
+        Shape ``(N, C, H, W)``, in memory or memory-mapped; uint8, uint16, float16 or float32.
+    image_size
+        Pixels a side.
+    out
+        Array to write to, for example a memory-map; a new one by default.
+
+    Returns
+    -------
+    Shape ``(N, C, image_size, image_size)``, dtype of ``images``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``images`` are not images, ``image_size`` is not positive, or ``out`` is of another shape or dtype.
+    """
+    source = ArraySource(images)
+    if image_size < 1:
+        msg = f"image_size must be a positive number of pixels, got {image_size}."
+        raise ValueError(msg)
+    n, channels = source.shape[:2]
+    shape = (n, channels, image_size, image_size)
+    if out is None:
+        out = np.empty(shape, source.dtype)
+    elif out.shape != shape or out.dtype != source.dtype:
+        msg = f"out has shape {out.shape} and dtype {out.dtype}, the resized images {shape} and {source.dtype}."
+        raise ValueError(msg)
+    for start in range(0, n, _BLOCK):
+        block = torch.from_numpy(source.read(slice(start, start + _BLOCK))).float()
+        block = F.interpolate(block, shape[2:], mode="bilinear", antialias=True, align_corners=False)
+        # a weighted mean never leaves the range of its dtype
+        out[start : start + _BLOCK] = (block.round_() if source.dtype.kind == "u" else block).numpy()
+    return out
