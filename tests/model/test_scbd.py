@@ -17,7 +17,8 @@ from torch import nn
 
 import scbd
 from scbd import SCBDModel
-from scbd.data import ArraySource, Split, open_screen
+from scbd.data import ArraySource, ImageDataModule, Split, open_screen
+from scbd.model._train import _validate_every
 from scbd.nn._log_sums import log_sums
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
@@ -331,6 +332,23 @@ def test_mixed_precision_trains_with_losses_in_float32():
     assert model.training_settings_["precision"] == "bf16-mixed"
     assert all(p.dtype == torch.float32 for p in model.module.parameters())
     assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
+
+
+@pytest.mark.parametrize(
+    ("n_validation", "batch_size", "max_steps", "every"),
+    [
+        (8, 24, 400, 20),  # twenty times
+        (40, 24, 10, 10),  # a tenth of the time allows for one and a half
+        (20, 24, 10, 3),
+        (8, 24, 5, 1),
+        (0, 24, 400, 20),
+    ],
+)
+def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch_size, max_steps, every):
+    split = Split(train=np.arange(48), validation=np.arange(48, 48 + n_validation))
+    labels = np.zeros(96, dtype=int)
+    data = ImageDataModule(ArraySource(cells.obsm["single_cell_images"]), labels, labels, split, batch_size=batch_size)
+    assert _validate_every(data, max_steps) == every
 
 
 def test_fused_optimiser_gives_way_to_clipped_gradients():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from scbd.data import prefetch, read_tensor
+from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +117,8 @@ def embed(
     try:
         parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
         reading = (read_tensor(source, part if rows is None else rows[part]) for part in parts)
-        with bar, torch.inference_mode(), closing(prefetch(reading)) as batches:
+        memory = freed_memory_kept() if module.device.type == "cpu" else nullcontext()
+        with bar, memory, torch.inference_mode(), closing(prefetch(reading)) as batches:
             for part, images in zip(parts, batches, strict=True):
                 images = images.to(module.device, non_blocking=True)
                 target[part] = module.embed(images, block, representation).float().cpu().numpy()

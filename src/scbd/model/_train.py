@@ -87,7 +87,8 @@ class TrainMixin:
         train_size, validation_size
             Fractions of the random split; what they leave is the test part.
         validate_every
-            Steps between validations and checkpoints. By default a twentieth of the run.
+            Steps between validations and checkpoints. By default a twentieth of the run, or more where validation
+            would take more than about a tenth of the time.
         load_best
             End with the weights of the lowest validation loss rather than the last.
         early_stopping, early_stopping_patience
@@ -177,7 +178,7 @@ class TrainMixin:
                 plan,
                 data,
                 max_steps=max_steps,
-                validate_every=min(validate_every or max(1, max_steps // 20), max_steps),
+                validate_every=min(validate_every or _validate_every(data, max_steps), max_steps),
                 accelerator=accelerator,
                 devices=lightning_devices,
                 checkpoint_dir=checkpoint_dir,
@@ -252,3 +253,10 @@ class TrainMixin:
 
     def _after_training(self, data: ImageDataModule) -> None:
         """For a model to look at what was learned."""
+
+
+def _validate_every(data: ImageDataModule, max_steps: int) -> int:
+    """Twenty validations a run, fewer where they would take more than a tenth of it."""
+    # a cell that is not learned from costs about a third
+    affordable = 0.1 * 3 * max_steps * data.batch_size / max(1, len(data.split.validation))
+    return max_steps // int(np.clip(affordable, 1, min(20, max_steps)))
