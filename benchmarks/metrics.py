@@ -1,21 +1,10 @@
-"""Speed of the metrics against what they replace: both forms interleaved in one process, with the difference.
-
-python benchmarks/metrics.py [--cells 200000] [--repeats 3] [--json out.json]
-"""
+"""The metrics against what they replace."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
-import torch
+from _compare import Row, interleaved, timed
 from anndata import AnnData
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -25,26 +14,7 @@ from scbd.metrics._logistic import fit_logistic
 from scbd.metrics.relationships import PERCENTILES
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
-
-
-def interleaved(naive: Callable[[], Any], ours: Callable[[], Any], repeats: int) -> tuple[dict[str, Any], Any, Any]:
-    ours()  # first calls load libraries
-    seconds = np.array([[timed(naive)[0], timed(ours)[0]] for _ in range(repeats)])
-    ratios = seconds[:, 0] / seconds[:, 1]
-    row = {
-        "naive_s": float(seconds[:, 0].mean()),
-        "ours_s": float(seconds[:, 1].mean()),
-        "ratio": float(ratios.mean()),
-        "ratio_sd": float(ratios.std(ddof=1)) if repeats > 1 else float("nan"),
-    }
-    return row, naive(), ours()
-
-
-def probe(n: int, repeats: int) -> dict[str, Any]:
+def probe(n: int, repeats: int) -> Row:
     """34 wells from 64 correlated components: scikit-learn's lbfgs against ours, at the same objective."""
     rng = np.random.default_rng(0)
     codes = rng.integers(34, size=n)
@@ -62,9 +32,10 @@ def probe(n: int, repeats: int) -> dict[str, Any]:
     row, theirs, ours = interleaved(
         lambda: LogisticRegression(max_iter=1000).fit(scaled, codes), lambda: fit_logistic(x, codes), repeats
     )
-    row["objective_naive"] = objective(theirs.coef_, theirs.intercept_)
-    row["objective_ours"] = objective(ours.weight * scaler.scale_, ours.bias + ours.weight @ scaler.mean_)
-    row["same_prediction"] = float((ours.logits(x).argmax(axis=1) == theirs.predict(scaled)).mean())
+    mine = objective(ours.weight * scaler.scale_, ours.bias + ours.weight @ scaler.mean_)
+    lower = 1 - mine / objective(theirs.coef_, theirs.intercept_)
+    same = float((ours.logits(x).argmax(axis=1) == theirs.predict(scaled)).mean())
+    row["note"] = f"objective lower by {lower:.1e}, {same:.2%} of predictions equal"
     return {"claim": f"probe, {n:,} × 64 → 34", **row}
 
 
@@ -81,7 +52,7 @@ def naive_curve(cosine: np.ndarray, related: np.ndarray) -> list[tuple[float, fl
     return points
 
 
-def curve(n_genes: int, repeats: int) -> dict[str, Any]:
+def curve(n_genes: int, repeats: int) -> Row:
     """Twenty percentiles of all pairs of genes."""
     relations = Relations(*screen(n_genes, n_genes // 4), universe="profiles")
     row, theirs, ours = interleaved(
@@ -91,7 +62,7 @@ def curve(n_genes: int, repeats: int) -> dict[str, Any]:
     return {"claim": f"curve, {n_genes:,} genes", **row, "difference": float(difference)}
 
 
-def full(n_genes: int, n_complexes: int, repeats: int) -> dict[str, Any]:
+def full(n_genes: int, n_complexes: int, repeats: int) -> Row:
     """Everything a map is scored by, from profiles and network: no naive form ends in reasonable time."""
     profiles, net = screen(n_genes, n_complexes)
 
@@ -117,23 +88,5 @@ def screen(n_genes: int, n_complexes: int) -> tuple[AnnData, pd.DataFrame]:
     return AnnData(X=x, obs=pd.DataFrame(index=genes)), pd.DataFrame(members, columns=["source", "target"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=200_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    rows = [
-        full(5000, 2700, arguments.repeats),
-        curve(1000, arguments.repeats),
-        probe(arguments.cells, arguments.repeats),
-    ]
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(pd.DataFrame(rows).set_index("claim").T.to_string(float_format=lambda value: f"{value:.5g}", na_rep=""))
-    print(machine)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
-
-
-if __name__ == "__main__":
-    main()
+def rows(repeats: int) -> list[Row]:
+    return [full(5000, 2700, repeats), curve(1000, repeats), probe(200_000, repeats)]

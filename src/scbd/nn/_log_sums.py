@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # rows and columns of a tile: one that stays in a core's cache; where launching costs more than computing, a large one
 _TILE = {"cpu": (128, 2048)}
 _LARGE_TILE = (2048, 8192)
-# exponentials kept for the backward pass rather than computed again: the whole triangle at a batch of 2,048
-_KEPT_BYTES = 9 * 2**20
+# exponentials kept for the backward pass rather than computed again: most of the triangle at a batch of 2,048
+_KEPT_BYTES = 7 * 2**20
 # float32 holds exp(±40) and sums of it; below this temperature similarities of unit vectors ask for float64 …
 _FLOAT32_LIMIT = 40.0
 # … and below 1/350 for more than that

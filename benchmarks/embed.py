@@ -1,0 +1,43 @@
+"""Embedding: `get_latent_representation` against the bare encoder on prepared images."""
+
+from __future__ import annotations
+
+import numpy as np
+import scvi
+import torch
+from _compare import Row, interleaved, largest_difference
+from data import cells_of
+
+import scbd
+
+
+def rows(repeats: int) -> list[Row]:
+    table = []
+    for encoder, shape, dtype, n in (
+        ("resnet18", (3, 32, 32), "uint8", 16_384),
+        ("resnet18", (4, 64, 64), "uint16", 4096),
+        ("small", (4, 64, 64), "uint16", 8192),
+    ):
+        scvi.settings.seed = 0
+        cells = cells_of(n, shape, dtype)
+        scbd.SCBDModel.setup_anndata(cells, "y", "e")
+        model = scbd.SCBDModel(cells, encoder=encoder, standardize=False)
+        model.is_trained_ = True  # random weights take as long
+        net = model.module.eval()
+        batches = [net.preprocess(torch.from_numpy(part)) for part in _parts(cells.obsm["single_cell_images"], 512)]
+
+        def bare() -> torch.Tensor:
+            with torch.inference_mode():
+                return torch.cat([net.content.encoder(batch) for batch in batches])
+
+        def ours() -> np.ndarray:
+            return model.get_latent_representation(representation="intermediate", enable_progress_bar=False)
+
+        row, theirs, mine = interleaved(bare, ours, repeats)
+        row |= {"difference": largest_difference(mine, theirs), "note": f"{n / row['ours_s']:,.0f} cells/s"}
+        table.append({"claim": f"embed {n:,} cells of {shape[1]}×{shape[2]}×{shape[0]}, {encoder}", **row})
+    return table
+
+
+def _parts(images: np.ndarray, size: int) -> list[np.ndarray]:
+    return [images[start : start + size] for start in range(0, len(images), size)]

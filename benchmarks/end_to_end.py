@@ -1,0 +1,77 @@
+"""Where the time of `scbd run` goes: import, set-up, training, embedding, evaluation, pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from _compare import Row, timed
+
+import scbd
+from scbd import cli
+from scbd.experiments import _run
+from scbd.model import SCBDModel
+from scbd.model._train import TrainMixin
+
+PARTS: list[tuple[str, Any, str]] = [
+    ("open the file", scbd.data, "open_screen"),
+    ("set-up", SCBDModel, "setup_anndata"),
+    ("split", TrainMixin, "_split"),
+    ("channel statistics", TrainMixin, "_fit_statistics"),
+    ("train", SCBDModel, "train"),
+    ("embed", SCBDModel, "get_latent_representation"),
+    ("pixel PCA", _run, "pixel_pca"),
+    ("evaluate", _run, "evaluate"),
+    ("save the model", SCBDModel, "save"),
+    ("pictures", _run, "_pictures"),
+    ("write the cells", _run, "_write_cells"),
+]
+WITHIN = {"train": ("split", "channel statistics")}
+
+
+def rows(repeats: int) -> list[Row]:
+    """One epoch over 8,000 simulated cells of 4×64×64 with ResNet-18, float32, as the command runs it."""
+    spent = dict.fromkeys((name for name, _, _ in PARTS), 0.0)
+
+    def clocked(name: str, function: Callable) -> Callable:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent[name] += time.perf_counter() - start
+
+        return call
+
+    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.experiments, scbd.data"], check=True))[
+        0
+    ]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        cells = Path(folder) / "cells.h5ad"
+        scbd.datasets.simulated_screen(8000, image_size=64).write_h5ad(cells)
+        for name, owner, attribute in PARTS:
+            stack.enter_context(mock.patch.object(owner, attribute, clocked(name, getattr(owner, attribute))))
+        command = f"run {cells} --y-key gene --e-key well --out {folder}/out --max-epochs 1 --batch-size 1024"
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        total, code = timed(lambda: cli.main([*command.split(), "--accelerator", "cpu"]))
+    assert code == 0
+    for outer, inner in WITHIN.items():
+        spent[outer] -= sum(spent[name] for name in inner)
+    table = [{"claim": "import", "ours_s": importing}]
+    table += [{"claim": name, "ours_s": seconds} for name, seconds in spent.items()]
+    table.append({"claim": "everything else", "ours_s": total - sum(spent.values())})
+    everything = importing + total
+    return [row | {"note": f"{row['ours_s'] / everything:.1%}"} for row in table] + [
+        {"claim": "scbd run, one epoch of 8,000 cells of 4×64×64", "ours_s": everything}
+    ]

@@ -1,0 +1,204 @@
+"""One training step: the naive form against ours, and how much of ours is not the encoders'."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import scvi
+import torch
+from _compare import Row, compared, largest_difference, peak_mib, resident_peak, timed
+from anndata import AnnData
+from losses import listing
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import scbd
+from scbd.model._memory import freed_memory_kept
+from scbd.model._module import SCBDModule
+from scbd.nn import build_encoder
+
+Shape = tuple[int, int, int]
+SETTINGS: dict[str, Any] = {
+    "encoder": "resnet18",
+    "n_latent": 64,
+    "alpha": 1.0,
+    "temperature": 0.1,
+    "style_target": "e",
+    "include_self": True,
+    "invariance": "listing",
+}
+
+
+class NaiveModule(nn.Module):
+    """Two encoders with heads as one would write them down, and the paper's listing."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for _ in "cs":
+            encoder = build_encoder("resnet18", shape[0])
+            self.blocks.append(nn.Sequential(encoder, nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64)))
+
+    def forward(self, images: Tensor, y: Tensor, e: Tensor) -> dict[str, Tensor]:
+        images = (images.float() / 255 - 0.0) / 1.0
+        z_c, z_s = (F.normalize(block(images), dim=1) for block in self.blocks)
+        return {"loss": listing(z_c, z_s, y, e)}
+
+    def copy_from(self, module: SCBDModule) -> None:
+        """The same weights."""
+        for mine, theirs in zip(self.blocks, (module.content, module.style), strict=True):
+            values = [*theirs.encoder.state_dict().values(), *theirs.projection.state_dict().values()]
+            mine.load_state_dict(dict(zip(mine.state_dict(), values, strict=True)))
+
+
+def batch(size: int, shape: Shape) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "images": torch.randint(0, 256, (size, *shape), dtype=torch.uint8, generator=generator),
+        "y": torch.randint(0, size // 8, (size,), generator=generator),
+        "e": torch.randint(0, 34, (size,), generator=generator),
+    }
+
+
+def take_step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, Tensor], bf16: bool) -> Tensor:
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        loss = module(**inputs)["loss"]
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def pair(shape: Shape) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    ours = SCBDModule(shape, "uint8", standardize=True, **SETTINGS)
+    naive = NaiveModule(shape)
+    naive.copy_from(ours)
+    return (naive, torch.optim.AdamW(naive.parameters(), lr=1e-4)), (
+        ours,
+        torch.optim.AdamW(ours.parameters(), lr=1e-4, fused=True),
+    )
+
+
+def gradient(module: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+def against_naive(size: int, shape: Shape, repeats: int) -> list[Row]:
+    """Rounds of naive, float32 and bfloat16 steps; each form's first step of a round is not timed."""
+    naive, ours = pair(shape)
+    inputs = batch(size, shape)
+    first = [take_step(*form, inputs, bf16) for form, bf16 in ((naive, False), (ours, False))]
+    gradients = [gradient(form[0]) for form in (naive, ours)]
+    cosine = float(F.cosine_similarity(gradients[0].double(), gradients[1].double(), dim=0))
+    seconds = np.empty((repeats, 3))
+    for row in seconds:
+        take_step(*naive, inputs, False)
+        row[0] = timed(lambda: take_step(*naive, inputs, False))[0]
+        with freed_memory_kept():
+            for column, bf16 in ((1, False), (2, True)):
+                take_step(*ours, inputs, bf16)
+                row[column] = timed(lambda: take_step(*ours, inputs, bf16))[0]
+    what = f"step of two ResNet-18, batch {size:,} of {shape[1]}×{shape[2]}×{shape[0]}"
+    memory = {"naive_mib": peak_mib("step.py", "naive", str(size), *map(str, shape))}
+    return [
+        {
+            "claim": f"{what}, float32",
+            **compared(seconds[:, [0, 1]]),
+            "difference": largest_difference(first[1], first[0]),
+            **memory,
+            "ours_mib": peak_mib("step.py", "float32", str(size), *map(str, shape)),
+            "note": f"cosine of first gradients {cosine:.6f}",
+        },
+        {
+            "claim": f"{what}, bfloat16",
+            **compared(seconds[:, [0, 2]]),
+            **memory,
+            "ours_mib": peak_mib("step.py", "bfloat16", str(size), *map(str, shape)),
+        },
+    ]
+
+
+class Clock(pl.Callback):
+    """Seconds at the end of each step."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+
+def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: int = 5) -> Row:
+    """`train()` of a model against bare forward and backward passes of its two encoders on prepared images."""
+    rng = np.random.default_rng(0)
+    cells = AnnData(
+        obs={"y": rng.integers(0, size // 8, 2 * size).astype(str), "e": rng.integers(0, 34, 2 * size).astype(str)}
+    )
+    cells.obsm["single_cell_images"] = rng.integers(0, 256, (2 * size, *shape), dtype=np.uint8)
+    scvi.settings.seed = 0
+    scbd.SCBDModel.setup_anndata(cells, "y", "e")
+    model = scbd.SCBDModel(cells)
+    images = model.module.preprocess(torch.from_numpy(cells.obsm["single_cell_images"][:size]))
+    encoders = [block.encoder.train() for block in (model.module.content, model.module.style)]
+    seed = torch.ones(size, 512) / size
+
+    def bare() -> None:
+        for encoder in encoders:
+            encoder.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32-true"):
+                features = encoder(images)
+            features.backward(seed.to(features.dtype))
+
+    seconds = np.empty((repeats, 2))
+    for row in seconds:
+        with freed_memory_kept():
+            for encoder in encoders:
+                encoder.train()
+            bare()
+            row[1] = np.median([timed(bare)[0] for _ in range(steps)])
+        clock = Clock()
+        model.train(
+            max_steps=steps + 2,
+            batch_size=size,
+            train_size=1.0,
+            precision=precision,
+            accelerator="cpu",
+            enable_progress_bar=False,
+            callbacks=[clock],
+        )
+        row[0] = np.median(np.diff(clock.ends[1:]))
+    name = "float32" if precision == "32-true" else "bfloat16"
+    row = compared(seconds[:, ::-1])  # bare / train
+    return {
+        "claim": f"train() against its bare encoders, batch {size:,} of {shape[1]}×{shape[2]}×{shape[0]}, {name}",
+        **row,
+        "note": "naive: the bare encoders; the goal is 0.95×",
+    }
+
+
+def rows(repeats: int) -> list[Row]:
+    small, large = (3, 32, 32), (4, 64, 64)
+    table = against_naive(2048, small, repeats) + against_naive(512, large, repeats)
+    for size, shape in ((2048, small), (512, large)):
+        for precision in ("32-true", "bf16-mixed"):
+            table.append(of_encoders(size, shape, precision, repeats))
+    return table
+
+
+if __name__ == "__main__":  # --peak FORM SIZE C H W
+    form, size, channels, height, width = sys.argv[2], *map(int, sys.argv[3:])
+    naive, ours = pair((channels, height, width))
+    inputs = batch(size, (channels, height, width))
+    if form == "naive":
+        for _ in range(3):
+            take_step(*naive, inputs, False)
+    else:
+        with freed_memory_kept():
+            for _ in range(3):
+                take_step(*ours, inputs, form == "bfloat16")
+    print(resident_peak())
