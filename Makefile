@@ -8,11 +8,12 @@ TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint types coverage notebooks docs clean
+.PHONY: help demo test lint types coverage benchmark notebooks docs clean
 
 help:
 	@echo "make demo       coloured digits with and without invariance (minutes)"
 	@echo "make test       all tests"
+	@echo "make benchmark  every claim about speed, measured (half an hour on an idle machine)"
 	@echo "make lint types coverage notebooks docs"
 
 # torch first: what comes later then accepts the build that is there
@@ -37,6 +38,11 @@ lint: $(VENV)/.ready
 
 types: $(VENV)/.ready
 	$(BIN)/mypy
+
+# one part: make benchmark ONLY="losses data"; docs/performance.md is rewritten from what was measured
+benchmark: $(VENV)/.ready
+	$(BIN)/python benchmarks $(ONLY)
+	$(BIN)/python benchmarks --docs
 
 # executed into a scratch folder: committed outputs stay as they are
 notebooks: export SCBD_NOTEBOOK_STEPS ?= 100

@@ -14,11 +14,13 @@ import time
 import warnings
 from pathlib import Path
 
+import precision
 from _compare import machine
 from _report import as_text, write_docs
 
 NAMES = ["losses", "step", "data", "embed", "metrics", "scaling", "end_to_end", "tried"]
 HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
 
 
 def main() -> None:
@@ -41,7 +43,8 @@ def main() -> None:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
         print(f"\n{name} ({time.perf_counter() - start:.0f} s)\n{as_text(rows)}", flush=True)
     if arguments.docs:
-        write_docs(results, HERE.parent / "docs" / "performance.md")
+        write_docs(results | {"precision": precision.result()}, DOCS / "performance.md")
+        precision.plot(DOCS / "images" / "precision.png")
     else:
         print("\n" + machine())
 

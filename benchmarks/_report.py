@@ -32,8 +32,7 @@ def cells(rows: list[Row]) -> list[dict[str, str]]:
     return [{_COLUMNS[key]: _cell(row, key) for key in used} for row in rows]
 
 
-def as_markdown(rows: list[Row]) -> str:
-    table = cells(rows)
+def as_markdown(table: list[dict[str, str]]) -> str:
     lines = [list(table[0]), ["---"] * len(table[0]), *(list(row.values()) for row in table)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -42,9 +41,14 @@ def write_docs(results: dict[str, Any], path: Path) -> None:
     """Put each table between its pair of markers, and leave the prose alone."""
     text = path.read_text()
     for name, result in results.items():
-        table = f"{as_markdown(result['rows'])}\n\nMeasured {result['date']} on {result['machine']}."
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
-        text = re.sub(pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.DOTALL)
+        table = result["table"] if "table" in result else cells(result["rows"])
+        block = f"{as_markdown(table)}\n\nMeasured {result['date']}: {result['machine']}."
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda match: f"{match[1]}{block}\n{match[2]}",
+            text,
+            flags=re.DOTALL,
+        )
     path.write_text(text)
 
 

@@ -4,7 +4,9 @@ bfloat16 moves the gradient of the first step by a quarter, so no comparison of 
 arms with the same seeds: float32 in the library's own convolutions, float32 as scbd computes it (the same mathematics,
 another order of summation), bfloat16. The first two tell how far runs of one seed drift apart anyway.
 
-python benchmarks/precision.py [--out results/precision] [--tasks digits screen resnet18] [--seeds 3]
+python benchmarks/precision.py [--seeds 3] [--tasks digits screen resnet18]
+
+Runs that are already in precision.json are not run again.
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import scvi
 import torch
+from _compare import machine
 from anndata import AnnData
 from torch import nn
 
@@ -28,6 +31,7 @@ import scbd
 from scbd.experiments import _demo as demo
 from scbd.nn.small_maps import SmallMapConv2d
 
+RESULTS = Path(__file__).parent / "precision.json"
 ARMS = {"float32, plain": "32-true", "float32": "32-true", "bfloat16": "bf16-mixed"}
 
 
@@ -84,63 +88,70 @@ TASKS: dict[str, Callable] = {"digits": digits, "screen": screen, "resnet18": re
 def run(task: str, arm: str, seed: int) -> dict[str, Any]:
     model, scores = TASKS[task](seed, plain if "plain" in arm else lambda model: None, ARMS[arm])
     curve = model.history["train_loss"]["train_loss"]
-    return {"scores": scores, "curve": {"step": curve.index.tolist(), "loss": curve.tolist()}}
+    return {"scores": scores, "curve": {"step": curve.index.tolist(), "loss": [round(loss, 4) for loss in curve]}}
 
 
-def table(results: dict[str, Any]) -> pd.DataFrame:
-    """Mean ± sd over seeds for each arm, and the differences from float32 at the same seed."""
+def read() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
+
+
+def result() -> dict[str, Any]:
+    """Mean ± sd over seeds of each arm, and the differences from float32 at the same seed."""
+    results = read()
     rows = [
         {"task": task, "arm": arm, "seed": seed, "score": score, "value": value}
-        for (task, arm, seed), result in ((tuple(json.loads(key)), value) for key, value in results.items())
-        for score, value in result["scores"].items()
+        for (task, arm, seed), outcome in ((json.loads(key), value) for key, value in results["runs"].items())
+        for score, value in outcome["scores"].items()
     ]
     wide = pd.DataFrame(rows).pivot(index=["task", "score", "seed"], columns="arm", values="value")[list(ARMS)].dropna()
     for arm in ("float32, plain", "bfloat16"):
         wide[f"{arm} − float32"] = wide[arm] - wide["float32"]
     grouped = wide.groupby(["task", "score"], sort=False)
     shown = grouped.mean().map("{:.3f}".format) + " ± " + grouped.std().map("{:.3f}".format)
-    return shown.assign(seeds=grouped.size())
+    shown = shown.assign(seeds=grouped.size().astype(str)).reset_index()
+    return results | {"table": shown.to_dict("records")}
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
+def plot(path: Path) -> None:
     """Training loss of every run."""
-    tasks = list(dict.fromkeys(json.loads(key)[0] for key in results))
+    import matplotlib.pyplot as plt
+
+    runs = read()["runs"]
+    tasks = list(dict.fromkeys(json.loads(key)[0] for key in runs))
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks), 3.4), squeeze=False, layout="constrained")
-    styles = dict(zip(ARMS, ("#999999", "#0072B2", "#D55E00"), strict=True))
+    colors = dict(zip(ARMS, ("#999999", "#0072B2", "#D55E00"), strict=True))
     for task, axis in zip(tasks, axes[0], strict=True):
-        for key, result in results.items():
-            of_task, arm, seed = json.loads(key)
+        for key, outcome in runs.items():
+            of_task, arm, _ = json.loads(key)
             if of_task == task:
-                curve = pd.Series(result["curve"]["loss"], result["curve"]["step"]).rolling(5, min_periods=1).mean()
-                axis.plot(curve, color=styles[arm], lw=1, ls="--" if arm == "bfloat16" else "-", label=arm)
+                curve = pd.Series(outcome["curve"]["loss"], outcome["curve"]["step"]).rolling(5, min_periods=1).mean()
+                axis.plot(curve, color=colors[arm], lw=1, ls="--" if arm == "bfloat16" else "-", label=arm)
         axis.set(title=task, xlabel="step")
     axes[0, 0].set_ylabel("training loss (mean of 5 records)")
     handles = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
     axes[0, 0].legend(handles.values(), handles.keys(), frameon=False)
-    figure.savefig(path, dpi=120)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/precision"))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "results.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
     # seeds outermost: whenever it is stopped, the arms have had the same
     for seed in range(arguments.seeds):
         for task in arguments.tasks:
             for arm in ARMS:
-                key = json.dumps([task, arm, seed])
-                if key not in results:
-                    results[key] = run(task, arm, seed)
-                    path.write_text(json.dumps(results))
-    print(table(results).to_string())
-    plot(results, arguments.out / "curves.png")
+                results, key = read(), json.dumps([task, arm, seed])
+                if key not in results["runs"]:
+                    results["runs"][key] = run(task, arm, seed)
+                    results |= {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
+                    RESULTS.write_text(json.dumps(results) + "\n")
+    print(pd.DataFrame(result()["table"]).to_string(index=False))
 
 
 if __name__ == "__main__":

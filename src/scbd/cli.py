@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--split", help="obs column with train, validation, test; stratified at random without it")
     train.add_argument("--early-stopping", action="store_true", help="stop when the validation loss stops falling")
     train.add_argument("--accelerator", default="auto", help="cpu, gpu, mps or auto")
-    train.add_argument("--precision", default="32-true", help="for example bf16-mixed")
+    train.add_argument("--precision", default="auto", help="32-true, bf16-mixed or auto")
     train.add_argument("--seed", type=int, default=0, help="seed of everything")
     run.set_defaults(command=_run)
     return parser

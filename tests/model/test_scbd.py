@@ -24,7 +24,13 @@ from scbd.nn._log_sums import log_sums
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
-QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+QUICK: dict[str, Any] = {
+    "max_steps": 6,
+    "batch_size": 24,
+    "enable_progress_bar": False,
+    "accelerator": "cpu",
+    "precision": "32-true",  # the same on every machine
+}
 
 
 def make_model(cells=None, **kwargs) -> SCBDModel:
@@ -328,7 +334,7 @@ def test_all_image_types_train(dtype):
 
 def test_mixed_precision_trains_with_losses_in_float32():
     model = make_model()
-    model.train(**QUICK, precision="bf16-mixed")
+    model.train(**QUICK | {"precision": "bf16-mixed"})
     assert model.training_settings_["precision"] == "bf16-mixed"
     assert all(p.dtype == torch.float32 for p in model.module.parameters())
     assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
@@ -354,9 +360,10 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
 def test_fused_optimiser_gives_way_to_clipped_gradients():
     """Lightning refuses to clip the gradients of a fused optimiser under mixed precision."""
     model = make_model()
-    model.train(**QUICK, precision="bf16-mixed")
+    mixed = QUICK | {"precision": "bf16-mixed"}
+    model.train(**mixed)
     assert model.trainer.optimizers[0].defaults["fused"]
-    model.train(**QUICK, precision="bf16-mixed", gradient_clip_val=1.0)
+    model.train(**mixed, gradient_clip_val=1.0)
     assert not model.trainer.optimizers[0].defaults["fused"]
 
 
@@ -399,6 +406,27 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
     make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
     # z_c, z_s, and z_c once more for its health after training
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("encoder", "instructions", "asked", "used"),
+    [
+        ("small", True, "auto", "bf16-mixed"),
+        ("small", False, "auto", "32-true"),
+        ("small", True, "32-true", "32-true"),
+        ("densenet121", True, "auto", "32-true"),  # nobody has looked
+        (nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten()), True, "auto", "32-true"),
+    ],
+)
+def test_bfloat16_is_the_default_where_it_is_known_to_do_no_harm(monkeypatch, encoder, instructions, asked, used):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    model = make_model(make_cells(shape=(2, 32, 32)), encoder=encoder)
+    assert "precision auto" in repr(model)
+    model.train(**QUICK | {"precision": asked, "max_steps": 1})
+    assert model.training_settings_["precision"] == used
+    assert f"precision {used}" in repr(model)
+    assert model.get_latent_representation().dtype == np.float32
+    assert model._precision("auto", torch.device("cuda")) == "32-true"
 
 
 def test_any_module_is_an_encoder(tmp_path):

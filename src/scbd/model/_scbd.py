@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
+# trained in bfloat16 they end where float32 does: docs/performance.md
+_UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
 
 
 class SCBDModel(ImageModel):
@@ -102,6 +104,7 @@ class SCBDModel(ImageModel):
             augment=augment,
         )
         self.health_: dict[str, float] = {}
+        self._unharmed_by_bfloat16 = encoder in _UNHARMED_BY_BFLOAT16
 
     @property
     def health(self) -> dict[str, float]:

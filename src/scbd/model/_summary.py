@@ -26,7 +26,7 @@ def summary(model: SCBDModel) -> str:
         f"  objective alpha {module.alpha:g} ({module.invariance}), temperature {module.temperature:g}, "
         f"z_s clustered by {' × '.join(module.style_target)}",
     ]
-    precision = model.training_settings_["precision"] if model.is_trained_ else "32-true"
+    precision = model.training_settings_["precision"] if model.is_trained_ else "auto"
     lines.append(
         f"  compute   precision {precision}, channels last, small maps without their padding (exact), fused AdamW"
     )
