@@ -16,6 +16,7 @@ _COLUMNS = {
     "ours_s": "scbd",
     "ratio": "ratio",
     "difference": "difference",
+    "difference_float64": "in float64",
     "naive_mib": "naive, MiB",
     "ours_mib": "scbd, MiB",
     "note": "",
@@ -63,7 +64,7 @@ def _cell(row: Row, key: str) -> str:
         return _seconds(value)
     if key.endswith("_mib"):
         return f"{value:,.0f}"
-    return f"{value:.1e}" if key == "difference" else str(value)
+    return f"{value:.1e}" if key.startswith("difference") else str(value)
 
 
 def _seconds(value: float) -> str:

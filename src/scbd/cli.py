@@ -86,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--early-stopping", action="store_true", help="stop when the validation loss stops falling")
     train.add_argument("--accelerator", default="auto", help="cpu, gpu, mps or auto")
     train.add_argument("--precision", default="auto", help="32-true, bf16-mixed or auto")
+    train.add_argument("--preload", choices=["device"], help="keep all images on the device")
+    train.add_argument("--compile", action="store_true", help="run both blocks through torch.compile")
     train.add_argument("--seed", type=int, default=0, help="seed of everything")
     run.set_defaults(command=_run)
     return parser
@@ -111,7 +113,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     model = "encoder n_latent alpha temperature style_target invariance image_size intensity standardize augment"
     train = "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split early_stopping"
-    train += " accelerator precision"
+    train += " accelerator precision preload compile"
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
     table = run(
         open_screen(arguments.cells, image_key=arguments.image_key),

@@ -42,6 +42,13 @@ def test_a_row_that_does_not_exist_is_refused(row):
         ArraySource(np.zeros((3, 1, 4, 4), dtype="uint8")).read(np.array([0, row]))
 
 
+def test_a_view_is_read_without_copying_all_of_it(monkeypatch):
+    """Channels last turned to channels first, as many have them: numpy's take would copy the whole array."""
+    images = np.moveaxis(np.arange(3 * 4 * 4 * 2, dtype="uint16").reshape(3, 4, 4, 2), -1, 1)
+    monkeypatch.setattr(np, "take", None)
+    np.testing.assert_array_equal(ArraySource(images).read(np.array([2, 0])), images[[2, 0]])
+
+
 def test_what_was_read_is_free_to_change():
     images = np.zeros((3, 1, 4, 4), dtype="uint8")
     ArraySource(images).read(slice(0, 2))[:] = 1

@@ -101,16 +101,21 @@ class ArraySource:
         """
         n, *image_shape = self.shape
         if out is None:
-            n_rows = len(range(*rows.indices(n))) if isinstance(rows, slice) else len(rows)
-            out = np.empty((n_rows, *image_shape), self.dtype)
-        if isinstance(rows, slice):
-            out[...] = self._images[rows]
-            return out
-        if len(rows) and not (0 <= rows.min() and rows.max() < n):
+            out = np.empty((count_rows(rows, n), *image_shape), self.dtype)
+        if not isinstance(rows, slice) and len(rows) and not (0 <= rows.min() and rows.max() < n):
             msg = f"Rows {rows.min()} to {rows.max()} were asked for, there are {n} images."
             raise IndexError(msg)
+        # take would first make a contiguous copy of a view, all of it
+        if isinstance(rows, slice) or not self._images.flags.c_contiguous:
+            out[...] = self._images[rows]
+            return out
         # twice as fast as fancy indexing: with "clip" numpy writes straight to `out`, and nothing is left to clip
         return np.take(self._images, rows, axis=0, out=out, mode="clip")
+
+
+def count_rows(rows: np.ndarray | slice, n: int) -> int:
+    """How many of ``n`` rows are asked for."""
+    return len(range(*rows.indices(n))) if isinstance(rows, slice) else len(rows)
 
 
 def non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:

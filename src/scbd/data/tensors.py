@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from scbd.data.sources import count_rows
+
 if TYPE_CHECKING:
     from scbd.data.sources import ImageSource
 
@@ -22,11 +24,14 @@ def read_tensor(source: ImageSource, rows: np.ndarray | slice) -> torch.Tensor:
         return source.tensor(rows)
     if not torch.cuda.is_available():
         return torch.from_numpy(source.read(rows))
-    n = len(range(*rows.indices(source.shape[0]))) if isinstance(rows, slice) else len(rows)
-    dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
-    pinned = torch.empty((n, *source.shape[1:]), dtype=dtype, pin_memory=True)
+    n, *image_shape = source.shape
+    pinned = torch.empty((count_rows(rows, n), *image_shape), dtype=_torch_dtype(source), pin_memory=True)
     source.read(rows, out=pinned.numpy())
     return pinned
+
+
+def _torch_dtype(source: ImageSource) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, source.dtype)).dtype
 
 
 class TensorSource:
@@ -59,8 +64,7 @@ class TensorSource:
                 "leave preload out, batches are read ahead anyway."
             )
             raise ValueError(msg)
-        dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
-        images = torch.empty((n, *image_shape), dtype=dtype, device=device)
+        images = torch.empty((n, *image_shape), dtype=_torch_dtype(source), device=device)
         block = max(1, _COPIED_AT_ONCE * n // size)
         for start in range(0, n, block):
             images[start : start + block] = read_tensor(source, slice(start, start + block))
