@@ -47,9 +47,9 @@ def largest_difference(ours: Any, naive: Any) -> float:
     return float(np.abs(one - two).max() / np.abs(two).max())
 
 
-def peak_mib(script: str, *arguments: str) -> float:
-    """What a script of this folder prints when run by itself: its own peak memory, in MiB."""
-    command = [sys.executable, str(Path(__file__).parent / script), "--peak", *arguments]
+def child(script: str, *arguments: str) -> float:
+    """The number that a script of this folder prints when run by itself: its peak memory, for example."""
+    command = [sys.executable, str(Path(__file__).parent / script), *arguments]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 

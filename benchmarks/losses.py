@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from _compare import Row, interleaved, largest_difference, peak_mib, resident_peak, timed
+from _compare import Row, child, interleaved, largest_difference, resident_peak, timed
 from torch import Tensor
 
 from scbd.nn import invariance_loss, log_normaliser, supervised_contrastive_loss
@@ -49,7 +49,7 @@ def difference(fast: list[Tensor], naive: list[Tensor]) -> float:
 
 def extra(form: str, size: int) -> float:
     """Peak memory of a process that computes the losses, beyond that of one that stops before."""
-    return peak_mib("losses.py", form, str(size)) - peak_mib("losses.py", "nothing", str(size))
+    return child("losses.py", form, str(size)) - child("losses.py", "nothing", str(size))
 
 
 def rows(repeats: int) -> list[Row]:
@@ -75,8 +75,8 @@ def rows(repeats: int) -> list[Row]:
     return table
 
 
-if __name__ == "__main__":  # --peak FORM SIZE
-    form, size = sys.argv[2], int(sys.argv[3])
+if __name__ == "__main__":  # FORM SIZE
+    form, size = sys.argv[1], int(sys.argv[2])
     forms = {"naive": listing, "ours": ours}
     value_and_gradient(ours, batch(16))  # libraries and threads are not what is measured
     value_and_gradient(listing, batch(16))

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import numpy as np
 import scvi
 import torch
-from _compare import Row, compared, largest_difference, peak_mib, resident_peak, timed
+from _compare import Row, child, compared, largest_difference, resident_peak, timed
 from anndata import AnnData
 from losses import listing
 from torch import Tensor, nn
@@ -104,21 +104,21 @@ def against_naive(size: int, shape: Shape, repeats: int) -> list[Row]:
                 take_step(*ours, inputs, bf16)
                 row[column] = timed(lambda: take_step(*ours, inputs, bf16))[0]
     what = f"step of two ResNet-18, batch {size:,} of {shape[1]}×{shape[2]}×{shape[0]}"
-    memory = {"naive_mib": peak_mib("step.py", "naive", str(size), *map(str, shape))}
+    memory = {"naive_mib": child("step.py", "naive", str(size), *map(str, shape))}
     return [
         {
             "claim": f"{what}, float32",
             **compared(seconds[:, [0, 1]]),
             "difference": largest_difference(first[1], first[0]),
             **memory,
-            "ours_mib": peak_mib("step.py", "float32", str(size), *map(str, shape)),
+            "ours_mib": child("step.py", "float32", str(size), *map(str, shape)),
             "note": f"cosine of first gradients {cosine:.6f}",
         },
         {
             "claim": f"{what}, bfloat16",
             **compared(seconds[:, [0, 2]]),
             **memory,
-            "ours_mib": peak_mib("step.py", "bfloat16", str(size), *map(str, shape)),
+            "ours_mib": child("step.py", "bfloat16", str(size), *map(str, shape)),
         },
     ]
 
@@ -190,8 +190,8 @@ def rows(repeats: int) -> list[Row]:
     return table
 
 
-if __name__ == "__main__":  # --peak FORM SIZE C H W
-    form, size, channels, height, width = sys.argv[2], *map(int, sys.argv[3:])
+if __name__ == "__main__":  # FORM SIZE C H W
+    form, size, channels, height, width = sys.argv[1], *map(int, sys.argv[2:])
     naive, ours = pair((channels, height, width))
     inputs = batch(size, (channels, height, width))
     if form == "naive":
