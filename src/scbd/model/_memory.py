@@ -1,7 +1,7 @@
 """Keep freed memory at hand while training on a processor.
 
 Activations of tens of megabytes are allocated and freed in every step. By default the C library returns such memory
-to the operating system at once, which then hands it out again page by page, zeroed: a fifth of a float32 step.
+to the operating system at once, which then hands it out again page by page, zeroed: a quarter of a float32 step.
 """
 
 from __future__ import annotations
