@@ -39,7 +39,7 @@ WITHIN = {"train": ("split", "channel statistics")}
 
 
 def rows(repeats: int) -> list[Row]:
-    """One epoch over 8,000 simulated cells of 4×64×64 with ResNet-18, float32, as the command runs it."""
+    """One epoch over 8,000 simulated cells of 4×64×64 with ResNet-18, in the default precision, as the command does."""
     spent = dict.fromkeys((name for name, _, _ in PARTS), 0.0)
 
     def clocked(name: str, function: Callable) -> Callable:

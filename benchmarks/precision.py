@@ -25,11 +25,10 @@ import scvi
 import torch
 from _compare import machine
 from anndata import AnnData
-from torch import nn
+from step import library_convolutions
 
 import scbd
 from scbd.experiments import _demo as demo
-from scbd.nn.small_maps import SmallMapConv2d
 
 RESULTS = Path(__file__).parent / "precision.json"
 ARMS = {"float32, plain": "32-true", "float32": "32-true", "bfloat16": "bf16-mixed"}
@@ -37,9 +36,7 @@ ARMS = {"float32, plain": "32-true", "float32": "32-true", "bfloat16": "bf16-mix
 
 def plain(model: scbd.SCBDModel) -> None:
     """Back to the library's convolutions and layout."""
-    for module in model.module.modules():
-        if isinstance(module, SmallMapConv2d):
-            module.__class__ = nn.Conv2d
+    library_convolutions(model.module)
     model.module.to(memory_format=torch.contiguous_format)
 
 

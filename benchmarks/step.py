@@ -20,6 +20,7 @@ import scbd
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
 from scbd.nn import build_encoder
+from scbd.nn.small_maps import SmallMapConv2d
 
 Shape = tuple[int, int, int]
 SETTINGS: dict[str, Any] = {
@@ -82,6 +83,13 @@ def pair(shape: Shape) -> tuple[Any, Any]:
         ours,
         torch.optim.AdamW(ours.parameters(), lr=1e-4, fused=True),
     )
+
+
+def library_convolutions(module: nn.Module) -> None:
+    """Undo :func:`scbd.nn.small_maps.exact_small_maps`."""
+    for part in module.modules():
+        if isinstance(part, SmallMapConv2d):
+            part.__class__ = nn.Conv2d
 
 
 def gradient(module: nn.Module) -> Tensor:
@@ -160,7 +168,7 @@ def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: in
             for encoder in encoders:
                 encoder.train()
             bare()
-            row[1] = np.median([timed(bare)[0] for _ in range(steps)])
+            row[0] = np.median([timed(bare)[0] for _ in range(steps)])
         clock = Clock()
         model.train(
             max_steps=steps + 2,
@@ -171,12 +179,11 @@ def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: in
             enable_progress_bar=False,
             callbacks=[clock],
         )
-        row[0] = np.median(np.diff(clock.ends[1:]))
+        row[1] = np.median(np.diff(clock.ends[1:]))
     name = "float32" if precision == "32-true" else "bfloat16"
-    row = compared(seconds[:, ::-1])  # bare / train
     return {
         "claim": f"train() against its bare encoders, batch {size:,} of {shape[1]}×{shape[2]}×{shape[0]}, {name}",
-        **row,
+        **compared(seconds),
         "note": "naive: the bare encoders; the goal is 0.95×",
     }
 

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from _compare import Row, child, compared, timed
-from step import SETTINGS, batch, take_step
+from step import SETTINGS, batch, library_convolutions, take_step
 from torch import nn
 
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
-from scbd.nn.small_maps import SmallMapConv2d
 
 SHAPE = (3, 32, 32)
 SIZE = 2048
@@ -89,9 +88,7 @@ def optimizers(module: SCBDModule, inputs: dict[str, torch.Tensor], repeats: int
 
 def convolutions(module: SCBDModule, inputs: dict[str, torch.Tensor], repeats: int) -> Row:
     other = copy.deepcopy(module)
-    for part in other.modules():
-        if isinstance(part, SmallMapConv2d):
-            part.__class__ = nn.Conv2d
+    library_convolutions(other)
     steps = [(form, optimizer_of(form, fused=True)) for form in (module, other)]
     return rounds(*(lambda step=step: take_step(*step, inputs, True) for step in steps), repeats)
 

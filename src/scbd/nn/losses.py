@@ -117,7 +117,8 @@ def supervised_contrastive_loss(
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
     with torch.autocast(z.device.type, enabled=False):
-        own, _, n_positives = _partners(z, labels)
+        of_label, n_positives = _label_sums(z, labels)
+        own = of_label - z
         per_anchor = log_normaliser - (z * own).sum(1) / temperature / n_positives.clamp(min=1)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
     if reduction == "mean":
@@ -202,14 +203,18 @@ def invariance_loss(
         msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
         raise ValueError(msg)
     with torch.autocast(z.device.type, enabled=False):
-        if reduction == "mass":
-            return _mass_difference(z, environments, temperature).abs().mean()
-        own, other, n_own = _partners(z, environments)
+        of_environment, n_own = _label_sums(z, environments)
+        own, other = of_environment - z, z.sum(0) - of_environment
         n_other = len(z) - 1 - n_own
+        informative = (n_own > 0) & (n_other > 0)
+        if reduction == "mass":
+            inside, outside = log_sums(z, temperature, environments)
+            chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
+            return torch.where(informative, inside - outside - chance, 0.0).abs().mean()
         if reduction == "mean":
             apart = own / n_own.clamp(min=1)[:, None] - other / n_other.clamp(min=1)[:, None]
             difference = (z * apart).sum(1) / temperature
-            return torch.where((n_own > 0) & (n_other > 0), difference.abs(), 0.0).mean()
+            return torch.where(informative, difference.abs(), 0.0).mean()
         if log_normaliser is None:
             log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
         difference = (z * (own - other)).sum(1) / temperature - (n_own - n_other) * log_normaliser
@@ -259,19 +264,8 @@ def _check(z: Tensor, temperature: float, labels: Tensor | None = None, name: st
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
-def _partners(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of the other embeddings of an anchor's label and of those of other labels, (B, D), and how many own."""
+def _label_sums(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of all embeddings of an anchor's label (B, D), and how many others have it (B,)."""
     classes, index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    class_sums = torch.zeros(len(classes), z.shape[1], dtype=z.dtype, device=z.device).index_add(0, index, z)
-    of_class = class_sums.index_select(0, index)
-    return of_class - z, z.sum(0) - of_class, counts[index] - 1
-
-
-def _mass_difference(z: Tensor, environments: Tensor, temperature: float) -> Tensor:
-    """Log odds of being matched inside against outside the own environment, minus those of chance, shape (B,)."""
-    inside, outside = log_sums(z, temperature, environments)
-    _, index, counts = torch.unique(environments, return_inverse=True, return_counts=True)
-    n_own = counts[index] - 1
-    n_other = len(z) - 1 - n_own
-    chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
-    return torch.where((n_own > 0) & (n_other > 0), inside - outside - chance, 0.0)
+    sums = torch.zeros(len(classes), z.shape[1], dtype=z.dtype, device=z.device).index_add(0, index, z)
+    return sums.index_select(0, index), counts[index] - 1
