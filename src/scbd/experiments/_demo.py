@@ -6,22 +6,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd.datasets import colored_digits
-from scbd.experiments._run import save_figure
-from scbd.metrics import label_probe, predict_labels
+from scbd.experiments._files import save_figure
+from scbd.experiments._scores import generalization_scores
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scbd.metrics.probes import Classifier
-
 SETTINGS: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
 TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}
+_NOT_SHOWN = ("e chance", "collapsed")
 RANDOM = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}  # BatchNorm sees the data, weights stay as they are
 
 
@@ -64,7 +62,9 @@ def demo(
         (f"alpha = {alpha:g}", alpha, TRAINING | {"max_steps": max_steps}),
     ):
         model = train_digits(adata, system_alpha, seed, **training)
-        rows[name] = score_digits(adata, model)
+        scores = generalization_scores(adata, model, y_key="digit", e_key="environment")
+        # what is out of distribution here are the white digits
+        rows[name] = {key.replace("out", "white"): value for key, value in scores.items() if key not in _NOT_SHOWN}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("system")
     table.round(4).to_csv(out / "metrics.csv")
     model.save(str(out / "model"), overwrite=True)
@@ -84,21 +84,3 @@ def train_digits(adata: AnnData, alpha: float, seed: int, **training: Any) -> SC
     model = SCBDModel(adata, alpha=alpha, **SETTINGS)
     model.train(seed=seed, **training)
     return model
-
-
-def score_digits(adata: AnnData, model: SCBDModel) -> dict[str, float]:
-    """Accuracy in distribution and on white digits, and how blind and how alive the content block is."""
-    r_c = model.get_latent_representation(representation="intermediate")
-    z_c = model.get_latent_representation()
-    split, digit = adata.obs["split"].to_numpy(), adata.obs["digit"].to_numpy()
-    train = split == "train"
-    scores = {}
-    probes: list[tuple[str, np.ndarray, Classifier]] = [("r_c", r_c, "linear"), ("z_c", z_c, "nearest_mean")]
-    for name, embedding, classifier in probes:
-        predicted = predict_labels(embedding[train], digit[train], embedding, classifier=classifier)
-        for part, shown in (("validation", "in"), ("test", "white")):
-            scores[f"{name} {shown}"] = float(np.mean(predicted[split == part] == digit[split == part]))
-    coloured = split != "test"
-    scores["e from r_c"] = label_probe(r_c[coloured], adata.obs["environment"].to_numpy()[coloured])["accuracy"]
-    scores["e from z_c"] = label_probe(z_c[coloured], adata.obs["environment"].to_numpy()[coloured])["accuracy"]
-    return scores | {key: model.health[key] for key in ("supervised_c", "ceiling", "spread", "effective_rank")}

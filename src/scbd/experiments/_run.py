@@ -14,6 +14,7 @@ import pandas as pd
 from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd.baselines import pixel_pca
 from scbd.data.fields import CROSS, as_columns, label_values
+from scbd.experiments._files import save_figure, write_table, write_text
 from scbd.metrics import label_probe
 from scbd.model import SCBDModel
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ def run(
     adata.obs[e_column] = label_values(adata.obs, columns)
     table = evaluate(adata, [y_key, e_column], train_indices=model.train_indices, seed=seed)
     model.save(str(out / "model"), overwrite=True)
-    _write_table(table, out / "metrics.csv")
-    _write_table(pd.read_csv(checkpoints / "history.csv", index_col="step"), out / "history.csv", index=True)
+    write_table(table, out / "metrics.csv")
+    write_table(pd.read_csv(checkpoints / "history.csv", index_col="step"), out / "history.csv", index=True)
     _pictures(adata, model, [y_key, e_column], out, seed)
-    _write_text(json.dumps(_settings(model, y_key, columns, image_key, seed), indent=2), out / "settings.json")
+    write_text(json.dumps(_settings(model, y_key, columns, image_key, seed), indent=2), out / "settings.json")
     _write_cells(adata, image_key, out / "cells.h5ad")
     return table
 
@@ -148,16 +148,6 @@ def _pictures(adata: AnnData, model: SCBDModel, labels: Sequence[str], out: Path
     save_figure(pl.umap_blocks(adata, labels, seed=seed)[0, 0].figure, out / "umap.png")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure beside its place and rename it; close it."""
-    import matplotlib.pyplot as plt
-
-    partial = path.with_name(f".{path.name}")
-    figure.savefig(partial, dpi=120, format="png")
-    plt.close(figure)
-    os.replace(partial, path)
-
-
 def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
     from anndata import AnnData
 
@@ -165,16 +155,6 @@ def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
     uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
     partial = path.with_name(f".{path.name}")
     AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm).write_h5ad(partial)
-    os.replace(partial, path)
-
-
-def _write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
-    _write_text(table.to_csv(index=index), path)
-
-
-def _write_text(text: str, path: Path) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(text)
     os.replace(partial, path)
 
 

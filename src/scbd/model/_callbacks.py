@@ -74,9 +74,9 @@ class History(Logger):
         frame.index.name = "step"
         return frame
 
-    def frames(self, offset: int = 0) -> dict[str, pd.DataFrame]:
+    def frames(self, offset: int = 0, prefix: str = "") -> dict[str, pd.DataFrame]:
         """The shape of ``history_`` in scvi-tools: one frame a metric, indexed by step."""
-        frame = self.frame()
+        frame = self.frame().add_prefix(prefix)
         frame.index += offset
         return {name: frame[[name]].dropna() for name in frame}
 

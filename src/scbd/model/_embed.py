@@ -73,16 +73,20 @@ class EmbedMixin:
         Raises
         ------
         KeyError, TypeError, ValueError
-            If the images are missing or not of the kind the model was trained on, or an index is out of range.
+            If the images are missing or not of the kind the model was trained on, an index is out of range, or the
+            model has no such block.
         """
         self._check_if_trained(warn=True)
         _one_of("block", block, {"c": "perturbation", "s": "environment"})
         _one_of("representation", representation, {"embedding": "z", "intermediate": "r"})
+        if block == "s" and self.module.style is None:
+            msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
+            raise ValueError(msg)
         source = self._source(self._require(adata))
         return embed(
             self.module,
             source,
-            _rows(indices, source.shape[0]),
+            row_numbers(indices, source.shape[0]),
             block=block,
             representation=representation,
             batch_size=batch_size,
@@ -104,9 +108,7 @@ def embed(
 ) -> np.ndarray:
     """Embed rows of a source (all if `None`), in order; see ``get_latent_representation``."""
     n = source.shape[0] if rows is None else len(rows)
-    net = module.content if block == "c" else module.style
-    width = net.n_latent if representation == "embedding" else net.n_features
-    target, partial = _target(out, (n, width))
+    target, partial = _target(out, (n, module.width(block, representation)))
     bar = tqdm(
         total=n,
         desc=f"Embedding z_{block}" if representation == "embedding" else f"Embedding r_{block}",
@@ -151,7 +153,8 @@ def _target(out: Any, shape: tuple[int, int]) -> tuple[np.ndarray, Path | None]:
     return np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape), partial
 
 
-def _rows(indices: Any, n: int) -> np.ndarray | None:
+def row_numbers(indices: Any, n: int) -> np.ndarray | None:
+    """Row numbers from a list of them, negative ones among them, or from a boolean mask; `None` stays `None`."""
     if indices is None:
         return None
     rows = np.asarray(indices)

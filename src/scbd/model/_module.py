@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
-from scbd.nn import Block, Preprocess, invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn import AdditiveDecoder, Block, Preprocess, invariance_loss, log_normaliser, supervised_contrastive_loss
 
 if TYPE_CHECKING:
-    import torch
-
+    from scbd.nn.decoders import Likelihood
     from scbd.nn.losses import InvarianceReduction
 
 BlockName = Literal["c", "s"]
@@ -38,7 +38,7 @@ class SCBDModule(nn.Module):
     temperature
         Temperature of all three losses.
     style_target
-        What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``.
+        What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out.
     include_self
         Self-similarity in the normaliser, see :mod:`scbd.nn.losses`.
     invariance
@@ -56,7 +56,7 @@ class SCBDModule(nn.Module):
         n_latent: int,
         alpha: float,
         temperature: float,
-        style_target: StyleTarget,
+        style_target: StyleTarget | None,
         include_self: bool,
         invariance: InvarianceReduction,
         **preprocess: Any,
@@ -65,8 +65,10 @@ class SCBDModule(nn.Module):
         if not alpha >= 0:
             msg = f"alpha weighs the invariance loss and cannot be negative, got {alpha}."
             raise ValueError(msg)
-        if style_target not in get_args(StyleTarget):
-            msg = f"style_target={style_target!r} is not known: use 'e' (environment) or 'ye' (the pair)."
+        if style_target not in (None, *get_args(StyleTarget)):
+            msg = (
+                f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
+            )
             raise ValueError(msg)
         self.alpha = alpha
         self.temperature = temperature
@@ -75,7 +77,8 @@ class SCBDModule(nn.Module):
         self.invariance = invariance
         self.preprocess = Preprocess(image_shape, dtype, **preprocess)
         self.content = Block(encoder, self.preprocess.output_shape, n_latent)
-        self.style = Block(encoder, self.preprocess.output_shape, n_latent)
+        self.style = Block(encoder, self.preprocess.output_shape, n_latent) if style_target else None
+        self.decoder: AdditiveDecoder | None = None  # comes with train_decoder
 
     @property
     def device(self) -> torch.device:
@@ -83,9 +86,9 @@ class SCBDModule(nn.Module):
         return self.preprocess.mean.device
 
     def forward(
-        self, images: Tensor, y: Tensor, e: Tensor, *, alpha: float | None = None, generator: Any = None
+        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Losses of a batch: ``loss`` and its three parts; and ``z_c``, detached.
+        """Losses of a batch: ``loss`` and its parts; and ``z_c``, detached.
 
         Parameters
         ----------
@@ -93,36 +96,56 @@ class SCBDModule(nn.Module):
             As stored, ``(B, C, H, W)``.
         y, e
             Codes, ``(B,)``.
-        alpha
-            In place of the module's, while it warms up.
+        ramp
+            Factor of alpha, below 1 while it warms up.
         generator
             Source of the random orientations.
         """
-        images = self.preprocess(images, generator)
-        z_c, z_s = self.content(images), self.style(images)
+        return self.losses(self.blocks(self.preprocess(images, generator)), y, e, ramp=ramp)
+
+    def blocks(self, images: Tensor) -> tuple[Tensor, ...]:
+        """``z_c`` and, unless it is left out, ``z_s`` of preprocessed images, each ``(B, D)``."""
+        return tuple(block(images) for block in (self.content, self.style) if block is not None)
+
+    def losses(self, embeddings: tuple[Tensor, ...], y: Tensor, e: Tensor, *, ramp: float = 1.0) -> dict[str, Tensor]:
+        """Objective of embedded cells, see :meth:`forward`."""
+        z_c, *z_s = embeddings
         shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
         # both losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **shared) if self.invariance in ("listing", "formula") else None
-        style_labels = e if self.style_target == "e" else y * (e.max() + 1) + e
-        parts = {
-            "supervised_c": supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared),
-            "supervised_s": supervised_contrastive_loss(z_s, style_labels, **shared),
-            "invariance_c": invariance_loss(z_c, e, reduction=self.invariance, log_normaliser=normaliser, **shared),
-        }
-        alpha = self.alpha if alpha is None else alpha
-        loss = parts["supervised_c"] + parts["supervised_s"] + alpha * parts["invariance_c"]
-        return {"loss": loss, **parts, "z_c": z_c.detach()}
+        parts = {"supervised_c": supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared)}
+        for z in z_s:
+            labels = e if self.style_target == "e" else y * (e.max() + 1) + e
+            parts["supervised_s"] = supervised_contrastive_loss(z, labels, **shared)
+        loss = torch.stack(list(parts.values())).sum()
+        parts["invariance_c"] = invariance_loss(z_c, e, reduction=self.invariance, log_normaliser=normaliser, **shared)
+        return {"loss": loss + ramp * self.alpha * parts["invariance_c"], **parts, "z_c": z_c.detach()}
 
     def compile_blocks(self) -> None:
         """Let :func:`torch.compile` have both blocks, in place: parameters and their names stay."""
         for block in (self.content, self.style):
-            block.compile()
+            if block is not None:
+                block.compile()
+
+    def width(self, block: BlockName, representation: Representation) -> int:
+        """Dimension of what :meth:`embed` returns."""
+        net = self.content if block == "c" else self.style
+        assert net is not None
+        return net.n_latent if representation == "embedding" else net.n_features
 
     def embed(self, images: Tensor, block: BlockName, representation: Representation) -> Tensor:
         """Embed stored images ``(B, C, H, W)``: ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
         net = self.content if block == "c" else self.style
+        assert net is not None
         r = net.encoder(self.preprocess(images))
         return r if representation == "intermediate" else net.project(r)
 
+    def make_decoder(self, likelihood: Likelihood, width: int) -> AdditiveDecoder:
+        """An untrained decoder of both blocks to images as the encoders see them."""
+        n_latents = tuple(block.n_latent for block in (self.content, self.style) if block is not None)
+        return AdditiveDecoder(n_latents, self.preprocess.output_shape, width=width, likelihood=likelihood)
+
     def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Nothing to restore besides the state (part of scvi-tools' loading contract)."""
+        """Make room for the decoder that was saved with the model (part of scvi-tools' loading contract)."""
+        if model.decoder_settings_:
+            self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])

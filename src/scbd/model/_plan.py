@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from scbd.model._module import SCBDModule
 
 # enough embeddings to see how many directions are in use, few enough to cost nothing
 _HEALTH_CELLS = 8192
@@ -26,11 +25,11 @@ class TrainingPlan(pl.LightningModule):
     Parameters
     ----------
     module
-        The network.
+        The network: takes a batch, ``ramp`` and ``generator``, returns ``loss`` and its parts.
     lr, weight_decay
         Of AdamW.
     n_steps_alpha_warmup
-        Steps over which alpha rises linearly from 0; 0 for none.
+        Steps over which alpha rises linearly from 0 (as ``ramp`` does from 0 to 1); 0 for none.
     seed
         Seed of the random orientations.
     settings
@@ -39,7 +38,7 @@ class TrainingPlan(pl.LightningModule):
 
     def __init__(
         self,
-        module: SCBDModule,
+        module: Any,
         *,
         lr: float = 1e-4,
         weight_decay: float = 0.01,
@@ -68,7 +67,7 @@ class TrainingPlan(pl.LightningModule):
         warm = min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
         # a generator of its own for each step: a resumed run turns its images as an uninterrupted one
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        losses = self.module(**batch, alpha=warm * self.module.alpha, generator=generator)
+        losses = self.module(**batch, ramp=warm, generator=generator)
         self._log("train", losses, len(batch["y"]))
         return losses["loss"]
 
@@ -76,11 +75,13 @@ class TrainingPlan(pl.LightningModule):
         """Losses of a validation batch, at the final alpha."""
         losses = self.module(**batch)
         self._log("validation", losses, len(batch["y"]))
-        if sum(map(len, self._embeddings)) < _HEALTH_CELLS:
+        if "z_c" in losses and sum(map(len, self._embeddings)) < _HEALTH_CELLS:
             self._embeddings.append(losses["z_c"])
 
     def on_validation_epoch_end(self) -> None:
-        """Log how alive z_c is."""
+        """Log how alive z_c is, for modules that return it."""
+        if not self._embeddings:
+            return
         z_c = torch.cat(self._embeddings)
         self._embeddings.clear()
         self.log("z_c_spread", spread(z_c), rank_zero_only=True)

@@ -10,6 +10,7 @@ import torch
 
 from scbd._keys import IMAGE_REGISTRY
 from scbd.model._base import ImageModel
+from scbd.model._decode import DecodeMixin
 from scbd.model._module import SCBDModule, StyleTarget
 from scbd.model._summary import summary
 from scbd.nn import contrastive_ceiling, effective_rank, spread, supervised_contrastive_loss
@@ -28,7 +29,7 @@ _COLLAPSED_SPREAD = 0.25
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
 
 
-class SCBDModel(ImageModel):
+class SCBDModel(DecodeMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
     Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
@@ -50,7 +51,8 @@ class SCBDModel(ImageModel):
     temperature
         Temperature of the contrastive losses.
     style_target
-        What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation).
+        What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation). `None` leaves z_s out: the
+        paper's ablation, of half the cost.
     include_self
         Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
     invariance
@@ -76,7 +78,7 @@ class SCBDModel(ImageModel):
         n_latent: int = 64,
         alpha: float = 1.0,
         temperature: float = 0.1,
-        style_target: StyleTarget = "e",
+        style_target: StyleTarget | None = "e",
         include_self: bool = True,
         invariance: InvarianceReduction = "listing",
         image_size: int | None = None,
@@ -104,6 +106,7 @@ class SCBDModel(ImageModel):
             augment=augment,
         )
         self.health_: dict[str, float] = {}
+        self.decoder_settings_ = {}
         self._unharmed_by_bfloat16 = encoder in _UNHARMED_BY_BFLOAT16
 
     @property

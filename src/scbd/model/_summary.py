@@ -17,14 +17,16 @@ def summary(model: SCBDModel) -> str:
     encoder = encoder if isinstance(encoder, str) else type(encoder).__name__
     n_parameters = sum(p.numel() for p in module.parameters())
     shapes = [" × ".join(map(str, shape)) for shape in (images["image_shape"], module.preprocess.output_shape)]
+    blocks, style = "z_c alone", ""
+    if module.style is not None:
+        blocks, style = "z_c, z_s", f", z_s clustered by {' × '.join(module.style_target)}"
     lines = [
         f"{type(model).__name__}: {_cells(model)}",
         f"  images    {shapes[0]} {images['dtype']} ({', '.join(images['channels'])})",
         f"            → {shapes[1]}, intensity {module.preprocess.intensity}",
-        f"  blocks    z_c, z_s: {encoder} → r ({module.content.n_features}) → z ({module.content.n_latent}), "
+        f"  blocks    {blocks}: {encoder} → r ({module.content.n_features}) → z ({module.content.n_latent}), "
         f"{n_parameters:,} parameters",
-        f"  objective alpha {module.alpha:g} ({module.invariance}), temperature {module.temperature:g}, "
-        f"z_s clustered by {' × '.join(module.style_target)}",
+        f"  objective alpha {module.alpha:g} ({module.invariance}), temperature {module.temperature:g}{style}",
     ]
     precision = model.training_settings_["precision"] if model.is_trained_ else "auto"
     lines.append(
@@ -40,6 +42,10 @@ def summary(model: SCBDModel) -> str:
             f"{health['supervised_c']:.2f} (a point: {health['ceiling']:.2f}), spread {health['spread']:.2f}, "
             f"effective rank {health['effective_rank']:.1f}"
         )
+    if model.decoder_settings_:
+        decoder = model.decoder_settings_
+        together = "with the encoders" if decoder["joint"] else "on frozen blocks"
+        lines.append(f"  decoder   {decoder['likelihood']}, width {decoder['width']}, trained {together}")
     return "\n".join([*lines, "  next      get_latent_representation(block='c')"])
 
 

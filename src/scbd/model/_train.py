@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,20 @@ from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
     from scbd.data import ImageSource
+    from scbd.model._callbacks import History
 
 logger = logging.getLogger(__name__)
 
 # enough cells for the statistics of channels to three digits
 _STATISTICS_CELLS = 4096
+
+
+class TrainingRun(NamedTuple):
+    """What a run leaves."""
+
+    history: History
+    data: ImageDataModule
+    settings: dict[str, Any]
 
 
 class TrainMixin:
@@ -136,6 +145,43 @@ class TrainMixin:
         UserWarning
             If z_c has collapsed to a point.
         """
+        settings = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
+        self._finish(self._train(self.module, **settings, **trainer_kwargs), continues=ckpt_path is None)
+
+    def _train(
+        self,
+        objective: Any,
+        *,
+        max_steps: int | None,
+        max_epochs: int | None,
+        lr: float,
+        weight_decay: float,
+        batch_size: int | None,
+        perturbations_per_batch: int | str | None,
+        split: str | Split | None,
+        train_size: float,
+        validation_size: float | None,
+        validate_every: int | None,
+        accelerator: str,
+        devices: int | list[int] | str,
+        precision: str,
+        preload: Literal["device"] | None,
+        compile: bool,
+        seed: int,
+        ckpt_path: str | os.PathLike[str] | None,
+        plan_kwargs: dict[str, Any] | None,
+        contrastive: bool = True,
+        **fit_kwargs: Any,
+    ) -> TrainingRun:
+        """Train an objective: our module, or one around it; see :meth:`train`. All checks come first.
+
+        Parameters
+        ----------
+        objective
+            What the plan calls with each batch. Its ``settings``, if any, must not change when a run is resumed.
+        contrastive
+            Whether cells need partners.
+        """
         if max_steps is not None and max_epochs is not None:
             msg = "Give max_steps or max_epochs, not both."
             raise ValueError(msg)
@@ -170,16 +216,16 @@ class TrainMixin:
             "weight_decay": weight_decay,
         }
         plan_settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "settings": settings}
-        plan = TrainingPlan(self.module, **plan_settings | (plan_kwargs or {}))
+        settings |= getattr(objective, "settings", {})
+        plan = TrainingPlan(objective, **plan_settings | (plan_kwargs or {}))
         accelerator, lightning_devices, device = parse_device_args(accelerator, devices, return_device="torch")
         precision = self._precision(precision, device)
         if compile:
             self.module.compile_blocks()
-        self._warn_of_singletons(y[parts.train])
+        if contrastive:
+            self._warn_of_singletons(y[parts.train])
         self._fit_statistics(source, parts.train, seed)
-        # a resumed run brings its history along, and counts its steps from its own start
-        earlier = {} if ckpt_path else self.history_ or {}
-        offset = max((int(frame.index[-1]) for frame in earlier.values() if len(frame)), default=0)
+        self._forget_decoder()
         try:
             self.trainer, history = fit(
                 plan,
@@ -188,24 +234,28 @@ class TrainMixin:
                 validate_every=min(validate_every or _validate_every(data, max_steps), max_steps),
                 accelerator=accelerator,
                 devices=lightning_devices,
-                checkpoint_dir=checkpoint_dir,
                 ckpt_path=ckpt_path,
-                early_stopping=early_stopping,
-                early_stopping_patience=early_stopping_patience,
-                enable_progress_bar=enable_progress_bar,
-                load_best=load_best,
                 precision=precision,
-                **trainer_kwargs,
+                **fit_kwargs,
             )
         finally:
             self.module.eval()
-        new = history.frames(offset)
-        self.history_ = {name: pd.concat([f[name] for f in (earlier, new) if name in f]) for name in earlier | new}
-        self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
-        self.training_settings_ = settings | {"steps": offset + self.trainer.global_step, "precision": precision}
-        self.is_trained_ = True
         self.to_device(device)
-        self._after_training(data)
+        settings |= {"steps": self.trainer.global_step, "precision": precision}
+        return TrainingRun(history, data, settings)
+
+    def _finish(self, run: TrainingRun, *, continues: bool) -> None:
+        """Keep what a run of the encoders leaves, behind what earlier runs left if it continues those."""
+        # a resumed run brings its history along, and counts its steps from its own start
+        earlier = self.history_ or {} if continues else {}
+        offset = max((int(frame.index[-1]) for frame in earlier.values() if len(frame)), default=0)
+        new = run.history.frames(offset)
+        self.history_ = {name: pd.concat([f[name] for f in (earlier, new) if name in f]) for name in earlier | new}
+        parts = run.data.split
+        self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
+        self.training_settings_ = run.settings | {"steps": offset + run.settings["steps"]}
+        self.is_trained_ = True
+        self._after_training(run.data)
 
     def _training_inputs(self) -> tuple[ImageSource, np.ndarray, np.ndarray]:
         """Images and codes of the cells attached; labels are checked again, since obs may have changed."""
@@ -265,6 +315,9 @@ class TrainMixin:
         rows = np.sort(rng.choice(rows, min(len(rows), _STATISTICS_CELLS), replace=False))
         blocks = np.array_split(rows, -(-len(rows) // 512))
         self.module.preprocess.fit(torch.from_numpy(source.read(block)) for block in blocks)
+
+    def _forget_decoder(self) -> None:
+        """For a model with a decoder, which is that of the embeddings as they were."""
 
     def _after_training(self, data: ImageDataModule) -> None:
         """For a model to look at what was learned."""

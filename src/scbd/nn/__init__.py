@@ -1,13 +1,16 @@
-"""Tensors in, tensors out: losses, encoders and preprocessing. Knows nothing of AnnData, scvi-tools or Lightning."""
+"""Tensors in, tensors out: losses, networks, preprocessing. Knows nothing of AnnData, scvi-tools or Lightning."""
 
-from scbd.nn.encoders import ENCODERS, Block, build_encoder
+from scbd.nn.decoders import AdditiveDecoder
+from scbd.nn.encoders import ENCODERS, Block, Features, build_encoder
 from scbd.nn.health import effective_rank, spread
 from scbd.nn.losses import contrastive_ceiling, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn.preprocess import Preprocess, random_orientation
 
 __all__ = [
     "ENCODERS",
+    "AdditiveDecoder",
     "Block",
+    "Features",
     "Preprocess",
     "build_encoder",
     "contrastive_ceiling",

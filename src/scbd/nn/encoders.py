@@ -91,12 +91,11 @@ def build_encoder(encoder: str | nn.Module, n_channels: int) -> nn.Module:
     return ENCODERS[encoder](n_channels)
 
 
-class Block(nn.Module):
-    """One embedding: encoder, two-layer projection, unit sphere.
+class Features(nn.Module):
+    """An encoder, ready for images of a shape: ``r = Enc(x)``, the intermediate representation.
 
-    ``r = Enc(x)`` is the intermediate representation, ``z = Proj(r) / |Proj(r)|`` the embedding, with
-    ``Proj = Linear(R, R) - GELU - Linear(R, D)``. The encoder computes in channels-last layout, and without
-    the padding of very small maps (:mod:`scbd.nn.small_maps`): the same mathematics, faster.
+    The encoder computes in channels-last layout, and without the padding of very small maps
+    (:mod:`scbd.nn.small_maps`): the same mathematics, faster.
 
     Parameters
     ----------
@@ -104,13 +103,11 @@ class Block(nn.Module):
         A name or a module, see :func:`build_encoder`.
     image_shape
         ``(C, H, W)`` as the encoder will see it.
-    n_latent
-        Dimension ``D`` of the embedding.
 
     Attributes
     ----------
-    n_features, n_latent
-        Dimensions ``R`` of the intermediate representation and ``D`` of the embedding.
+    n_features
+        Dimension ``R`` of the representation.
 
     Raises
     ------
@@ -118,15 +115,41 @@ class Block(nn.Module):
         If the encoder cannot take such images, or does not return one feature vector an image.
     """
 
-    def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int], n_latent: int) -> None:
+    def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.encoder = exact_small_maps(build_encoder(encoder, image_shape[0]))
-        n_features = _n_features(self.encoder, image_shape)
-        self.projection = nn.Sequential(nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent))
-        self.n_features = n_features
-        self.n_latent = n_latent
+        self.n_features = _n_features(self.encoder, image_shape)
         # the layout in which convolutions run fastest; images follow in Preprocess
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Intermediate representations ``(B, R)`` of preprocessed images ``(B, C, H, W)``."""
+        return self.encoder(images)
+
+
+class Block(Features):
+    """One embedding: encoder, two-layer projection, unit sphere.
+
+    ``z = Proj(r) / |Proj(r)|`` with ``Proj = Linear(R, R) - GELU - Linear(R, D)``.
+
+    Parameters
+    ----------
+    encoder, image_shape
+        See :class:`Features`.
+    n_latent
+        Dimension ``D`` of the embedding.
+
+    Attributes
+    ----------
+    n_features, n_latent
+        Dimensions ``R`` of the intermediate representation and ``D`` of the embedding.
+    """
+
+    def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int], n_latent: int) -> None:
+        super().__init__(encoder, image_shape)
+        n_features = self.n_features
+        self.projection = nn.Sequential(nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent))
+        self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
         """Embed intermediate representations ``(B, R)`` on the unit sphere, ``(B, D)`` in float32 or wider."""

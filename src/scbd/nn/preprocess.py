@@ -120,6 +120,10 @@ class Preprocess(nn.Module):
             images = random_orientation(images, generator)
         return images.contiguous(memory_format=torch.channels_last)
 
+    def intensities(self, images: Tensor) -> Tensor:
+        """What prepared images ``(B, C, H, W)`` were before they were standardised."""
+        return images * self.sd + self.mean if self.standardize else images
+
     def _standardized(self, images: Tensor) -> Tensor:
         return images.sub_(self.mean).div_(self.sd) if self.standardize else images
 

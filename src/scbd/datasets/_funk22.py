@@ -1,0 +1,258 @@
+"""The optical pooled screen of Funk et al. (2022): crops, CellProfiler features, guides, published profiles."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from scbd._keys import IMAGE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anndata import AnnData
+
+CONTROL = "nontargeting"
+_CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
+_CROP = (4, 100, 100)
+_KEY = ["uid", "plate", "well", "tile", "gene", "index"]
+_WORTH_A_BAR = 20_000
+_NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
+# numbers in a table of cells that are no features
+_NO_FEATURES = {"uid", "plate", "well", "tile", "site", "cell", "index", "label", "i", "j", "count", "n_guides"}
+
+
+def funk22(
+    path: str | os.PathLike[str],
+    *,
+    n_cells: int | None = None,
+    genes: Sequence[str] | None = None,
+    seed: int = 0,
+) -> AnnData:
+    """Crops of single cells of Funk et al. (2022): 5,050 knockouts, 34 wells, about 26 million crops.
+
+    The paper trains on 83 % and validates on 2 %, ``train(train_size=0.83, validation_size=0.02)``, at 64 pixels,
+    ``SCBDModel(adata, image_size=64)`` or once with :func:`scbd.data.resize_images`.
+
+    Parameters
+    ----------
+    path
+        LMDB of the crops (a folder with ``data.mdb``): keys ``UID_plate_well_tile_gene_index``, values 4 × 100 × 100
+        uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here. Needs ``pip install lmdb``.
+    n_cells
+        Take so many random cells: what is returned is in memory, 80 kB a cell.
+    genes
+        Take only these, and the non-targeting control.
+    seed
+        Seed of the choice.
+
+    Returns
+    -------
+    AnnData with ``obsm["single_cell_images"]`` uint16 ``(N, 4, 100, 100)`` and ``obs``: ``gene`` (the control is
+    ``"nontargeting"``), ``plate``, ``well`` (plate and well), ``tile``; its names are the UIDs.
+
+    Raises
+    ------
+    ImportError
+        If ``lmdb`` is not installed.
+    FileNotFoundError
+        If there is no database.
+    ValueError
+        If it is none, a key or a crop is not of this form (which), or no cell is left.
+
+    References
+    ----------
+    Funk et al. (2022), The phenotypic landscape of essential human genes; Makino et al. (2025), section 4.2.
+    """
+    from anndata import AnnData
+
+    path = Path(path)
+    if not (path / "data.mdb").is_file():
+        msg = f"There is no LMDB at {path}: give the folder that holds data.mdb."
+        raise FileNotFoundError(msg)
+    try:
+        import lmdb
+    except ImportError as error:
+        msg = "The crops of Funk et al. lie in an LMDB, which needs a package more: pip install lmdb."
+        raise ImportError(msg) from error
+    try:
+        database = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
+    except lmdb.Error as error:
+        msg = f"{path} is no LMDB, or is truncated ({error})."
+        raise ValueError(msg) from error
+    with database, database.begin() as transaction:
+        keys = _chosen_keys(transaction, n_cells, genes, seed)
+        if not keys:
+            msg = f"{path} has no cell{'' if genes is None else ' of the genes asked for'}."
+            raise ValueError(msg)
+        images = np.empty((len(keys), *_CROP), dtype=np.uint16)
+        for row, key in enumerate(tqdm(keys, "Reading crops", unit="cell", disable=len(keys) < _WORTH_A_BAR)):
+            images[row] = _crop(transaction.get(key), key, path)
+    obs = pd.DataFrame([_parsed(key) for key in keys], columns=_KEY).set_index("uid").rename_axis(None)
+    obs["well"] = obs["plate"] + "_" + obs["well"]
+    obs = obs.drop(columns="index").astype("category")
+    return AnnData(obs=obs, var=pd.DataFrame(index=_CHANNELS), obsm={IMAGE_KEY: images})
+
+
+def funk22_cellprofiler(path: str | os.PathLike[str]) -> AnnData:
+    """CellProfiler features of the screen, one row a cell or a guide.
+
+    Parameters
+    ----------
+    path
+        Parquet or CSV with ``gene_symbol_0``, ``sgRNA_0``, and features: every other column of numbers that is not a
+        place (plate, well, tile, …) or a count.
+
+    Returns
+    -------
+    AnnData with ``obsm["X_cellprofiler"]``, float32, with the features' names in ``uns["cellprofiler_features"]``, and
+    ``obs``: ``gene``, ``sgRNA`` and what else was no feature.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it has no gene or no feature, or is neither Parquet nor CSV.
+    """
+    from anndata import AnnData
+
+    table = _read_table(path, ["gene_symbol_0"])
+    numbers = table.select_dtypes("number").columns
+    features = [column for column in numbers if column.lower() not in _NO_FEATURES and "Unnamed" not in column]
+    if not features:
+        msg = f"{path} has no column of numbers beside places and counts: it holds no features."
+        raise ValueError(msg)
+    obs = table.drop(columns=features).rename(columns=_NAMES)
+    obs.index = obs.index.astype(str)
+    return AnnData(
+        obs=obs,
+        obsm={"X_cellprofiler": table[features].to_numpy(np.float32)},
+        uns={"cellprofiler_features": features},
+    )
+
+
+def funk22_guides(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """The library of guides: which gene each is against, and in how many cells it was seen.
+
+    Parameters
+    ----------
+    path
+        CSV with ``sgRNA_0``, ``gene``, ``count`` and ``n_guides`` (of the gene), a supplement of Funk et al. (2022).
+
+    Returns
+    -------
+    Frame ``sgRNA, gene, n_cells``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a column is missing.
+    """
+    table = _read_table(path, ["sgRNA_0", "gene", "count"])
+    return table.rename(columns=_NAMES | {"count": "n_cells"})[["sgRNA", "gene", "n_cells"]]
+
+
+def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
+    """Published profiles of genes: 64 components of a multi-contrastive variational autoencoder.
+
+    Parameters
+    ----------
+    path
+        ``df_standardized_mitosis.parquet`` (contrastive-ops repository, Apache-2.0): components ``"0"`` to ``"63"``,
+        genes as index.
+
+    Returns
+    -------
+    AnnData of genes, ``"nontargeting"`` among them, by components, with ``var["block"]``: ``salient`` or
+    ``background``. Subtract the control and standardise before comparing genes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a component is missing.
+
+    References
+    ----------
+    Wang et al. (2023), Multi-contrastive VAE disentangles perturbation effects in single-cell images.
+    """
+    from anndata import AnnData
+
+    components = [str(i) for i in range(64)]
+    table = _read_table(path, components)
+    blocks = pd.DataFrame({"block": ["salient"] * 32 + ["background"] * 32}, index=components)
+    return AnnData(
+        X=table[components].to_numpy(np.float32), obs=pd.DataFrame(index=table.index.astype(str)), var=blocks
+    )
+
+
+def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int) -> list[bytes]:
+    """Keys in the order of the database, which is the one that disks like."""
+    rng = np.random.default_rng(seed)
+    names = transaction.cursor().iternext(keys=True, values=False)
+    if genes is not None:
+        wanted = {CONTROL, *genes}
+        keys = [bytes(key) for key in names if _parsed(bytes(key))[4] in wanted]
+        if n_cells is None or n_cells >= len(keys):
+            return keys
+        return [keys[i] for i in np.sort(rng.choice(len(keys), n_cells, replace=False))]
+    n = transaction.stat()["entries"]
+    chosen = np.ones(n, dtype=bool)
+    if n_cells is not None and n_cells < n:
+        chosen[:] = False
+        chosen[rng.choice(n, n_cells, replace=False)] = True
+    return [bytes(key) for key, taken in zip(names, chosen, strict=True) if taken]
+
+
+def _parsed(key: bytes) -> list[str]:
+    """UID, plate, well, tile, gene, index; a plate's name may hold underscores."""
+    parts = key.decode(errors="replace").split("_")
+    if len(parts) < len(_KEY):
+        msg = f"The key {key!r} is not of the form UID_plate_well_tile_gene_index."
+        raise ValueError(msg)
+    return [parts[0], "_".join(parts[1:-4]), *parts[-4:]]
+
+
+def _crop(value: Any, key: bytes, path: Path) -> np.ndarray:
+    if len(value) == 2 * int(np.prod(_CROP)):
+        return np.frombuffer(value, np.uint16).reshape(_CROP)
+    try:
+        crop = np.load(io.BytesIO(value), allow_pickle=False)
+    except (ValueError, EOFError, OSError):
+        crop = np.empty(0)
+    if crop.shape != _CROP or crop.dtype != np.uint16:
+        msg = f"{path}: the value of {key!r} is no crop of 4 × 100 × 100 uint16 ({len(value)} bytes)."
+        raise ValueError(msg)
+    return crop
+
+
+def _read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataFrame:
+    path = Path(path)
+    readers: Mapping[str, Callable[[Path], pd.DataFrame]] = {".parquet": pd.read_parquet, ".csv": pd.read_csv}
+    if not path.is_file():
+        msg = f"There is no file {path}."
+        raise FileNotFoundError(msg)
+    if path.suffix not in readers:
+        msg = f"{path} is neither .parquet nor .csv."
+        raise ValueError(msg)
+    try:
+        table = readers[path.suffix](path)
+    except (OSError, ValueError) as error:
+        msg = f"{path} cannot be read, or is truncated ({error})."
+        raise ValueError(msg) from error
+    missing = [column for column in columns if column not in table]
+    if missing:
+        msg = f"{path} lacks the columns {', '.join(missing[:5])}; it has {', '.join(map(str, table.columns[:8]))}."
+        raise ValueError(msg)
+    return table

@@ -1,0 +1,139 @@
+"""Run the trials of a grid one after the other; what is finished is kept, what was interrupted goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import warnings
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scbd.experiments._datasets import DATASETS
+from scbd.experiments._protocols import PROTOCOLS
+from scbd.experiments._systems import SYSTEMS
+from scbd.experiments._trials import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pandas as pd
+    from anndata import AnnData
+
+    from scbd.experiments._trials import Trial
+
+logger = logging.getLogger(__name__)
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    out: str | os.PathLike[str],
+    *,
+    path: str | os.PathLike[str] | None = None,
+    shard: tuple[int, int] = (1, 1),
+) -> pd.DataFrame:
+    """Run what has no row yet.
+
+    Parameters
+    ----------
+    trials
+        The grid. Those of one data set and seed run together, since the data are then loaded once.
+    out
+        Directory: ``rows/`` with a JSON file a finished trial, and ``runs/`` with the history of each and the state of
+        those that were interrupted, from which the next call goes on.
+    path
+        Files of the data set, where it has any; not part of a result.
+    shard
+        ``(i, n)``: run only every n-th missing trial, from the i-th (of 1 … n), for n processes or jobs of an array
+        that share ``out``.
+
+    Returns
+    -------
+    All rows in ``out``, see :meth:`Results.frame`.
+
+    Raises
+    ------
+    ValueError
+        If a name is not known, the shard is out of range, or a row of another version is there; before any is run.
+    KeyboardInterrupt
+        If interrupted; finished rows are kept.
+    """
+    index, n_shards = shard
+    if not 1 <= index <= n_shards:
+        msg = f"shard={index}/{n_shards}: the first number counts from 1 to the second."
+        raise ValueError(msg)
+    for trial in trials:
+        for name, known in ((trial.dataset, DATASETS), (trial.system, SYSTEMS), (trial.protocol, PROTOCOLS)):
+            if name not in known:
+                msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
+                raise ValueError(msg)
+    out = Path(out)
+    results = Results(out / "rows")
+    mine = list(trials)[index - 1 :: n_shards]
+    todo = [trial for trial in mine if trial not in results]
+    logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
+    for number, (trial, adata) in enumerate(_with_data(todo, path), start=1):
+        logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
+        run_trial(trial, adata, results, out / "runs" / trial.key)
+    return results.frame()
+
+
+def run_trial(trial: Trial, adata: AnnData, results: Results, directory: Path) -> None:
+    """Train and score one trial, and keep its row; its history stays in the directory.
+
+    Parameters
+    ----------
+    trial
+        What to run.
+    adata
+        The trial's data.
+    results
+        Where the row goes.
+    directory
+        State of the run while it lasts, ``history.csv`` afterwards.
+    """
+    start = time.perf_counter()
+    resumed = (directory / "last.ckpt").is_file()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scores, model = PROTOCOLS[trial.protocol](trial, adata, DATASETS[trial.dataset], directory)
+    said = sorted({str(warning.message) for warning in caught if warning.category is UserWarning})
+    run = _machine() | {
+        "seconds": round(time.perf_counter() - start, 1),
+        "resumed": resumed,  # then the seconds are those since it was
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "warnings": said,
+    }
+    if model is not None:
+        run |= {"steps": model.training_settings_["steps"], "precision": model.training_settings_["precision"]}
+        run["device"] = _device(str(model.device))
+    results.add(trial, scores, run)
+    for checkpoint in directory.glob("*.ckpt"):
+        checkpoint.unlink()
+
+
+def _with_data(trials: Iterable[Trial], path: Any) -> Iterable[tuple[Trial, AnnData]]:
+    """Each trial with its data, which are kept while the next trial wants the same."""
+    wanted, adata = None, None
+    for trial in trials:
+        this = json.dumps([trial.dataset, trial.data, trial.seed], sort_keys=True, default=dict)
+        if this != wanted:
+            adata = DATASETS[trial.dataset].load(path, trial.seed, **trial.data)
+            wanted = this
+        assert adata is not None
+        yield trial, adata
+
+
+def _machine() -> dict[str, Any]:
+    return {name: version(name) for name in ("scbd", "torch")}
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name.startswith("cuda"):
+        return torch.cuda.get_device_name(name)
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} thread(s)"

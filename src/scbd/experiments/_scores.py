@@ -1,0 +1,60 @@
+"""How a trained model does: in and out of distribution, how blind, how alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scbd.metrics import label_probe, predict_labels
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from scbd.metrics.probes import Classifier
+    from scbd.model import ImageModel
+
+# of the probes of the environment: enough for the second digit
+_PROBE_CELLS = 20_000
+HEALTH = ("supervised_c", "ceiling", "spread", "effective_rank", "collapsed")
+
+
+def generalization_scores(
+    adata: AnnData, model: ImageModel, *, y_key: str, e_key: str, split_key: str = "split"
+) -> dict[str, float]:
+    """Accuracy of y in and out of distribution, and how blind and how alive the content block is.
+
+    Parameters
+    ----------
+    adata
+        Cells of all three parts.
+    model
+        Trained on the ``train`` cells.
+    y_key, e_key
+        Columns of the label and of the environment.
+    split_key
+        Column with ``train``, ``validation`` (in distribution) and ``test`` (out of distribution).
+
+    Returns
+    -------
+    ``r_c in``, ``r_c out``: a linear head trained on the frozen r_c of training cells (the paper's evaluation);
+    ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for models with an embedding; ``e from r_c``,
+    ``e from z_c``: accuracy of a linear probe of the environment, and ``e chance``, that of naming the largest; and
+    what ``model.health`` says.
+    """
+    split, y, e = (adata.obs[key].to_numpy() for key in (split_key, y_key, e_key))
+    train, seen = split == "train", split != "test"
+    health = getattr(model, "health", {})
+    blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
+    if health:
+        blocks.append(("z_c", "embedding", "nearest_mean"))
+    scores: dict[str, Any] = {}
+    for name, representation, classifier in blocks:
+        embedding = model.get_latent_representation(representation=representation)
+        predicted = predict_labels(embedding[train], y[train], embedding, classifier=classifier)
+        for part, shown in (("validation", "in"), ("test", "out")):
+            scores[f"{name} {shown}"] = float(np.mean(predicted[split == part] == y[split == part]))
+        probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
+        scores[f"e from {name}"] = probe["accuracy"]
+    scores["e chance"] = float(np.unique(e[seen], return_counts=True)[1].max() / seen.sum())
+    return scores | {key: health[key] for key in HEALTH if key in health}

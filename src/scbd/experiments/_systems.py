@@ -1,0 +1,46 @@
+"""The systems of the experiments: from a trial to a trained model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scbd.model import SCBDModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anndata import AnnData
+
+    from scbd.experiments._datasets import Dataset
+    from scbd.experiments._trials import Trial
+    from scbd.model import ImageModel
+
+# never trained: BatchNorm sees the data, weights stay as they are
+UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0, "load_best": False}
+
+SYSTEMS: dict[str, type[ImageModel]] = {"SCBD": SCBDModel, "random encoder": SCBDModel}
+
+
+def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path) -> ImageModel:
+    """Train the trial's system; goes on where an interrupted run stopped.
+
+    Parameters
+    ----------
+    trial
+        What to train.
+    adata
+        On what.
+    dataset
+        Its columns.
+    checkpoints
+        Directory of the run's state.
+    """
+    import scvi
+
+    scvi.settings.seed = trial.seed
+    system = SYSTEMS[trial.system]
+    system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key)
+    model = system(adata, **trial.model)
+    resume = "last" if (checkpoints / "last.ckpt").is_file() else None
+    model.train(checkpoint_dir=checkpoints, ckpt_path=resume, seed=trial.seed, **trial.training)
+    return model

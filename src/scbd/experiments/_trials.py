@@ -1,0 +1,131 @@
+"""One run of a grid, and the directory that keeps the results of finished runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from scbd.experiments._files import write_text
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+# raised when what a row says would be misread by older code, or theirs by this one
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Everything that decides the result of one run: data set, system, settings, seed; no path and no machine.
+
+    Attributes
+    ----------
+    protocol
+        How the trained system is scored, see :data:`scbd.experiments.PROTOCOLS`.
+    dataset
+        Name, see :data:`scbd.experiments.DATASETS`.
+    system
+        Name, see :data:`scbd.experiments.SYSTEMS`.
+    seed
+        Seed of data, weights and batches.
+    data, model, training
+        Arguments of the data set's loader, of the model and of its ``train``.
+    """
+
+    protocol: str
+    dataset: str
+    system: str
+    seed: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A name of its own for every different trial, good for a file."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        name = re.sub(r"[^a-z0-9]+", "-", f"{self.dataset} {self.system} seed {self.seed}".lower())
+        return f"{name}-{digest[:10]}"
+
+
+class Results:
+    """Finished runs in a directory: one JSON file a row, so that several processes can write at once.
+
+    Parameters
+    ----------
+    directory
+        Made when the first row is written.
+
+    Raises
+    ------
+    ValueError
+        If a row there was written by another version, or is no row; nothing is changed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        for path in self._paths():
+            _read(path)
+
+    def __contains__(self, trial: Trial) -> bool:
+        return self._path(trial).is_file()
+
+    def add(self, trial: Trial, scores: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        """Keep what a trial scored, and how it ran."""
+        row = {"format": FORMAT, "trial": asdict(trial), "scores": dict(scores), "run": dict(run)}
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(row, indent=1), self._path(trial))
+
+    def frame(self) -> pd.DataFrame:
+        """All rows: what was asked for, what was scored, how it ran; one column each, sorted by name of the row."""
+        rows = []
+        for path in self._paths():
+            row = _read(path)
+            trial = row["trial"]
+            named = {key: trial[key] for key in ("protocol", "dataset", "system", "seed")}
+            settings = trial["data"] | trial["model"] | trial["training"]
+            rows.append({"key": path.stem} | named | settings | row["scores"] | row["run"])
+        return pd.DataFrame(rows)
+
+    def trial(self, key: str) -> Trial:
+        """The trial of a row, to run it again.
+
+        Raises
+        ------
+        KeyError
+            If there is no such row.
+        """
+        path = self.directory / f"{key}.json"
+        if not path.is_file():
+            msg = f"{self.directory} has no row {key!r}."
+            raise KeyError(msg)
+        return Trial(**_read(path)["trial"])
+
+    def _path(self, trial: Trial) -> Path:
+        return self.directory / f"{trial.key}.json"
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self.directory.glob("*.json") if not path.name.startswith("."))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        found = row["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        msg = f"{path} is no row of an experiment, or is truncated ({error}): move it away, and it is run again."
+        raise ValueError(msg) from error
+    if found != FORMAT:
+        msg = (
+            f"{path} was written by another version of scbd (rows of format {found}, this one has {FORMAT}): it is "
+            "kept; choose another directory, or move it away to have it run again."
+        )
+        raise ValueError(msg)
+    return row

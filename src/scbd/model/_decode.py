@@ -1,0 +1,314 @@
+"""What each block holds, shown as pictures: the additive decoder, trained after the encoders or with them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from scbd.data import Split, read_tensor
+from scbd.model._embed import row_numbers
+from scbd.model._train import TrainMixin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+    from torch import Tensor
+
+    from scbd.model._module import SCBDModule
+    from scbd.nn import AdditiveDecoder
+
+_PREFIX = "decoder_"
+_CHECKED_CELLS = 512
+
+
+class Reconstruction(nn.Module):
+    """The decoder's objective: the likelihood of images given both embeddings, which stay as they are unless joint.
+
+    Parameters
+    ----------
+    module
+        The two blocks.
+    decoder
+        Of their embeddings.
+    weight
+        Weight of the reconstruction beside the contrastive losses; `None` leaves the blocks frozen.
+    """
+
+    def __init__(self, module: SCBDModule, decoder: AdditiveDecoder, weight: float | None) -> None:
+        super().__init__()
+        self.module = module
+        self.decoder = decoder
+        self.weight = weight
+        self.settings = {"likelihood": decoder.likelihood, "width": decoder.pixels.in_channels * 2, "weight": weight}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.module.device
+
+    def train(self, mode: bool = True) -> Reconstruction:
+        """Frozen blocks stay in evaluation mode: BatchNorm's statistics are part of the embedding."""
+        super().train(mode)
+        if self.weight is None:
+            self.module.eval()
+        return self
+
+    def forward(
+        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """``loss``, and when joint its parts."""
+        images = self.module.preprocess(images, generator)
+        target = self.module.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
+        with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
+            embeddings = self.module.blocks(images)
+        nats = self.decoder.negative_log_likelihood(target, *embeddings)
+        if self.weight is None:
+            return {"loss": nats}
+        losses = self.module.losses(embeddings, y, e, ramp=ramp)
+        return losses | {"loss": losses["loss"] + self.weight * nats, "reconstruction": nats}
+
+
+class DecodeMixin(TrainMixin):
+    """Gives an image model :meth:`train_decoder`, :meth:`reconstruct`, :meth:`swap_blocks` and :meth:`decode`."""
+
+    decoder_settings_: dict[str, Any]
+
+    if TYPE_CHECKING:  # what the model brings
+        is_trained_: bool
+        train_indices: np.ndarray
+        validation_indices: np.ndarray
+        test_indices: np.ndarray
+        get_latent_representation: Any
+
+    def train_decoder(
+        self,
+        max_steps: int | None = None,
+        max_epochs: int | None = None,
+        *,
+        lr: float = 1e-3,
+        batch_size: int | None = None,
+        likelihood: str = "auto",
+        width: int = 64,
+        joint: bool = False,
+        weight: float = 1.0,
+        split: str | Split | None = None,
+        **training: Any,
+    ) -> None:
+        """Train a decoder of the embeddings, to see what each block holds.
+
+        Each block adds its own part to the picture (paper, appendix A), so that one can be exchanged:
+        :meth:`swap_blocks`. By default the embeddings are frozen, as in the paper, and are the same before and after.
+
+        Parameters
+        ----------
+        max_steps, max_epochs
+            Length of the run (not both); by default as for :meth:`train`.
+        lr
+            Learning rate of AdamW.
+        batch_size
+            Cells a batch. By default 128 on frozen blocks; jointly as for :meth:`train`.
+        likelihood
+            ``"bernoulli"`` for intensities between 0 and 1; ``"gaussian"``, with one learned scale, for any; by
+            default Bernoulli for images of uint8 that are scaled to between 0 and 1, Gaussian otherwise.
+        width
+            Channels of the decoder's layers. The paper has 256, which takes sixteen times the time.
+        joint
+            Train encoders and decoder together (which the paper leaves to future work); the encoders go on from where
+            they are, or start here.
+        weight
+            Of the reconstruction beside the contrastive losses, when joint: times nats a value (pixel and channel).
+        split
+            By default the cells that the encoders were trained on.
+        **training
+            Further arguments of :meth:`train`.
+
+        Raises
+        ------
+        ValueError
+            If the encoders are not trained and ``joint`` is false, or a setting does not fit the data; before any work
+            is done.
+
+        Notes
+        -----
+        The loss is in ``history`` under ``decoder_train_loss`` and ``decoder_validation_loss``; jointly, it is
+        ``train_reconstruction`` and ``validation_reconstruction`` beside the others.
+        """
+        if not joint and not self.is_trained_:
+            msg = "The encoders are not trained: call train() first, or train both together with joint=True."
+            raise ValueError(msg)
+        if not weight > 0:
+            msg = f"weight={weight}: the reconstruction needs a positive weight."
+            raise ValueError(msg)
+        self._require(None)
+        if likelihood == "auto":
+            likelihood = "bernoulli" if self.module.preprocess.intensity == "scale" else "gaussian"
+        decoder = self.module.make_decoder(likelihood, width)
+        if likelihood == "bernoulli":
+            self._check_unit_interval()
+        if not joint:
+            batch_size = 128 if batch_size is None else batch_size
+            training = {"perturbations_per_batch": None} | training
+        if split is None and self.is_trained_:
+            split = Split(self.train_indices, self.validation_indices, self.test_indices)
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(self.train).parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        }
+        settings = {
+            "max_steps": max_steps,
+            "max_epochs": max_epochs,
+            "lr": lr,
+            "batch_size": batch_size,
+            "split": split,
+        }
+        objective = Reconstruction(self.module, decoder, weight if joint else None)
+        run = self._train(objective, contrastive=joint, **defaults | settings | training)
+        if joint:
+            self._finish(run, continues=training.get("ckpt_path") is None)
+        else:
+            self.history_ = (self.history_ or {}) | run.history.frames(prefix=_PREFIX)
+        self.module.decoder = decoder.eval()
+        self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.settings
+
+    def reconstruct(
+        self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None, *, batch_size: int = 256
+    ) -> np.ndarray:
+        """Decode cells from their own two embeddings.
+
+        Parameters
+        ----------
+        adata
+            Cells to reconstruct; the training data by default.
+        indices
+            Rows, in this order; all by default.
+        batch_size
+            Cells in a forward pass.
+
+        Returns
+        -------
+        float32 ``(len(indices), C, H, W)``: expected intensities, as they are before standardisation (between 0 and 1
+        for images of uint8; arcsinh of the counts for uint16), at the size the encoders see.
+
+        Raises
+        ------
+        ValueError
+            If there is no decoder yet, or an index is out of range.
+        """
+        self._require_decoder()
+        embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
+        return self.decode(*embeddings, batch_size=batch_size)
+
+    def swap_blocks(
+        self,
+        content: Sequence[int] | np.ndarray,
+        style: Sequence[int] | np.ndarray,
+        adata: AnnData | None = None,
+        *,
+        batch_size: int = 256,
+    ) -> np.ndarray:
+        """Decode the content of some cells with the style of others: the perturbation of one in the well of the other.
+
+        Parameters
+        ----------
+        content, style
+            Rows whose z_c and whose z_s to take, equally many.
+        adata
+            Cells; the training data by default.
+        batch_size
+            Cells in a forward pass.
+
+        Returns
+        -------
+        float32 ``(len(content), C, H, W)``, see :meth:`reconstruct`.
+
+        Raises
+        ------
+        ValueError
+            If there is no decoder yet, the model has a single block, or the rows differ in number or are out of range.
+        """
+        self._require_decoder()
+        if self.module.style is None:
+            msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
+            raise ValueError(msg)
+        n = self._source(self._require(adata)).shape[0]
+        rows = [row_numbers(indices, n) for indices in (content, style)]
+        if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
+            msg = "Give equally many rows for content and for style: each pair makes one image."
+            raise ValueError(msg)
+        z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
+        return self.decode(z_c, z_s, batch_size=batch_size)
+
+    def decode(self, *embeddings: np.ndarray, batch_size: int = 256) -> np.ndarray:
+        """Decode embeddings, for example points between two cells.
+
+        Parameters
+        ----------
+        *embeddings
+            z_c and z_s ``(N, D)``; for a model of a single block z_c alone.
+        batch_size
+            Cells in a forward pass.
+
+        Returns
+        -------
+        float32 ``(N, C, H, W)``, see :meth:`reconstruct`.
+
+        Raises
+        ------
+        ValueError
+            If there is no decoder yet, or the embeddings are not those of its blocks.
+        """
+        decoder = self._require_decoder()
+        tensors = [torch.as_tensor(np.asarray(z), dtype=torch.float32) for z in embeddings]
+        wanted = [part[0].in_features for part in decoder.parts]
+        if [t.shape[1] if t.ndim == 2 else None for t in tensors] != wanted or len({len(t) for t in tensors}) != 1:
+            shapes = " and ".join(str(tuple(t.shape)) for t in tensors) or "none"
+            msg = f"The decoder takes {' and '.join(f'(N, {n})' for n in wanted)}, the embeddings are {shapes}."
+            raise ValueError(msg)
+        images = np.empty((len(tensors[0]), *self.module.preprocess.output_shape), dtype=np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(images), batch_size):
+                part = slice(start, start + batch_size)
+                decoded = decoder.mean(*(t[part].to(self.module.device) for t in tensors))
+                if decoder.likelihood == "gaussian":
+                    decoded = self.module.preprocess.intensities(decoded)
+                images[part] = decoded.cpu().numpy()
+        return images
+
+    def _blocks(self) -> str:
+        return "c" if self.module.style is None else "cs"
+
+    def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
+        return self.get_latent_representation(adata, rows, block=block, batch_size=batch_size)
+
+    def _require_decoder(self) -> Any:
+        if self.module.decoder is None:
+            msg = "There is no decoder: call train_decoder() first (and again after train(), which moves the blocks)."
+            raise ValueError(msg)
+        return self.module.decoder
+
+    def _forget_decoder(self) -> None:
+        """A decoder of embeddings that are no more shows nothing."""
+        self.module.decoder = None
+        self.decoder_settings_ = {}
+        if self.history_:
+            self.history_ = {name: frame for name, frame in self.history_.items() if not name.startswith(_PREFIX)}
+
+    def _check_unit_interval(self) -> None:
+        """Raise if intensities of some cells leave the unit interval."""
+        source, preprocess = self._source(self._require(None)), self.module.preprocess
+        images = read_tensor(source, slice(0, min(_CHECKED_CELLS, source.shape[0])))
+        with torch.inference_mode():
+            values = preprocess.intensities(preprocess(images.to(preprocess.mean.device)))
+        low, high = float(values.min()), float(values.max())
+        if low < -1e-4 or high > 1 + 1e-4:
+            msg = (
+                f"likelihood='bernoulli' needs intensities between 0 and 1, these reach from {low:.3g} to {high:.3g}: "
+                "use likelihood='gaussian'."
+            )
+            raise ValueError(msg)

@@ -1,0 +1,113 @@
+"""The additive decoder: what each block adds to the picture (paper, appendix A; Lachapelle et al., 2024)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Likelihood = Literal["bernoulli", "gaussian"]
+
+# four doublings lead from the first map to the image
+_GROWTH = 16
+
+
+class BlockDecoder(nn.Sequential):
+    """From one embedding ``(B, D)`` to feature maps ``(B, width / 2, H, W)``: four doublings, as the paper's table.
+
+    Parameters
+    ----------
+    n_latent
+        Dimension ``D``.
+    image_size
+        ``(H, W)``. The first map has a sixteenth of it, rounded up; what stands over in the end is cut off.
+    width
+        Channels of all layers but the last; the paper has 256.
+    """
+
+    def __init__(self, n_latent: int, image_size: tuple[int, int], width: int) -> None:
+        first = tuple(math.ceil(side / _GROWTH) for side in image_size)
+        layers: list[nn.Module] = [nn.Linear(n_latent, width * math.prod(first)), nn.Unflatten(1, (width, *first))]
+        for out in (width, width, width, width // 2):
+            layers += [
+                nn.GELU(),
+                nn.ConvTranspose2d(width, width, 3, stride=2, padding=1, output_padding=1),
+                nn.GELU(),
+                nn.Conv2d(width, out, 3, padding=1),
+            ]
+        super().__init__(*layers, nn.GELU())
+        self.image_size = image_size
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Feature maps of embeddings."""
+        maps = super().forward(z)
+        height, width = self.image_size
+        top, left = (maps.shape[-2] - height) // 2, (maps.shape[-1] - width) // 2
+        return maps[..., top : top + height, left : left + width]
+
+
+class AdditiveDecoder(nn.Module):
+    r"""Images from both embeddings, each adding its own part: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
+
+    The sum is that of the logits (Bernoulli) or of the means (Gaussian). No part of a picture can depend on both
+    blocks at once, which is what lets one block be exchanged.
+
+    Parameters
+    ----------
+    n_latents
+        Dimensions of the embeddings: two numbers, or one for a model of a single block.
+    image_shape
+        ``(C, H, W)``.
+    width
+        Channels of the layers; the paper has 256.
+    likelihood
+        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
+
+    Raises
+    ------
+    ValueError
+        If the likelihood is not known, or the width is not an even number.
+    """
+
+    def __init__(
+        self,
+        n_latents: tuple[int, ...],
+        image_shape: tuple[int, int, int],
+        *,
+        width: int = 256,
+        likelihood: Likelihood = "gaussian",
+    ) -> None:
+        super().__init__()
+        if likelihood not in get_args(Likelihood):
+            msg = f"likelihood={likelihood!r} is not known: use 'bernoulli' or 'gaussian'."
+            raise ValueError(msg)
+        if width < 2 or width % 2:
+            msg = f"width={width}: the decoder's number of channels is even and at least 2."
+            raise ValueError(msg)
+        channels, height, wide = image_shape
+        self.likelihood = likelihood
+        self.parts = nn.ModuleList(BlockDecoder(n, (height, wide), width) for n in n_latents)
+        self.pixels = nn.Conv2d(width // 2, channels, 1)
+        self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, *embeddings: Tensor) -> Tensor:
+        """Logits or means ``(B, C, H, W)`` of embeddings ``(B, D)``, one for each block."""
+        maps = [part(z) for part, z in zip(self.parts, embeddings, strict=True)]
+        return self.pixels(torch.stack(maps).sum(0))
+
+    def mean(self, *embeddings: Tensor) -> Tensor:
+        """Expected images ``(B, C, H, W)``, float32."""
+        images = self(*embeddings).float()
+        return images.sigmoid() if self.likelihood == "bernoulli" else images
+
+    def negative_log_likelihood(self, images: Tensor, *embeddings: Tensor) -> Tensor:
+        """Of images ``(B, C, H, W)``: nats a value, the mean over cells, channels and pixels."""
+        predicted = self(*embeddings).float()
+        if self.likelihood == "bernoulli":
+            return F.binary_cross_entropy_with_logits(predicted, images)
+        error = (images - predicted) * (-self.log_scale).exp()
+        return 0.5 * error.square().mean() + self.log_scale + 0.5 * math.log(2 * math.pi)
