@@ -1,8 +1,9 @@
-"""The command line: ``scbd demo`` and ``scbd run``."""
+"""The command line: ``scbd demo``, ``scbd run`` and ``scbd reproduce``."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -90,6 +91,20 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--compile", action="store_true", help="run both blocks through torch.compile")
     train.add_argument("--seed", type=int, default=0, help="seed of everything")
     run.set_defaults(command=_run)
+
+    again = commands.add_parser(
+        "reproduce",
+        help="run an experiment of the paper, make its tables and figures",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    again.add_argument("name", help="cmnist, pacs, screen, …; 'list' shows all")
+    again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
+    again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
+    again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
+    again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
+    again.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
+    again.add_argument("--report", action="store_true", help="run nothing, make tables and figures of what is there")
+    again.set_defaults(command=_reproduce)
     return parser
 
 
@@ -130,6 +145,34 @@ def _run(arguments: argparse.Namespace) -> int:
     _print(table.set_index(["label", "embedding"]))
     print(f"\nEmbeddings, model, table and pictures: {arguments.out}/")
     return 0
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from scbd.experiments import EXPERIMENTS, reproduce
+
+    if arguments.name == "list":
+        for name, experiment in EXPERIMENTS.items():
+            print(f"{name:22}{experiment.about}")
+        return 0
+    logging.basicConfig(level=logging.INFO, format="scbd: %(message)s")
+    out = arguments.out or Path("results") / f"{arguments.name}-{arguments.budget}"
+    reproduce(
+        arguments.name,
+        budget=arguments.budget,
+        path=arguments.data,
+        out=out,
+        n_seeds=arguments.seeds,
+        shard=arguments.shard,
+        report_only=arguments.report,
+    )
+    print("\n" + (out / "table.md").read_text(encoding="utf-8"))
+    print(f"Rows, tables and figures: {out}/")
+    return 0
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, _, n = text.partition("/")
+    return int(index), int(n)
 
 
 def _count_or_auto(text: str) -> Any:

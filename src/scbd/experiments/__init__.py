@@ -1,6 +1,31 @@
-"""Whole jobs: the main run on a user's cells, and the demo."""
+"""Whole jobs: the main run on a user's cells, the demo, and the paper's experiments."""
 
+from scbd.experiments._assumption import check_assumption, in_out_correlation
+from scbd.experiments._counterfactuals import counterfactual_scores
+from scbd.experiments._datasets import DATASETS
 from scbd.experiments._demo import demo
+from scbd.experiments._grid import run_trials
+from scbd.experiments._protocols import PROTOCOLS
+from scbd.experiments._reproduce import EXPERIMENTS, reproduce
 from scbd.experiments._run import evaluate, run
+from scbd.experiments._scores import generalization_scores
+from scbd.experiments._systems import SYSTEMS
+from scbd.experiments._trials import Results, Trial
 
-__all__ = ["demo", "evaluate", "run"]
+__all__ = [
+    "DATASETS",
+    "EXPERIMENTS",
+    "PROTOCOLS",
+    "SYSTEMS",
+    "Results",
+    "Trial",
+    "check_assumption",
+    "counterfactual_scores",
+    "demo",
+    "evaluate",
+    "generalization_scores",
+    "in_out_correlation",
+    "reproduce",
+    "run",
+    "run_trials",
+]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    import pandas as pd
     from anndata import AnnData
 
 
@@ -28,6 +29,10 @@ class Dataset:
         Whether there are files to give a path to.
     needs_path
         Whether they cannot be downloaded.
+    guide_key
+        Column of the guides, where each label has several.
+    relations
+        Known relations between labels, as a frame of ``source`` and ``target``.
     """
 
     loader: Callable[..., AnnData]
@@ -35,6 +40,8 @@ class Dataset:
     e_key: str
     has_files: bool = True
     needs_path: bool = True
+    guide_key: str | None = None
+    relations: Callable[[AnnData], pd.DataFrame] | None = None
 
     def load(self, path: str | os.PathLike[str] | None, seed: int, **kwargs: Any) -> AnnData:
         """Load the cells.
@@ -44,17 +51,31 @@ class Dataset:
         ValueError
             If the files are needed and no path was given.
         """
-        if not self.has_files:
-            return self.loader(seed=seed, **kwargs)
-        if path is None and self.needs_path:
+        self.check_path(path)
+        return self.loader(path, seed=seed, **kwargs) if self.has_files else self.loader(seed=seed, **kwargs)
+
+    def check_path(self, path: str | os.PathLike[str] | None) -> None:
+        """Raise if files are needed and no path was given."""
+        if path is None and self.has_files and self.needs_path:
             name = self.loader.__name__
-            msg = f"{name} cannot be downloaded by scbd: see scbd.datasets.{name} for its source, and give the path."
+            msg = f"{name} is not downloaded by scbd: see scbd.datasets.{name} for its source, and give the path."
             raise ValueError(msg)
-        return self.loader(path, seed=seed, **kwargs)
 
 
 DATASETS = {
+    "camelyon17": Dataset(datasets.camelyon17, "tumor", "hospital"),
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
     "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
-    "simulated_screen": Dataset(datasets.simulated_screen, "gene", "well", has_files=False),
+    "funk22": Dataset(datasets.funk22, "gene", "well", relations=lambda adata: datasets.corum()),
+    "pacs": Dataset(datasets.pacs, "class", "domain"),
+    "rxrx1": Dataset(datasets.rxrx1, "sirna", "experiment"),
+    "simulated_screen": Dataset(
+        datasets.simulated_screen,
+        "gene",
+        "well",
+        has_files=False,
+        guide_key="sgRNA",
+        relations=lambda adata: adata.uns["truth"]["network"],
+    ),
+    "vlcs": Dataset(datasets.vlcs, "class", "domain"),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._protocols import PROTOCOLS
-from scbd.experiments._systems import SYSTEMS
+from scbd.experiments._systems import FEATURES, SYSTEMS
 from scbd.experiments._trials import Results
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run_trials(
         msg = f"shard={index}/{n_shards}: the first number counts from 1 to the second."
         raise ValueError(msg)
     for trial in trials:
-        for name, known in ((trial.dataset, DATASETS), (trial.system, SYSTEMS), (trial.protocol, PROTOCOLS)):
+        for name, known in ((trial.dataset, DATASETS), (trial.system, SYSTEMS | FEATURES), (trial.protocol, PROTOCOLS)):
             if name not in known:
                 msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
                 raise ValueError(msg)

@@ -1,11 +1,12 @@
-"""The paper's two protocols: train a trial's system, and score it."""
+"""The paper's protocols: train a trial's system, and score it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scbd.experiments._scores import generalization_scores
-from scbd.experiments._systems import trained
+from scbd.experiments._counterfactuals import counterfactual_scores
+from scbd.experiments._scores import HEALTH, correction_scores, generalization_scores
+from scbd.experiments._systems import FEATURES, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,34 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
     return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
 
 
+def batch_correction(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Embed all cells; find known relations between genes, and fail to find the well (paper, section 4.2)."""
+    model = None
+    if trial.system in FEATURES:
+        embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
+    else:
+        model = trained(trial, adata, dataset, directory)
+        embedding = model.get_latent_representation()
+    net = None if dataset.relations is None else dataset.relations(adata)
+    scores = correction_scores(
+        adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key, guide_key=dataset.guide_key, net=net
+    )
+    health = getattr(model, "health", {})
+    return scores | {key: health[key] for key in HEALTH if key in health}, model
+
+
+def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b)."""
+    training = dict(trial.training)
+    decoder = training.pop("decoder")
+    model = trained(trial, adata, dataset, directory, **training)
+    model.train_decoder(seed=trial.seed, **decoder)
+    scores = generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key)
+    return scores | counterfactual_scores(adata, model, seed=trial.seed), model
+
+
 PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "domain generalization": domain_generalization,
+    "batch correction": batch_correction,
+    "counterfactuals": counterfactuals,
 }

@@ -1,4 +1,4 @@
-"""How a trained model does: in and out of distribution, how blind, how alive."""
+"""How a trained model does: in and out of distribution, biology and batch, how blind, how alive."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd.metrics import label_probe, predict_labels
+from scbd.metrics import benchmark, label_probe, predict_labels
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
 
     from scbd.metrics.probes import Classifier
@@ -38,9 +39,9 @@ def generalization_scores(
     Returns
     -------
     ``r_c in``, ``r_c out``: a linear head trained on the frozen r_c of training cells (the paper's evaluation);
-    ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for models with an embedding; ``e from r_c``,
-    ``e from z_c``: accuracy of a linear probe of the environment, and ``e chance``, that of naming the largest; and
-    what ``model.health`` says.
+    ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for contrastive models; ``own in``, ``own out``: the
+    model's own classifier, if it has one; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
+    environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
     """
     split, y, e = (adata.obs[key].to_numpy() for key in (split_key, y_key, e_key))
     train, seen = split == "train", split != "test"
@@ -52,9 +53,38 @@ def generalization_scores(
     for name, representation, classifier in blocks:
         embedding = model.get_latent_representation(representation=representation)
         predicted = predict_labels(embedding[train], y[train], embedding, classifier=classifier)
-        for part, shown in (("validation", "in"), ("test", "out")):
-            scores[f"{name} {shown}"] = float(np.mean(predicted[split == part] == y[split == part]))
+        scores |= _accuracies(name, predicted, y, split)
         probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
         scores[f"e from {name}"] = probe["accuracy"]
+    if hasattr(model, "predict"):
+        scores |= _accuracies("own", model.predict(), y, split)
     scores["e chance"] = float(np.unique(e[seen], return_counts=True)[1].max() / seen.sum())
     return scores | {key: health[key] for key in HEALTH if key in health}
+
+
+def correction_scores(
+    adata: AnnData, embedding: np.ndarray, *, y_key: str, e_key: str, guide_key: str | None, net: pd.DataFrame | None
+) -> dict[str, float]:
+    """Biology and batch in an embedding of all cells: the metrics of :func:`scbd.metrics.benchmark`.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    embedding
+        ``(N, D)``.
+    y_key, e_key, guide_key
+        Columns of gene, well and guide.
+    net
+        Known relations between genes.
+    """
+    from anndata import AnnData
+
+    table = AnnData(obs=adata.obs, obsm={"embedding": embedding})
+    frame = benchmark(table, ["embedding"], y_key=y_key, e_key=e_key, gene_key=y_key, guide_key=guide_key, net=net)
+    return frame.set_index("metric")["value"].to_dict()
+
+
+def _accuracies(name: str, predicted: np.ndarray, y: np.ndarray, split: np.ndarray) -> dict[str, float]:
+    parts = {"in": split == "validation", "out": split == "test"}
+    return {f"{name} {shown}": float(np.mean(predicted[part] == y[part])) for shown, part in parts.items()}

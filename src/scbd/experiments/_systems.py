@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scbd.baselines import ERMModel, pixel_pca
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    import numpy as np
     from anndata import AnnData
 
     from scbd.experiments._datasets import Dataset
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
 # never trained: BatchNorm sees the data, weights stay as they are
 UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0, "load_best": False}
 
-SYSTEMS: dict[str, type[ImageModel]] = {"SCBD": SCBDModel, "random encoder": SCBDModel}
+SYSTEMS: dict[str, type[ImageModel]] = {"SCBD": SCBDModel, "random encoder": SCBDModel, "ERM": ERMModel}
+# embeddings that are computed, not learned
+FEATURES: dict[str, Callable[..., np.ndarray]] = {"pixel PCA": pixel_pca}
 
 
-def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path) -> ImageModel:
+def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, **training: Any) -> ImageModel:
     """Train the trial's system; goes on where an interrupted run stopped.
 
     Parameters
@@ -34,6 +39,8 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path) -
         Its columns.
     checkpoints
         Directory of the run's state.
+    **training
+        In place of the trial's arguments of ``train``.
     """
     import scvi
 
@@ -42,5 +49,5 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path) -
     system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key)
     model = system(adata, **trial.model)
     resume = "last" if (checkpoints / "last.ckpt").is_file() else None
-    model.train(checkpoint_dir=checkpoints, ckpt_path=resume, seed=trial.seed, **trial.training)
+    model.train(checkpoint_dir=checkpoints, ckpt_path=resume, seed=trial.seed, **(training or trial.training))
     return model

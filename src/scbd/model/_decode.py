@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scbd.nn import AdditiveDecoder
 
 _PREFIX = "decoder_"
-_CHECKED_CELLS = 512
+_BLOCK = 512
 
 
 class Reconstruction(nn.Module):
@@ -176,6 +176,33 @@ class DecodeMixin(TrainMixin):
         self.module.decoder = decoder.eval()
         self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.settings
 
+    def get_intensities(
+        self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
+    ) -> np.ndarray:
+        """Cells as they are, in the units of :meth:`reconstruct`, to compare with.
+
+        Parameters
+        ----------
+        adata
+            Cells; the training data by default.
+        indices
+            Rows, in this order; all by default.
+
+        Returns
+        -------
+        float32 ``(len(indices), C, H, W)``.
+        """
+        source, preprocess = self._source(self._require(adata)), self.module.preprocess
+        rows = row_numbers(indices, source.shape[0])
+        rows = np.arange(source.shape[0]) if rows is None else rows
+        images = np.empty((len(rows), *preprocess.output_shape), dtype=np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(rows), _BLOCK):
+                part = slice(start, start + _BLOCK)
+                stored = read_tensor(source, rows[part]).to(self.module.device)
+                images[part] = preprocess.intensities(preprocess(stored)).cpu().numpy()
+        return images
+
     def reconstruct(
         self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None, *, batch_size: int = 256
     ) -> np.ndarray:
@@ -301,10 +328,8 @@ class DecodeMixin(TrainMixin):
 
     def _check_unit_interval(self) -> None:
         """Raise if intensities of some cells leave the unit interval."""
-        source, preprocess = self._source(self._require(None)), self.module.preprocess
-        images = read_tensor(source, slice(0, min(_CHECKED_CELLS, source.shape[0])))
-        with torch.inference_mode():
-            values = preprocess.intensities(preprocess(images.to(preprocess.mean.device)))
+        n = self._source(self._require(None)).shape[0]
+        values = self.get_intensities(indices=np.arange(min(_BLOCK, n)))
         low, high = float(values.min()), float(values.max())
         if low < -1e-4 or high > 1 + 1e-4:
             msg = (

@@ -1,8 +1,21 @@
 """Frames or AnnData in, matplotlib Axes out; nothing is ever shown."""
 
 from scbd.pl._benchmark import benchmark, complexes, relationship_curve
+from scbd.pl._counterfactuals import counterfactuals
 from scbd.pl._history import history
 from scbd.pl._images import cells
+from scbd.pl._sweeps import in_against_out, sweep
 from scbd.pl._umap import umap, umap_blocks
 
-__all__ = ["benchmark", "cells", "complexes", "history", "relationship_curve", "umap", "umap_blocks"]
+__all__ = [
+    "benchmark",
+    "cells",
+    "complexes",
+    "counterfactuals",
+    "history",
+    "in_against_out",
+    "relationship_curve",
+    "sweep",
+    "umap",
+    "umap_blocks",
+]

@@ -1,0 +1,226 @@
+"""From rows to the paper's tables and figures: everything here can be made again from ``rows/`` alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+
+from scbd import pl
+from scbd.experiments._assumption import in_out_correlation
+from scbd.experiments._files import save_figure, write_text
+from scbd.experiments._published import HELD_OUT, TABLE_1
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+
+class Column(NamedTuple):
+    """How a score is shown."""
+
+    name: str
+    factor: float = 1.0
+    digits: int = 2
+
+
+def _percent(name: str) -> Column:
+    return Column(f"{name}, %", 100.0, 1)
+
+
+ACCURACIES = {
+    "r_c in": _percent("in distribution"),
+    "r_c out": _percent("out of distribution"),
+    "z_c in": _percent("z_c in"),
+    "z_c out": _percent("z_c out"),
+    "e from r_c": _percent("e from r_c"),
+    "e from z_c": _percent("e from z_c"),
+}
+_HEALTH = {
+    "supervised_c": Column("L_c"),
+    "ceiling": Column("of a point"),
+    "spread": Column("spread"),
+    "effective_rank": Column("rank", digits=1),
+}
+_COUNTERFACTUALS = {
+    "digit kept": _percent("digit kept"),
+    "color moved": _percent("colour moved"),
+    "shade error": Column("shade error"),
+    "digit reconstructed": _percent("digit reconstructed"),
+    "color reconstructed": _percent("colour reconstructed"),
+    "mse": Column("squared error", digits=4),
+    "mse of the mean image": Column("of the mean image", digits=4),
+    "reader": _percent("reader on originals"),
+}
+_CORRECTION = {
+    "relationship_area": Column("area, complexes", digits=3),
+    "relationship_average_precision": Column("average precision", digits=3),
+    "relationship_recall": Column("recall", digits=3),
+    "y_probe_f1": Column("gene F1", digits=3),
+    "e_probe_f1": Column("well F1", digits=3),
+    "e_probe_chance_f1": Column("chance", digits=3),
+    "ilisi": Column("iLISI", digits=3),
+}
+_FACTORS = {"n_latent": "embedding size", "batch_size": "batch size", "weight_decay": "weight decay"}
+
+
+def generalization_report(frame: pd.DataFrame, out: Path) -> str:
+    """Accuracy at each alpha with its controls, and ERM's correlation; one table and two figures a test environment.
+
+    Parameters
+    ----------
+    frame
+        Rows of :class:`Results`.
+    out
+        Directory for ``table.md`` and the figures.
+
+    Returns
+    -------
+    The tables, as Markdown.
+    """
+    held_out = "test_environment" in frame
+    parts = [
+        _generalization(part, out, str(name) if held_out else "")
+        for name, part in (frame.groupby("test_environment") if held_out else [("", frame)])
+    ]
+    text = "\n\n".join(parts)
+    write_text(text + "\n", out / "table.md")
+    return text
+
+
+def ablation_report(frame: pd.DataFrame, out: Path) -> str:
+    """One setting changed at a time: a table and a figure of three panels."""
+    import matplotlib.pyplot as plt
+
+    frame = frame.assign(style_target=frame["style_target"].fillna("none"))
+    base = {column: frame[column].mode()[0] for column in [*_FACTORS, "style_target", "alpha"]}
+    tables, figure = [], plt.figure(figsize=(12, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(_FACTORS))
+    for ax, (factor, name) in zip(axes, _FACTORS.items(), strict=True):
+        part = _only(frame, {column: value for column, value in base.items() if column != factor})
+        part = part.sort_values(factor, kind="stable")
+        pl.sweep(part, factor, {"r_c in": "in distribution", "r_c out": "out of distribution"}, ax=ax).set(xlabel=name)
+        tables.append(f"**{name}**\n\n" + _table(part, [factor], ACCURACIES | _HEALTH))
+    part = _only(frame, {column: base[column] for column in _FACTORS})
+    tables.append("**style target** (none: a single block)\n\n" + _table(part, ["style_target", "alpha"], ACCURACIES))
+    save_figure(figure, out / "ablations.png")
+    text = "\n\n".join(tables)
+    write_text(text + "\n", out / "table.md")
+    return text
+
+
+def correction_report(frame: pd.DataFrame, out: Path) -> str:
+    """Biology up, batch down: a table and the paper's figure of two panels."""
+    frame = frame.sort_values(["system", "alpha"], ascending=[False, True], kind="stable")
+    named = frame.assign(name=_names(frame))
+    order = list(named["name"].unique())
+    long = named.melt("name", [c for c in _CORRECTION if c in named], "metric", "value").dropna()
+    long = long.rename(columns={"name": "representation"}).assign(key="")
+    long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
+    save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
+    text = _table(named, ["name"], _CORRECTION | _HEALTH)
+    write_text(text + "\n", out / "table.md")
+    return text
+
+
+def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
+    """Digits and colours read from pictures with exchanged blocks."""
+    together = [bool(decoder.get("joint")) for decoder in frame["decoder"]]
+    frame = frame.assign(decoder=pd.Series(together, frame.index).map({True: "with encoders", False: "after"}))
+    by = ["alpha", "decoder"]
+    frame = frame.sort_values(by, kind="stable")
+    text = _table(frame, by, _COUNTERFACTUALS) + "\n\n" + _table(frame, by, ACCURACIES | _HEALTH)
+    write_text(text + "\n", out / "table.md")
+    return text
+
+
+def long_report(frame: pd.DataFrame, out: Path) -> str:
+    """The course of z_c over a long run; ``runs/`` has the histories."""
+    text = _table(frame.assign(name=_names(frame)), ["name", "steps"], ACCURACIES | _HEALTH)
+    for key, ceiling in zip(frame["key"], frame["ceiling"], strict=True):
+        path = out / "runs" / key / "history.csv"
+        if path.is_file():
+            history = pd.read_csv(path, index_col="step")
+            frames = {name: history[[name]].dropna() for name in history}
+            save_figure(pl.history(frames, ceiling=ceiling)[0].figure, out / f"{key}.png")
+    write_text(text + "\n", out / "table.md")
+    return text
+
+
+def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
+    scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
+    control = frame[frame["system"] == "random encoder"]
+    chosen = _chosen(erm)
+    rows = pd.concat(
+        [control, scbd, chosen.assign(**{"r_c in": chosen.get("own in"), "r_c out": chosen.get("own out")})]
+    )
+    rows = rows.assign(name=_names(rows))
+    published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
+    text = _table(rows, ["name"], ACCURACIES | _HEALTH, published=published)
+    suffix = f"_{environment}" if environment else ""
+    if len(scbd):
+        shown = {"r_c in": "in distribution", "r_c out": "out of distribution", "z_c out": "out, z_c itself"}
+        ax = pl.sweep(scbd, "alpha", shown, control=control[list(shown)].mean() if len(control) else None)
+        ax.set(ylabel="accuracy", title=environment)
+        save_figure(_figure(ax), out / f"alpha{suffix}.png")
+    if len(erm) > 2:
+        ax = pl.in_against_out(erm)
+        save_figure(_figure(ax), out / f"erm{suffix}.png")
+        found = in_out_correlation(erm)
+        text += (
+            f"\n\nERM, {found['n']:.0f} runs: in- and out-of-distribution accuracy correlate with "
+            f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
+        )
+    return f"### {environment} held out\n\n{text}" if environment else text
+
+
+def _chosen(erm: pd.DataFrame) -> pd.DataFrame:
+    """Each seed's ERM run of the best accuracy in distribution: the paper's selection, blind to the test."""
+    if erm.empty:
+        return erm
+    return erm.loc[erm.groupby("seed")["own in"].idxmax()]
+
+
+def _names(frame: pd.DataFrame) -> pd.Series:
+    scbd = frame["system"] == "SCBD"
+    if "alpha" not in frame:
+        return frame["system"]
+    return frame["system"].where(~scbd, "SCBD, alpha " + frame["alpha"].map("{:g}".format))
+
+
+def _table(
+    frame: pd.DataFrame,
+    by: Sequence[str],
+    scores: Mapping[str, Column],
+    *,
+    published: Mapping[str, str] | None = None,
+) -> str:
+    """Mean ± sd of each score over the rows of each group, in the order of the frame, as Markdown."""
+    scores = {key: column for key, column in scores.items() if key in frame and frame[key].notna().any()}
+    head = [*by, *(column.name for column in scores.values()), "runs", *(["paper: out, %"] if published else [])]
+    lines = [head, ["---"] * len(head)]
+    for group, part in frame.groupby(list(by), sort=False):
+        cells = [f"{v:g}" if isinstance(v, float) else str(v) for v in group]
+        cells += [_mean_sd(part[key], column) for key, column in scores.items()] + [str(len(part))]
+        lines.append([*cells, published.get(str(group[0]), "")] if published else cells)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _mean_sd(values: pd.Series, column: Column) -> str:
+    values = values.dropna() * column.factor
+    if values.empty:
+        return "–"
+    text = f"{values.mean():.{column.digits}f}"
+    return text if len(values) < 2 else f"{text} ± {values.std():.{column.digits}f}"
+
+
+def _only(frame: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
+    for column, value in values.items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
+def _figure(ax: object) -> Figure:
+    return ax.figure  # type: ignore[attr-defined]

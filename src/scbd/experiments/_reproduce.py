@@ -1,0 +1,130 @@
+"""The paper's experiments by name: run what is missing, then make tables and figures from all rows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from scbd.experiments import _budgets, _reports
+from scbd.experiments._budgets import Budget
+from scbd.experiments._datasets import DATASETS
+from scbd.experiments._files import write_table
+from scbd.experiments._grid import run_trials
+from scbd.experiments._trials import Results
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    import pandas as pd
+
+    from scbd.experiments._trials import Trial
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid, and what is made of its rows."""
+
+    trials: Callable[[Budget, int | None], list[Trial]]
+    report: Callable[[pd.DataFrame, Path], str]
+
+    @property
+    def about(self) -> str:
+        """One line."""
+        return (self.trials.__doc__ or "").splitlines()[0]
+
+
+EXPERIMENTS = {
+    "cmnist": Experiment(_budgets.cmnist, _reports.generalization_report),
+    "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
+    "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
+    "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
+    "camelyon17": Experiment(_budgets.camelyon17, _reports.generalization_report),
+    "camelyon17-ablations": Experiment(_budgets.camelyon17_ablations, _reports.ablation_report),
+    "rxrx1": Experiment(_budgets.rxrx1, _reports.generalization_report),
+    "pacs": Experiment(_budgets.pacs, _reports.generalization_report),
+    "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
+    "screen": Experiment(_budgets.screen, _reports.correction_report),
+    "funk22": Experiment(_budgets.funk22, _reports.correction_report),
+}
+
+
+def reproduce(
+    name: str,
+    *,
+    budget: Budget = "smoke",
+    path: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    n_seeds: int | None = None,
+    shard: tuple[int, int] = (1, 1),
+    report_only: bool = False,
+) -> pd.DataFrame:
+    """Run one of the paper's experiments, and make its tables and figures.
+
+    Finished runs are kept: called again, it runs what is missing, and goes on where a run was interrupted. Writes
+    ``rows/`` (a JSON file a run, with everything needed to run it again), ``rows.csv``, ``table.md``, figures, and
+    ``runs/`` with the training history of each.
+
+    Parameters
+    ----------
+    name
+        ``"cmnist"``, ``"camelyon17"``, ``"rxrx1"``, ``"pacs"``, ``"vlcs"`` (alpha against accuracy in and out of
+        distribution); ``"cmnist-ablations"``, ``"camelyon17-ablations"``; ``"cmnist-long"`` (one long run);
+        ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"`` (batch
+        correction).
+    budget
+        ``"smoke"``: minutes on two cores, to see that it works; ``"small"``: hours on two cores, small encoders;
+        ``"paper"``: as published, for a GPU.
+    path
+        Files of the data set, see its loader in :mod:`scbd.datasets`.
+    out
+        Directory, ``results/<name>-<budget>`` by default.
+    n_seeds
+        Number of seeds in place of the budget's.
+    shard
+        ``(i, n)``: run every n-th missing trial only, for n processes that share ``out``.
+    report_only
+        Run nothing; make tables and figures of what is there.
+
+    Returns
+    -------
+    The rows of this experiment that are finished.
+
+    Raises
+    ------
+    ValueError
+        If a name is not known, files are needed and no path was given, or rows of another version are there; before
+        anything is run.
+    FileNotFoundError
+        If ``path`` does not hold the data set, or there is nothing to report.
+    """
+    for what, asked, known in (("experiment", name, EXPERIMENTS), ("budget", budget, get_args(Budget))):
+        if asked not in known:
+            msg = f"There is no {what} {asked!r}: use one of {', '.join(known)}."
+            raise ValueError(msg)
+    if n_seeds is not None and n_seeds < 1:
+        msg = f"n_seeds={n_seeds}: run at least one seed."
+        raise ValueError(msg)
+    out = Path("results") / f"{name}-{budget}" if out is None else Path(out)
+    experiment = EXPERIMENTS[name]
+    trials = experiment.trials(budget, n_seeds)
+    if not report_only:
+        for dataset in {trial.dataset for trial in trials}:
+            DATASETS[dataset].check_path(path)
+        run_trials(trials, out, path=path, shard=shard)
+    frame = Results(out / "rows").frame()
+    # a directory may hold rows of other grids, such as more seeds
+    frame = frame[frame["key"].isin([trial.key for trial in trials])] if len(frame) else frame
+    if frame.empty:
+        msg = f"{out} has no finished run of {name} at budget {budget}: run some first."
+        raise FileNotFoundError(msg)
+    order: dict[Any, int] = {trial.key: i for i, trial in enumerate(trials)}
+    frame = frame.sort_values("key", key=lambda keys: keys.map(order)).dropna(axis="columns", how="all")
+    write_table(frame, out / "rows.csv")
+    experiment.report(frame, out)
+    logger.info("%d of %d runs are in %s.", len(frame), len(trials), out / "table.md")
+    return frame

@@ -1,0 +1,101 @@
+"""Results of experiments: a setting against scores, and in against out of distribution."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+# told apart in grey as well
+_STYLES = [("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":")]
+
+
+def sweep(
+    frame: pd.DataFrame,
+    setting: str,
+    scores: Mapping[str, str],
+    *,
+    control: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the mean of scores, with their standard deviation over seeds, at each value of a setting.
+
+    Parameters
+    ----------
+    frame
+        Rows of an experiment, one a run.
+    setting
+        Column of the setting, such as ``"alpha"``; its values stand at equal distances.
+    scores
+        Columns to draw, and what they are called.
+    control
+        Level to draw as a line, by column: what an encoder without training scores.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    """
+    import matplotlib.pyplot as plt
+
+    missing = [column for column in (setting, *scores) if column not in frame]
+    if missing:
+        msg = f"The frame has no column {missing[0]!r} to draw (its columns: {', '.join(map(str, frame.columns))})."
+        raise KeyError(msg)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
+    values = list(frame[setting].drop_duplicates())
+    values = sorted(values, key=lambda value: (not isinstance(value, (int, float)), value))
+    names = [f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in values]
+    for (column, name), (color, marker, line) in zip(scores.items(), _STYLES, strict=False):
+        grouped = frame.groupby(setting)[column]
+        mean, sd = grouped.mean().loc[values], grouped.std().loc[values].fillna(0)
+        ax.errorbar(names, mean, yerr=sd, color=color, marker=marker, ls=line, ms=5, capsize=3, label=name)
+        if control is not None and column in control:
+            ax.axhline(control[column], color=color, ls=line, lw=0.8, alpha=0.6)
+    ax.set(xlabel=setting)
+    ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own out", ax: Axes | None = None) -> Axes:
+    """Draw accuracy in distribution against that out of distribution, one point a run, with their correlation.
+
+    A negative correlation is what SCBD needs to help (paper, section 4.1): see
+    :func:`scbd.experiments.check_assumption`.
+
+    Parameters
+    ----------
+    frame
+        Rows of an experiment, one a run.
+    ins, outs
+        Columns.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+    """
+    import matplotlib.pyplot as plt
+
+    if ax is None:
+        _, ax = plt.subplots(figsize=(3.6, 3.4), layout="constrained")
+    x, y = frame[ins].to_numpy(float), frame[outs].to_numpy(float)
+    ax.scatter(x, y, color="#0072B2", edgecolors="k", s=28, linewidths=0.5)
+    if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0:
+        ax.set_title(f"correlation {np.corrcoef(x, y)[0, 1]:.2f}, {len(x)} runs", fontsize="medium")
+    ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution")
+    return ax
