@@ -172,6 +172,9 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
 def _shard(text: str) -> tuple[int, int]:
     index, _, n = text.partition("/")
+    if not (index.isdecimal() and n.isdecimal()):
+        msg = f"{text!r} is no share of the work: write 1/4 for the first of four processes"
+        raise argparse.ArgumentTypeError(msg)
     return int(index), int(n)
 
 

@@ -153,9 +153,8 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
     scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
     control = frame[frame["system"] == "random encoder"]
     chosen = _chosen(erm)
-    rows = pd.concat(
-        [control, scbd, chosen.assign(**{"r_c in": chosen.get("own in"), "r_c out": chosen.get("own out")})]
-    )
+    own = chosen.assign(**{f"r_c {part}": chosen.get(f"own {part}") for part in ("in", "out")})
+    rows = pd.concat([control, scbd.sort_values("alpha", kind="stable"), own])
     rows = rows.assign(name=_names(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = _table(rows, ["name"], ACCURACIES | _HEALTH, published=published)

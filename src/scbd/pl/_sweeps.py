@@ -35,7 +35,7 @@ def sweep(
     scores
         Columns to draw, and what they are called.
     control
-        Level to draw as a line, by column: what an encoder without training scores.
+        Level to draw as a thin line, by column: what an encoder that was never trained scores.
     ax
         Axes to draw on.
 
@@ -65,6 +65,8 @@ def sweep(
         ax.errorbar(names, mean, yerr=sd, color=color, marker=marker, ls=line, ms=5, capsize=3, label=name)
         if control is not None and column in control:
             ax.axhline(control[column], color=color, ls=line, lw=0.8, alpha=0.6)
+    if control is not None:
+        ax.plot([], [], color="0.5", lw=0.8, label="never trained")
     ax.set(xlabel=setting)
     ax.legend(frameon=False, fontsize="small")
     return ax

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scbd.experiments import DATASETS, PROTOCOLS, Results, Trial, run_trials
+from scbd.model import SCBDModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+
+MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 8, "style_target": "ye", "standardize": False}
+TRAINING: dict[str, Any] = {"max_steps": 4, "batch_size": 64, "split": "split", "enable_progress_bar": False}
+
+
+def trial(system: str = "SCBD", seed: int = 0, **model: Any) -> Trial:
+    return Trial("domain generalization", "colored_digits", system, seed, {}, MODEL | model, TRAINING)
+
+
+def test_finished_trials_are_not_run_again(tmp_path, monkeypatch):
+    grid = [trial(alpha=0.0), trial(alpha=1.0)]
+    first = run_trials(grid[:1], tmp_path)
+    trained = []
+    train = SCBDModel.train
+
+    def counted(self, **kwargs):
+        trained.append(self.module.alpha)
+        train(self, **kwargs)
+
+    monkeypatch.setattr(SCBDModel, "train", counted)
+    frame = run_trials(grid, tmp_path)
+    assert trained == [1.0]
+    assert len(first) == 1 and list(frame.sort_values("alpha")["alpha"]) == [0, 1]
+    assert frame["r_c in"].between(0, 1).all() and (frame["steps"] == 4).all()
+    # the history stays, the states that only an interrupted run needs do not
+    files = {name for run in (tmp_path / "runs").iterdir() for name in os.listdir(run)}
+    assert files == {"history.csv"}
+
+
+def test_the_same_trial_gives_the_same_scores(tmp_path):
+    rows = [run_trials([trial(alpha=2.0)], tmp_path / name).iloc[0] for name in ("one", "two")]
+    for column in ("r_c in", "r_c out", "z_c out", "supervised_c"):
+        assert rows[0][column] == rows[1][column]
+    assert rows[0]["key"] == rows[1]["key"]
+
+
+def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
+    """Stopped while it is scored: the trained state is there, and the same scores come of it."""
+    whole = run_trials([trial(alpha=2.0)], tmp_path / "whole").iloc[0]
+    protocol = PROTOCOLS["domain generalization"]
+
+    def stopped(*args):
+        protocol(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PROTOCOLS, "domain generalization", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_trials([trial(alpha=2.0)], tmp_path / "halves")
+    assert Results(tmp_path / "halves" / "rows").frame().empty
+    monkeypatch.undo()
+    row = run_trials([trial(alpha=2.0)], tmp_path / "halves").iloc[0]
+    assert row["resumed"] and not whole["resumed"]
+    assert row["r_c out"] == whole["r_c out"] and row["steps"] == whole["steps"]
+
+
+def test_shards_share_the_work(tmp_path):
+    grid = [trial(alpha=float(alpha)) for alpha in range(3)]
+    first = run_trials(grid, tmp_path, shard=(1, 2))
+    assert sorted(first["alpha"]) == [0, 2]
+    assert len(run_trials(grid, tmp_path, shard=(2, 2))) == 3
+
+
+def test_data_are_loaded_once_a_seed(tmp_path, monkeypatch):
+    loaded = []
+    dataset = DATASETS["colored_digits"]
+
+    def load(path, seed, **kwargs):
+        loaded.append(seed)
+        return dataset.loader(seed=seed)
+
+    monkeypatch.setattr(type(dataset), "load", lambda self, *args, **kwargs: load(*args, **kwargs))
+    run_trials([trial(alpha=0.0), trial(alpha=1.0), trial(seed=1, alpha=0.0)], tmp_path)
+    assert loaded == [0, 1]
+
+
+def test_the_control_is_never_trained_and_erm_has_its_own_classifier(tmp_path):
+    control = Trial(
+        "domain generalization",
+        "colored_digits",
+        "random encoder",
+        0,
+        {},
+        MODEL | {"alpha": 0.0},
+        TRAINING | {"lr": 0.0, "weight_decay": 0.0, "load_best": False},
+    )
+    erm = Trial("domain generalization", "colored_digits", "ERM", 0, {}, {"encoder": "small"}, TRAINING)
+    frame = run_trials([control, erm], tmp_path).set_index("system")
+    # two in three digits are told by a linear look at an untrained network
+    assert frame.loc["random encoder", "r_c in"] > 0.5
+    assert np.isnan(frame.loc["ERM", "z_c in"]) and 0 <= frame.loc["ERM", "own in"] <= 1
+    assert frame.loc["ERM", "own in"] != frame.loc["ERM", "r_c in"]
+
+
+def test_batch_correction_scores_biology_and_batch(tmp_path):
+    data = {"n_cells": 400, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
+    features = Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 16})
+    model = {"encoder": "small", "n_latent": 8, "alpha": 1.0}
+    training = {"max_steps": 4, "batch_size": 64, "enable_progress_bar": False}
+    scbd = Trial("batch correction", "simulated_screen", "SCBD", 0, data, model, training)
+    frame = run_trials([features, scbd], tmp_path).set_index("system")
+    for column in ("relationship_area", "relationship_average_precision", "y_probe_f1", "e_probe_f1", "ilisi"):
+        assert frame[column].notna().all(), column
+    assert np.isnan(frame.loc["pixel PCA", "supervised_c"]) and frame.loc["SCBD", "supervised_c"] > 0
+
+
+def test_nothing_is_run_when_something_is_wrong(tmp_path):
+    for bad, message in [
+        (Trial("domain generalization", "mnist", "SCBD"), "A trial names 'mnist', which is not known"),
+        (Trial("domain generalization", "pacs", "SCDB"), "A trial names 'SCDB'.*use one of SCBD, random encoder, ERM"),
+        (Trial("regression", "pacs", "SCBD"), "A trial names 'regression'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run_trials([trial(alpha=0.0), bad], tmp_path)
+    with pytest.raises(ValueError, match="shard=3/2: the first number counts from 1 to the second"):
+        run_trials([trial(alpha=0.0)], tmp_path, shard=(3, 2))
+    with pytest.raises(ValueError, match="pacs is not downloaded by scbd: see scbd.datasets.pacs"):
+        run_trials([Trial("domain generalization", "pacs", "SCBD")], tmp_path)
+    assert not (tmp_path / "rows").exists()

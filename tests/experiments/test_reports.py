@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from scbd.experiments._reports import (
+    ablation_report,
+    correction_report,
+    counterfactual_report,
+    generalization_report,
+    long_report,
+)
+
+
+def generalization_rows(**more) -> pd.DataFrame:
+    """Two seeds of a control, two alphas and three runs of ERM; accuracy falls in, rises out."""
+    rows: list[dict[str, Any]] = []
+    for seed in (0, 1):
+        shared: dict[str, Any] = {
+            "dataset": "colored_mnist",
+            "seed": seed,
+            "supervised_c": 4.0,
+            "ceiling": 6.0,
+            "spread": 0.5,
+        } | more
+        rows.append(shared | {"system": "random encoder", "alpha": 0.0, "r_c in": 0.9, "r_c out": 0.7, "z_c out": 0.3})
+        for alpha, r_in, out in [(10.0, 0.95, 0.92 + 0.02 * seed), (0.0, 1.0, 0.25)]:
+            rows.append(shared | {"system": "SCBD", "alpha": alpha, "r_c in": r_in, "r_c out": out, "z_c out": out})
+        for own, out in [(0.7, 0.6), (0.9, 0.4), (0.8, 0.5)]:
+            rows.append(
+                {"dataset": "colored_mnist", "seed": seed, "system": "ERM", "own in": own, "own out": out} | more
+            )
+    return pd.DataFrame(rows)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
+    text = generalization_report(generalization_rows(), tmp_path)
+    head, _, *lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    assert [line[0] for line in lines] == ["random encoder", "SCBD, alpha 0", "SCBD, alpha 10", "ERM"]
+    table = pd.DataFrame(lines, columns=head).set_index("name")
+    out = table["out of distribution, %"]
+    assert out["SCBD, alpha 10"] == "93.0 ± 1.4" and out["random encoder"] == "70.0 ± 0.0"
+    # ERM is chosen by its accuracy in distribution: the worst one out of it
+    assert out["ERM"] == "40.0 ± 0.0" and table.loc["ERM", "in distribution, %"] == "90.0 ± 0.0"
+    assert table.loc["SCBD, alpha 0", "paper: out, %"] == "25.5 ± 3.0" and table.loc["ERM", "z_c out, %"] == "–"
+    assert (table["runs"] == "2").all()
+    assert "ERM, 6 runs: in- and out-of-distribution accuracy correlate with -1.00" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "alpha.png", "erm.png"}
+    assert (tmp_path / "table.md").read_text() == text + "\n"
+
+
+def test_one_table_a_held_out_domain(tmp_path):
+    frame = pd.concat([generalization_rows(test_environment=name) for name in ("photo", "sketch")])
+    text = generalization_report(frame.assign(dataset="pacs"), tmp_path)
+    assert text.count("held out") == 2 and "97.0 ± 0.8" in text and "70.6 ± 4.9" in text
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"table.md", "alpha_photo.png", "alpha_sketch.png", "erm_photo.png", "erm_sketch.png"}
+
+
+def test_ablations(tmp_path):
+    base: dict[str, Any] = {
+        "n_latent": 128,
+        "batch_size": 512,
+        "weight_decay": 0.01,
+        "style_target": "ye",
+        "alpha": 10.0,
+    }
+    base |= {"r_c in": 0.9, "r_c out": 0.8}
+    changes: list[dict[str, Any]] = [
+        {},
+        {},
+        {"n_latent": 32, "r_c out": 0.7},
+        {"batch_size": 128},
+        {"weight_decay": 0.1},
+    ]
+    changes += [{"style_target": None, "r_c out": 0.6}, {"style_target": None, "alpha": 0.0}]
+    text = ablation_report(pd.DataFrame([base | change for change in changes]), tmp_path)
+    assert "| 32 | 90.0 | 70.0 | 1 |" in text and "| 128 | 90.0 ± 0.0 | 80.0 ± 0.0 | 2 |" in text
+    assert "| none | 10 | 90.0 | 60.0 | 1 |" in text
+    assert (tmp_path / "ablations.png").stat().st_size > 1000
+
+
+def test_batch_correction(tmp_path):
+    scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "e_probe_chance_f1": 0.1, "y_probe_f1": 0.3}
+    rows = [{"system": "pixel PCA"} | scores, {"system": "random encoder", "alpha": 0.0} | scores]
+    rows += [{"system": "SCBD", "alpha": alpha} | scores | {"e_probe_f1": 0.2} for alpha in (8.0, 0.0, 0.0)]
+    text = correction_report(pd.DataFrame(rows), tmp_path)
+    names = [cells(line)[0] for line in text.splitlines()[2:]]
+    assert names == ["random encoder", "pixel PCA", "SCBD, alpha 0", "SCBD, alpha 8"]
+    assert "| pixel PCA | 0.500 | 0.300 | 0.400 | 0.100 | 1 |" in text
+    assert (tmp_path / "batch_correction.png").stat().st_size > 1000
+
+
+def test_counterfactuals(tmp_path):
+    rows = [
+        {
+            "alpha": alpha,
+            "decoder": {"width": 8, "joint": joint} if joint else {"width": 8},
+            "digit kept": 0.5,
+            "mse": 0.01,
+        }
+        for alpha in (10.0, 0.0)
+        for joint in (True, False)
+    ]
+    text = counterfactual_report(pd.DataFrame(rows), tmp_path)
+    lines = [cells(line)[:4] for line in text.splitlines()[2:6]]
+    assert lines[0] == ["0", "after", "50.0", "0.0100"] and lines[-1] == ["10", "with encoders", "50.0", "0.0100"]
+
+
+def test_a_long_run_shows_its_course(tmp_path):
+    (tmp_path / "runs" / "key").mkdir(parents=True)
+    (tmp_path / "runs" / "key" / "history.csv").write_text("step,train_supervised_c\n1,6.2\n2,6.1\n")
+    row = {"key": "key", "system": "SCBD", "alpha": 192.0, "steps": 2, "r_c out": 0.7, "ceiling": 6.24}
+    text = long_report(pd.DataFrame([row]), tmp_path)
+    assert "| SCBD, alpha 192 | 2 | 70.0 | 6.24 | 1 |" in text
+    assert (tmp_path / "key.png").exists()
+
+
+@pytest.mark.parametrize("system", ["SCBD", "ERM"])
+def test_unfinished_grids_are_reported_as_far_as_they_are(tmp_path, system):
+    frame = generalization_rows()
+    text = generalization_report(frame[frame["system"] == system].head(1), tmp_path)
+    assert text.count("\n") == 2

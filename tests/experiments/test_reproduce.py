@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_digits
+
+from scbd.cli import main
+from scbd.experiments import _budgets, reproduce
+from scbd.experiments._reproduce import EXPERIMENTS
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+
+
+def write_idx(path, array):
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    """Four small files in the layout of MNIST, and a budget that is over in seconds."""
+    images, labels = load_digits(return_X_y=True)
+    images = np.kron(images.reshape(-1, 8, 8), np.ones((1, 4, 4)))[:, 2:-2, 2:-2] * 15
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part, rows in (("train", slice(0, 400)), ("t10k", slice(400, 600))):
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images[rows])
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels[rows])
+    model, training = _budgets._SIZES["smoke"]
+    monkeypatch.setitem(_budgets._SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
+    monkeypatch.setitem(_budgets._DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
+    monkeypatch.setattr(_budgets, "UNTRAINED", _budgets.UNTRAINED | {"max_steps": 2})
+    return folder
+
+
+def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
+    out = tmp_path / "out"
+    frame = reproduce("cmnist", path=digits, out=out)
+    assert list(frame["system"]) == ["random encoder", *["SCBD"] * 3, *["ERM"] * 3]
+    assert {"rows", "runs", "rows.csv", "table.md", "alpha.png", "erm.png"} == {path.name for path in out.iterdir()}
+    assert len(pd.read_csv(out / "rows.csv")) == len(list((out / "rows").glob("*.json"))) == 7
+    # nothing in a row names this machine's folders
+    assert not any(str(tmp_path) in path.read_text() for path in (out / "rows").glob("*.json"))
+    (out / "table.md").unlink()
+    monkeypatch.setattr("scbd.experiments._grid.run_trial", None)  # whatever would be run fails
+    assert reproduce("cmnist", path=digits, out=out).equals(frame)
+    assert reproduce("cmnist", out=out, report_only=True).equals(frame)
+    assert (out / "table.md").exists()
+
+
+def test_the_command_line(tmp_path, digits, capsys):
+    arguments = ["reproduce", "cmnist-long", "--data", str(digits), "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--shard", "1/1", "--seeds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "| SCBD, alpha 192 | 60 |" in printed and str(tmp_path / "out") in printed
+    assert main([*arguments, "--report"]) == 0
+    assert main(["reproduce", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in EXPERIMENTS)
+    for wrong, message in [
+        (["reproduce", "mnist"], "There is no experiment 'mnist': use one of cmnist"),
+        (["reproduce", "cmnist", "--budget", "huge"], "There is no budget 'huge': use one of smoke, small, paper"),
+        (["reproduce", "vlcs"], "vlcs is not downloaded by scbd: see scbd.datasets.vlcs for its source"),
+        (["reproduce", "cmnist", "--seeds", "0"], "n_seeds=0: run at least one seed"),
+        (["reproduce", "screen", "--report", "--out", str(tmp_path / "none")], "has no finished run of screen"),
+        (["reproduce", "cmnist", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "x")], "lacks train-images"),
+    ]:
+        assert main(wrong) == 2
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") <= 2
+
+
+def test_a_bad_shard_is_refused_by_the_parser(capsys):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "cmnist", "--shard", "one"])
+    assert "'one' is no share of the work: write 1/4 for the first of four" in capsys.readouterr().err
+
+
+def test_counterfactuals_end_to_end(tmp_path, digits):
+    frame = reproduce("counterfactuals", path=digits, out=tmp_path / "out")
+    assert len(frame) == 4 and frame[["digit kept", "color moved", "reader"]].stack().between(0, 1).all()
+    assert "with encoders" in (tmp_path / "out" / "table.md").read_text()

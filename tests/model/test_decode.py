@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scvi
+import torch
+from conftest import make_cells
+
+from scbd import SCBDModel
+from scbd.data import ImageDataModule, Split
+from scbd.model._decode import Reconstruction
+from scbd.nn import Preprocess
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+
+QUICK: dict[str, Any] = {
+    "max_steps": 6,
+    "batch_size": 24,
+    "enable_progress_bar": False,
+    "accelerator": "cpu",
+    "precision": "32-true",
+}
+
+
+def make_model(cells=None, **kwargs) -> SCBDModel:
+    cells = make_cells() if cells is None else cells
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    return SCBDModel(cells, **{"encoder": "small", "n_latent": 6, **kwargs})
+
+
+@pytest.fixture
+def trained() -> SCBDModel:
+    model = make_model()
+    model.train(**QUICK)
+    return model
+
+
+@pytest.fixture(scope="module")
+def decoded() -> SCBDModel:
+    """Trained long enough to show brightness (content) and the left edge (style)."""
+    model = make_model()
+    model.train(**QUICK | {"max_steps": 60, "lr": 1e-3})
+    model.train_decoder(**QUICK | {"max_steps": 150, "lr": 3e-3}, width=8, likelihood="gaussian")
+    return model
+
+
+def test_the_decoder_does_not_move_the_embeddings(trained):
+    before = {name: value.clone() for name, value in trained.module.state_dict().items()}
+    history = dict(trained.history)
+    trained.train_decoder(**QUICK, width=4)
+    after = trained.module.state_dict()
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+    assert set(trained.history) - set(history) == {"decoder_train_loss", "decoder_validation_loss"}
+    assert len(trained.history["decoder_train_loss"]) > 1
+    assert trained.decoder_settings_["likelihood"] == "bernoulli" and trained.decoder_settings_["steps"] == 6
+    assert "decoder   bernoulli, width 4, trained on frozen blocks" in repr(trained)
+
+
+def test_reconstructions_are_near_the_cells(decoded):
+    cells, images = decoded.get_intensities(), decoded.reconstruct()
+    assert images.shape == (96, 2, 16, 16) and images.dtype == np.float32
+    # images of uint8 are intensities between 0 and 1
+    np.testing.assert_allclose(cells, decoded.adata.obsm["single_cell_images"] / np.float32(255), atol=1e-6)
+    error, variance = np.square(images - cells).mean(), np.square(cells - cells.mean(0)).mean()
+    assert error < 0.4 * variance
+
+
+def test_swapping_moves_what_the_block_holds(decoded):
+    """The right half shows the perturbation alone, the left edge less the right half the environment."""
+    rng = np.random.default_rng(0)
+    content, style = rng.permutation(96), rng.permutation(96)
+    swapped, own = decoded.swap_blocks(content, style), decoded.reconstruct()
+
+    def brightness(images):
+        return images[..., 8:].mean((1, 2, 3))
+
+    def edge(images):
+        return images[..., :3].mean((1, 2, 3)) - brightness(images)
+
+    assert np.corrcoef(brightness(swapped), brightness(own)[content])[0, 1] > 0.6
+    assert np.corrcoef(edge(swapped), edge(own)[style])[0, 1] > 0.6
+    # with themselves, it is the reconstruction
+    np.testing.assert_allclose(decoded.swap_blocks([3, 5], [3, 5]), own[[3, 5]], atol=1e-5)
+
+
+def test_decoding_embeddings_is_reconstructing(decoded):
+    z_c, z_s = (decoded.get_latent_representation(block=block) for block in "cs")
+    np.testing.assert_allclose(decoded.decode(z_c, z_s), decoded.reconstruct(), atol=1e-6)
+    np.testing.assert_allclose(decoded.decode(z_c, z_s, batch_size=7), decoded.reconstruct(), atol=1e-5)
+    new = make_cells(12, seed=5)
+    del new.obs["gene"], new.obs["well"]
+    assert decoded.reconstruct(new, [4, -1]).shape == (2, 2, 16, 16)
+    assert decoded.get_intensities(new).shape == (12, 2, 16, 16)
+
+
+def test_save_and_load_with_a_decoder(trained, tmp_path):
+    trained.train_decoder(**QUICK, width=4, likelihood="gaussian")
+    trained.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), adata=trained.adata)
+    np.testing.assert_array_equal(loaded.swap_blocks([0, 1], [2, 3]), trained.swap_blocks([0, 1], [2, 3]))
+    assert loaded.decoder_settings_ == trained.decoder_settings_
+
+
+def test_training_the_encoders_again_forgets_the_decoder(trained):
+    trained.train_decoder(**QUICK, width=4)
+    trained.train(**QUICK)
+    with pytest.raises(ValueError, match=r"There is no decoder: call train_decoder\(\) first .and again after train"):
+        trained.reconstruct()
+    assert not any(name.startswith("decoder_") for name in trained.history)
+    assert trained.training_settings_["steps"] == 12
+
+
+def test_joint_training_moves_both():
+    model = make_model()
+    before = {name: value.clone() for name, value in model.module.content.state_dict().items()}
+    model.train_decoder(**QUICK, width=4, joint=True, weight=2.0)
+    assert model.is_trained_ and model.decoder_settings_["joint"] and model.decoder_settings_["weight"] == 2
+    name = "encoder.0.weight"
+    assert not torch.equal(before[name], model.module.content.state_dict()[name])
+    frame = model.history
+    for part in ("train", "validation"):
+        parts = ("supervised_c", "supervised_s", "invariance_c", "reconstruction")
+        supervised_c, supervised_s, invariance, nats = (frame[f"{part}_{p}"].iloc[-1, 0] for p in parts)
+        expected = supervised_c + supervised_s + model.module.alpha * invariance + 2 * nats
+        assert frame[f"{part}_loss"].iloc[-1, 0] == pytest.approx(expected, rel=1e-5)
+    assert "trained with the encoders" in repr(model)
+    assert model.reconstruct(indices=[0]).shape == (1, 2, 16, 16)
+
+
+@pytest.mark.parametrize("weight", [None, 1.0])
+def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weight):
+    objective = Reconstruction(trained.module, trained.module.make_decoder("bernoulli", 4), weight).train()
+    assert trained.module.training == (weight is not None)
+    source, y, e = trained._training_inputs()
+    batch = next(iter(ImageDataModule(source, y, e, Split(np.arange(24))).train_dataloader()))
+    losses = objective(**batch)
+    losses["loss" if weight is None else "reconstruction"].backward()
+    parameters = dict(trained.module.named_parameters())
+    reached = {name for name, p in parameters.items() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert ("content.encoder.0.weight" in reached and "style.encoder.0.weight" in reached) == (weight is not None)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in objective.decoder.pixels.parameters())
+
+
+def test_the_decoder_learns_from_the_cells_the_encoders_learned_from():
+    model = make_model()
+    model.train(**QUICK, train_size=0.5, validation_size=0.2)
+    rows = model.train_indices
+    model.train_decoder(**QUICK, width=4)
+    np.testing.assert_array_equal(model.train_indices, rows)
+    assert model.training_settings_["n_train"] == len(rows)
+
+
+def test_a_decoder_of_a_single_block():
+    model = make_model(style_target=None)
+    model.train(**QUICK)
+    model.train_decoder(**QUICK, width=4)
+    assert model.reconstruct().shape == (96, 2, 16, 16)
+    with pytest.raises(ValueError, match="has a single block: there is nothing to swap"):
+        model.swap_blocks([0], [1])
+    assert model.decode(model.get_latent_representation()).shape == (96, 2, 16, 16)
+
+
+def test_a_single_block_has_no_style_and_half_the_parameters(cells):
+    single, double = make_model(cells, style_target=None), make_model(cells)
+    n_single, n_double = (sum(p.numel() for p in m.module.parameters()) for m in (single, double))
+    assert 2 * n_single == n_double
+    single.train(**QUICK)
+    assert not any("supervised_s" in name for name in single.history)
+    assert "z_c alone" in repr(single) and "z_s" not in repr(single)
+    with pytest.raises(ValueError, match="has a single block, which carries the perturbation: use block='c'"):
+        single.get_latent_representation(block="s")
+
+
+def test_gaussian_targets_are_standardised_and_come_back():
+    cells = make_cells(dtype="uint16")
+    model = make_model(cells)
+    model.train(**QUICK)
+    model.train_decoder(**QUICK, width=4)
+    assert model.decoder_settings_["likelihood"] == "gaussian"
+    np.testing.assert_allclose(
+        model.get_intensities(), np.arcsinh(cells.obsm["single_cell_images"].astype(np.float32)), rtol=1e-5, atol=1e-5
+    )
+    # a decoder that knows nothing gives about the mean, in the units of the intensities
+    assert model.reconstruct().mean() == pytest.approx(model.get_intensities().mean(), abs=0.5)
+
+
+def test_intensities_undo_the_standardisation():
+    images = torch.randint(0, 256, (5, 2, 8, 8), dtype=torch.uint8)
+    preprocess = Preprocess((2, 8, 8), "uint8")
+    preprocess.fit([images])
+    torch.testing.assert_close(preprocess.intensities(preprocess(images)), images / 255)
+
+
+def test_bad_requests_of_a_decoder(trained, decoded):
+    with pytest.raises(ValueError, match="The encoders are not trained: call train.. first, or train both together"):
+        make_model().train_decoder(**QUICK)
+    with pytest.raises(ValueError, match="There is no decoder"):
+        trained.reconstruct()
+    with pytest.raises(ValueError, match="weight=0: the reconstruction needs a positive weight"):
+        trained.train_decoder(**QUICK, joint=True, weight=0)
+    with pytest.raises(ValueError, match="likelihood='poisson' is not known"):
+        trained.train_decoder(**QUICK, likelihood="poisson")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
+        trained.train_decoder(**QUICK, depth=3)
+    with pytest.raises(ValueError, match="Give equally many rows for content and for style"):
+        decoded.swap_blocks([0, 1], [2])
+    with pytest.raises(ValueError, match="reach from 96 to 96, there are 96 cells"):
+        decoded.swap_blocks([0], [96])
+    z = decoded.get_latent_representation()
+    with pytest.raises(ValueError, match=r"takes \(N, 6\) and \(N, 6\), the embeddings are \(96, 6\)\."):
+        decoded.decode(z)
+    with pytest.raises(ValueError, match=r"the embeddings are \(96, 6\) and \(95, 6\)"):
+        decoded.decode(z, z[1:])
+
+
+def test_bernoulli_needs_the_unit_interval():
+    cells = make_cells(dtype="float32")
+    model = make_model(cells)
+    model.train(**QUICK)
+    with pytest.raises(ValueError, match="needs intensities between 0 and 1, these reach from .*use likelihood='gauss"):
+        model.train_decoder(**QUICK, likelihood="bernoulli")
+    cells.obsm["single_cell_images"] /= 255
+    model = make_model(cells)
+    model.train(**QUICK)
+    model.train_decoder(**QUICK, likelihood="bernoulli", width=4)
+    assert 0 <= model.reconstruct().min() and model.reconstruct().max() <= 1
+
+
+def test_a_failed_request_keeps_the_decoder_there_is(trained):
+    trained.train_decoder(**QUICK, width=4)
+    images = trained.reconstruct()
+    with pytest.raises(ValueError, match="batch_size=1000 is larger"):
+        trained.train_decoder(**QUICK | {"batch_size": 1000}, width=8)
+    np.testing.assert_array_equal(trained.reconstruct(), images)
+
+
+def test_a_decoder_s_run_can_be_resumed(trained, tmp_path):
+    whole = QUICK | {"max_steps": 8, "validate_every": 4, "load_best": False, "width": 4}
+    scvi.settings.seed = 1
+    trained.train_decoder(**whole | {"max_steps": 4}, checkpoint_dir=tmp_path / "run")
+    trained.train_decoder(**whole, checkpoint_dir=tmp_path / "run", ckpt_path="last")
+    resumed = trained.reconstruct()
+    scvi.settings.seed = 1
+    trained.train_decoder(**whole)
+    np.testing.assert_allclose(trained.reconstruct(), resumed, atol=1e-6)
+    with pytest.raises(ValueError, match="other settings .width: 4 → 8"):
+        trained.train_decoder(**whole | {"width": 8}, checkpoint_dir=tmp_path / "run", ckpt_path="last")

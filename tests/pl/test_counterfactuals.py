@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from scbd import pl
+
+
+class Model:
+    """Pictures that tell where they come from: content in the first row of pixels, style in the second."""
+
+    def __init__(self, n_channels: int) -> None:
+        self.n_channels = n_channels
+
+    def picture(self, content, style):
+        images = np.zeros((len(content), self.n_channels, 2, 2), dtype=np.float32)
+        images[:, :, 0] = np.asarray(content)[:, None, None] / 10
+        images[:, :, 1] = np.asarray(style)[:, None, None] / 10
+        return images
+
+    def get_intensities(self, adata, rows):
+        return self.picture(rows, rows)
+
+    def reconstruct(self, adata, rows):
+        return self.picture(rows, rows)
+
+    def swap_blocks(self, content, style, adata):
+        return self.picture(content, style)
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def shown(ax) -> np.ndarray:
+    image = np.asarray(ax.images[0].get_array())
+    return image[..., 0] if image.ndim == 3 else image
+
+
+@pytest.mark.parametrize("n_channels", [3, 4])
+def test_the_grid_of_the_paper(n_channels):
+    axes = pl.counterfactuals(Model(n_channels), [0, 5, 10])
+    assert axes.shape == (5, 3)
+    names = ["original", "partner", "reconstruction", "content of partner", "style of partner"]
+    assert [line[0].get_ylabel() for line in axes] == names
+    # the first cell is 0, its partner 5, of at most 10
+    for line, (content, style) in zip(axes, [(0, 0), (5, 5), (0, 0), (5, 0), (0, 5)], strict=True):
+        np.testing.assert_allclose(shown(line[0])[:, 0], [content / 10, style / 10], atol=1e-6)
+
+
+def test_partners_and_channels():
+    axes = pl.counterfactuals(Model(4), [0, 10], partners=[10, 5], channels=[2])
+    np.testing.assert_allclose(shown(axes[4, 1])[:, 0], [1, 0.5])
+    assert np.asarray(pl.counterfactuals(Model(4), [0, 10], channels=[3, 1, 0])[0, 0].images[0].get_array()).ndim == 3
+    with pytest.raises(ValueError, match="There are 2 cells and 1 partners"):
+        pl.counterfactuals(Model(3), [0, 1], partners=[1])
+    with pytest.raises(ValueError, match=r"channels=\[0, 1\]: name one channel to show in grey, or three"):
+        pl.counterfactuals(Model(3), [0, 1], channels=[0, 1])

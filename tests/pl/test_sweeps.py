@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from scbd import pl
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def test_mean_and_deviation_at_each_value():
+    frame = pd.DataFrame({"alpha": [10.0, 10.0, 0.0], "out": [0.8, 0.6, 0.3], "in": [1.0, 1.0, 0.9]})
+    ax = pl.sweep(frame, "alpha", {"in": "in distribution", "out": "out"}, control={"out": 0.5})
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "10"]
+    line, _, (bars,) = ax.containers[1]
+    np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), [0.3, 0.7])
+    np.testing.assert_allclose(bars.get_segments()[1][:, 1], [0.7 - 0.02**0.5, 0.7 + 0.02**0.5])
+    handles, names = ax.get_legend_handles_labels()
+    assert set(names) == {"in distribution", "out", "never trained"} and len(handles) == 3
+    assert [0.5, 0.5] in [np.asarray(line.get_ydata(), dtype=object).tolist() for line in ax.lines]
+    with pytest.raises(KeyError, match="no column 'beta' to draw"):
+        pl.sweep(frame, "beta", {"out": "out"})
+
+
+def test_values_of_a_setting_may_be_words():
+    frame = pd.DataFrame({"style_target": ["ye", "e", "none"], "out": [1.0, 2.0, 3.0]})
+    ax = pl.sweep(frame, "style_target", {"out": "out"})
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["e", "none", "ye"]
+
+
+def test_in_against_out():
+    frame = pd.DataFrame({"own in": [0.1, 0.2, 0.3], "own out": [0.6, 0.4, 0.2]})
+    ax = pl.in_against_out(frame)
+    assert ax.get_title() == "correlation -1.00, 3 runs"
+    np.testing.assert_allclose(np.asarray(ax.collections[0].get_offsets()), frame.to_numpy())
+    assert pl.in_against_out(frame.head(1)).get_title() == ""
