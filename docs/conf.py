@@ -15,7 +15,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "results"]  # tables that pages include
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 
 html_theme = "sphinx_book_theme"

@@ -14,6 +14,7 @@ import pandas as pd
 from scipy.ndimage import zoom
 
 from scbd._keys import IMAGE_KEY
+from scbd.datasets._download import fetch
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -157,12 +158,11 @@ def read_idx(path: Path) -> np.ndarray:
 
 def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
     if path is None:
-        import pooch
-
-        files = pooch.create(pooch.os_cache("scbd") / "mnist", base_url=_MNIST_URL, registry=_MNIST, retry_if_failed=3)
-        for name in _MNIST:
-            files.fetch(name)
-        return Path(files.path)
+        files = [
+            fetch(_MNIST_URL + name, checksum=checksum, folder="mnist", licence="by no stated terms (LeCun et al.)")
+            for name, checksum in _MNIST.items()
+        ]
+        return files[0].parent
     folder = Path(path)
     missing = [name for name in _MNIST if not (folder / name).is_file()]
     if missing:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
 
 import pandas as pd
 
-logger = logging.getLogger(__name__)
+from scbd.datasets._download import fetch
 
 _PAIRS_URL = "https://raw.githubusercontent.com/recursionpharma/EFAAR_benchmarking/trunk/efaar_benchmarking/benchmark_annotations/"
 # file and licence of the pair files of the EFAAR benchmarking repository
@@ -61,7 +60,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     Giurgiu et al. (2019), CORUM: the comprehensive resource of mammalian protein complexes (2019).
     """
     if path is None:
-        path = _fetch(_CORUM_URL, "allComplexes_v3.0.txt", "CORUM 3.0", "CC-BY-NC 4.0")
+        path = _fetch(_CORUM_URL, "CC-BY-NC 4.0")
     path = _existing(path)
     with path.open(encoding="utf-8") as file:
         header = [_plain(name) for name in file.readline().rstrip("\n").split("\t")]
@@ -156,18 +155,14 @@ def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.Dat
         raise ValueError(msg)
     file, licence = PAIRS[name]
     if path is None:
-        path = _fetch(_PAIRS_URL + file, file, name, licence)
+        path = _fetch(_PAIRS_URL + file, licence)
     elif Path(path).is_dir():
         path = Path(path) / file
     return gene_pairs(path)
 
 
-def _fetch(url: str, file: str, name: str, licence: str) -> Path:
-    import pooch
-
-    logger.info("%s is licensed %s; you agree to its terms by using it.", name, licence)
-    folder = pooch.os_cache("scbd") / "networks"
-    return Path(pooch.retrieve(url, known_hash=_CHECKSUMS[file], fname=file, path=folder))
+def _fetch(url: str, licence: str) -> Path:
+    return fetch(url, checksum=_CHECKSUMS[url.rsplit("/", 1)[1]], folder="networks", licence=licence)
 
 
 def _existing(path: str | os.PathLike[str]) -> Path:

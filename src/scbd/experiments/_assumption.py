@@ -12,6 +12,7 @@ from scbd._keys import IMAGE_KEY
 from scbd.baselines import ERMModel
 from scbd.data import hold_out_environments
 from scbd.data.fields import as_columns, label_values
+from scbd.experiments._seeding import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,15 +75,13 @@ def check_assumption(
     ----------
     Teney et al. (2024), ID and OOD performance are sometimes inversely correlated on real-world datasets.
     """
-    import scvi
-
     y = label_values(adata.obs, y_key).astype(str).to_numpy()
     environment = label_values(adata.obs, as_columns(e_key)).astype(str)
     split = hold_out_environments(environment, held_out, strata=[y], validation_size=validation_size, seed=seed)
     ERMModel.setup_anndata(adata, y_key=y_key, e_key=e_key, image_key=image_key)
     rows = []
     for lr, decay, steps in product(lrs, weight_decays, max_steps):
-        scvi.settings.seed = seed
+        seed_everything(seed)
         model = ERMModel(adata, **(model_kwargs or {}))
         settings = {"lr": lr, "weight_decay": decay, "max_steps": steps}
         model.train(split=split, batch_size=batch_size, seed=seed, **settings | train_kwargs)

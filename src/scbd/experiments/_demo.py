@@ -12,6 +12,7 @@ from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd.datasets import colored_digits
 from scbd.experiments._files import save_figure
 from scbd.experiments._scores import generalization_scores
+from scbd.experiments._seeding import seed_everything
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ def demo(
 
 def train_digits(adata: AnnData, alpha: float, seed: int, **training: Any) -> SCBDModel:
     """A model of the demo's size, trained on the coloured digits."""
-    import scvi
-
-    scvi.settings.seed = seed
+    seed_everything(seed)
     SCBDModel.setup_anndata(adata, y_key="digit", e_key="environment")
     model = SCBDModel(adata, alpha=alpha, **SETTINGS)
     model.train(seed=seed, **training)

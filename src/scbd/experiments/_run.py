@@ -15,6 +15,7 @@ from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd.baselines import pixel_pca
 from scbd.data.fields import CROSS, as_columns, label_values
 from scbd.experiments._files import save_figure, write_table, write_text
+from scbd.experiments._seeding import seed_everything
 from scbd.metrics import label_probe
 from scbd.model import SCBDModel
 
@@ -76,15 +77,13 @@ def run(
     KeyError, TypeError, ValueError
         If ``adata`` or a setting is not fit for training; before anything is written.
     """
-    import scvi
-
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not resume:
         msg = f"{out} already holds files: choose another directory, or go on with an interrupted run (resume)."
         raise FileExistsError(msg)
     model_kwargs, train_kwargs = dict(model_kwargs or {}), dict(train_kwargs or {})
     columns = as_columns(e_key)
-    scvi.settings.seed = seed
+    seed_everything(seed)
     SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, image_key=image_key)
     model = SCBDModel(adata, **model_kwargs)
     checkpoints = out / "checkpoints"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scbd.baselines import ERMModel, pixel_pca
+from scbd.experiments._seeding import seed_everything
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, *
     **training
         In place of the trial's arguments of ``train``.
     """
-    import scvi
-
-    scvi.settings.seed = trial.seed
+    seed_everything(trial.seed)
     system = SYSTEMS[trial.system]
     system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key)
     model = system(adata, **trial.model)
