@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pandas as pd
 
 from scbd import pl
 from scbd.experiments._assumption import in_out_correlation
-from scbd.experiments._files import save_figure, write_text
+from scbd.experiments._files import save_figure
 from scbd.experiments._published import HELD_OUT, TABLE_1
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -74,7 +75,7 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
     frame
         Rows of :class:`Results`.
     out
-        Directory for ``table.md`` and the figures.
+        Directory for the figures.
 
     Returns
     -------
@@ -85,9 +86,7 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
         _generalization(part, out, str(name) if held_out else "")
         for name, part in (frame.groupby("test_environment") if held_out else [("", frame)])
     ]
-    text = "\n\n".join(parts)
-    write_text(text + "\n", out / "table.md")
-    return text
+    return "\n\n".join(parts)
 
 
 def ablation_report(frame: pd.DataFrame, out: Path) -> str:
@@ -106,9 +105,7 @@ def ablation_report(frame: pd.DataFrame, out: Path) -> str:
     part = _only(frame, {column: base[column] for column in _FACTORS})
     tables.append("**style target** (none: a single block)\n\n" + _table(part, ["style_target", "alpha"], ACCURACIES))
     save_figure(figure, out / "ablations.png")
-    text = "\n\n".join(tables)
-    write_text(text + "\n", out / "table.md")
-    return text
+    return "\n\n".join(tables)
 
 
 def correction_report(frame: pd.DataFrame, out: Path) -> str:
@@ -120,9 +117,7 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     long = long.rename(columns={"name": "representation"}).assign(key="")
     long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
     save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
-    text = _table(named, ["name"], _CORRECTION | _HEALTH)
-    write_text(text + "\n", out / "table.md")
-    return text
+    return _table(named, ["name"], _CORRECTION | _HEALTH)
 
 
 def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
@@ -131,9 +126,7 @@ def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
     frame = frame.assign(decoder=pd.Series(together, frame.index).map({True: "with encoders", False: "after"}))
     by = ["alpha", "decoder"]
     frame = frame.sort_values(by, kind="stable")
-    text = _table(frame, by, _COUNTERFACTUALS) + "\n\n" + _table(frame, by, ACCURACIES | _HEALTH)
-    write_text(text + "\n", out / "table.md")
-    return text
+    return _table(frame, by, _COUNTERFACTUALS) + "\n\n" + _table(frame, by, ACCURACIES | _HEALTH)
 
 
 def long_report(frame: pd.DataFrame, out: Path) -> str:
@@ -145,8 +138,18 @@ def long_report(frame: pd.DataFrame, out: Path) -> str:
             history = pd.read_csv(path, index_col="step")
             frames = {name: history[[name]].dropna() for name in history}
             save_figure(pl.history(frames, ceiling=ceiling)[0].figure, out / f"{key}.png")
-    write_text(text + "\n", out / "table.md")
     return text
+
+
+def settings_table(frame: pd.DataFrame) -> str:
+    """What was run, how long, and on what, one line a system, as Markdown."""
+    columns = ["encoder", "steps", "batch_size", "lr", "precision", "device"]
+    lines = [["system", *(column.replace("_", " ") for column in columns), "runs", "minutes a run"]]
+    lines.append(["---"] * len(lines[0]))
+    for system, part in frame.groupby("system", sort=False):
+        cells = [_values(part[column]) if column in part else "–" for column in columns]
+        lines.append([str(system), *cells, str(len(part)), _mean_sd(part["seconds"], Column("", 1 / 60, 1))])
+    return _markdown(lines)
 
 
 def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
@@ -204,7 +207,17 @@ def _table(
         cells = [f"{v:g}" if isinstance(v, float) else str(v) for v in group]
         cells += [_mean_sd(part[key], column) for key, column in scores.items()] + [str(len(part))]
         lines.append([*cells, published.get(str(group[0]), "")] if published else cells)
+    return _markdown(lines)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _values(values: pd.Series) -> str:
+    """The different values of a setting."""
+    found = sorted(values.dropna().unique())
+    return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found) or "–"
 
 
 def _mean_sd(values: pd.Series, column: Column) -> str:
@@ -221,5 +234,5 @@ def _only(frame: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
     return frame
 
 
-def _figure(ax: object) -> Figure:
-    return ax.figure  # type: ignore[attr-defined]
+def _figure(ax: Axes) -> Figure:
+    return cast("Figure", ax.figure)

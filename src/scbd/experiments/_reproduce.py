@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from scbd.experiments import _budgets, _reports
 from scbd.experiments._budgets import Budget
 from scbd.experiments._datasets import DATASETS
-from scbd.experiments._files import write_table
+from scbd.experiments._files import write_table, write_text
 from scbd.experiments._grid import run_trials
 from scbd.experiments._trials import Results
 
@@ -125,6 +125,11 @@ def reproduce(
     order: dict[Any, int] = {trial.key: i for i, trial in enumerate(trials)}
     frame = frame.sort_values("key", key=lambda keys: keys.map(order)).dropna(axis="columns", how="all")
     write_table(frame, out / "rows.csv")
-    experiment.report(frame, out)
+    write_text(report(name, frame, out) + "\n", out / "table.md")
     logger.info("%d of %d runs are in %s.", len(frame), len(trials), out / "table.md")
     return frame
+
+
+def report(name: str, frame: pd.DataFrame, out: Path) -> str:
+    """Draw the figures of an experiment's rows; its tables, as Markdown."""
+    return EXPERIMENTS[name].report(frame, out) + "\n\n" + _reports.settings_table(frame)

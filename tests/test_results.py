@@ -1,0 +1,34 @@
+"""The tables of the documentation are what their rows say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from scbd.experiments import EXPERIMENTS, Results
+from scbd.experiments._reproduce import report
+
+DOCS = Path(__file__).parents[1] / "docs"
+FOLDERS = sorted(path for path in (DOCS / "results").glob("*") if path.is_dir())
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")
+def test_the_page_shows_results():
+    assert FOLDERS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_tables_are_made_of_their_rows(folder, tmp_path):
+    frame = Results(folder / "rows").frame()
+    trials = EXPERIMENTS[folder.name].trials("small", None)
+    order = {trial.key: i for i, trial in enumerate(trials)}
+    assert set(frame["key"]) <= set(order)
+    frame = frame.sort_values("key", key=lambda keys: keys.map(order)).dropna(axis="columns", how="all")
+    assert report(folder.name, frame, tmp_path) + "\n" == (folder / "table.md").read_text(encoding="utf-8")
+    plt.close("all")
+    shown = (DOCS / "reproducing.md").read_text(encoding="utf-8")
+    assert f"results/{folder.name}/table.md" in shown
+    for figure in tmp_path.glob("*.png"):
+        assert (folder / figure.name).is_file() and f"results/{folder.name}/{figure.name}" in shown
