@@ -157,7 +157,7 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
     control = frame[frame["system"] == "random encoder"]
     chosen = _chosen(erm)
     own = chosen.assign(**{f"r_c {part}": chosen.get(f"own {part}") for part in ("in", "out")})
-    rows = pd.concat([control, scbd.sort_values("alpha", kind="stable"), own])
+    rows = pd.concat([part for part in (control, scbd.sort_values("alpha", kind="stable"), own) if len(part)])
     rows = rows.assign(name=_names(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = _table(rows, ["name"], ACCURACIES | _HEALTH, published=published)

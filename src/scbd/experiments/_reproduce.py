@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from scbd.experiments import _budgets, _reports
 from scbd.experiments._budgets import Budget
@@ -16,7 +16,7 @@ from scbd.experiments._trials import Results
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pandas as pd
 
@@ -116,14 +116,10 @@ def reproduce(
         for dataset in {trial.dataset for trial in trials}:
             DATASETS[dataset].check_path(path)
         run_trials(trials, out, path=path, shard=shard)
-    frame = Results(out / "rows").frame()
-    # a directory may hold rows of other grids, such as more seeds
-    frame = frame[frame["key"].isin([trial.key for trial in trials])] if len(frame) else frame
+    frame = finished(trials, out)
     if frame.empty:
         msg = f"{out} has no finished run of {name} at budget {budget}: run some first."
         raise FileNotFoundError(msg)
-    order: dict[Any, int] = {trial.key: i for i, trial in enumerate(trials)}
-    frame = frame.sort_values("key", key=lambda keys: keys.map(order)).dropna(axis="columns", how="all")
     write_table(frame, out / "rows.csv")
     write_text(report(name, frame, out) + "\n", out / "table.md")
     logger.info("%d of %d runs are in %s.", len(frame), len(trials), out / "table.md")
@@ -133,3 +129,13 @@ def reproduce(
 def report(name: str, frame: pd.DataFrame, out: Path) -> str:
     """Draw the figures of an experiment's rows; its tables, as Markdown."""
     return EXPERIMENTS[name].report(frame, out) + "\n\n" + _reports.settings_table(frame)
+
+
+def finished(trials: Sequence[Trial], out: Path) -> pd.DataFrame:
+    """Rows of these trials in their order; a directory may hold those of other grids, such as more seeds."""
+    order = {trial.key: i for i, trial in enumerate(trials)}
+    frame = Results(out / "rows").frame()
+    if frame.empty:
+        return frame
+    frame = frame[frame["key"].isin(list(order))].sort_values("key", key=lambda keys: keys.map(order))
+    return frame.dropna(axis="columns", how="all")
