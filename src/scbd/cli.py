@@ -154,7 +154,8 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         for name, experiment in EXPERIMENTS.items():
             print(f"{name:22}{experiment.about}")
         return 0
-    logging.basicConfig(level=logging.INFO, format="scbd: %(message)s")
+    logging.basicConfig(format="scbd: %(message)s")
+    logging.getLogger("scbd").setLevel(logging.INFO)
     out = arguments.out or Path("results") / f"{arguments.name}-{arguments.budget}"
     reproduce(
         arguments.name,

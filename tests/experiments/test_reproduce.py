@@ -41,6 +41,9 @@ def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
     out = tmp_path / "out"
     frame = reproduce("cmnist", path=digits, out=out)
     assert list(frame["system"]) == ["random encoder", *["SCBD"] * 3, *["ERM"] * 3]
+    # every row has its control beside it
+    for part in ("in", "out"):
+        assert (frame[f"random encoder, r_c {part}"] == frame[f"r_c {part}"].iloc[0]).all()
     assert {"rows", "runs", "rows.csv", "table.md", "alpha.png", "erm.png"} == {path.name for path in out.iterdir()}
     assert len(pd.read_csv(out / "rows.csv")) == len(list((out / "rows").glob("*.json"))) == 7
     # nothing in a row names this machine's folders

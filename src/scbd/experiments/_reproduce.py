@@ -138,4 +138,13 @@ def finished(trials: Sequence[Trial], out: Path) -> pd.DataFrame:
     if frame.empty:
         return frame
     frame = frame[frame["key"].isin(list(order))].sort_values("key", key=lambda keys: keys.map(order))
-    return frame.dropna(axis="columns", how="all")
+    return _with_controls(frame).dropna(axis="columns", how="all")
+
+
+def _with_controls(frame: pd.DataFrame) -> pd.DataFrame:
+    """Beside every row what the encoder that was never trained scores on the same data with the same seed."""
+    scores = [score for score in ("r_c in", "r_c out") if score in frame]
+    same = [name for name in ("dataset", "seed", "encoder", "test_environment") if name in frame]
+    control = frame[frame["system"] == "random encoder"].drop_duplicates(same)
+    control = control[same + scores].rename(columns={score: f"random encoder, {score}" for score in scores})
+    return frame.merge(control, "left", on=same)
