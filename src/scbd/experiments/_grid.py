@@ -47,7 +47,7 @@ def run_trials(
     path
         Files of the data set, where it has any; not part of a result.
     shard
-        ``(i, n)``: run only every n-th missing trial, from the i-th (of 1 … n), for n processes or jobs of an array
+        ``(i, n)``: run only every n-th trial of the grid, from the i-th (of 1 … n), for n processes or jobs of an array
         that share ``out``.
 
     Returns

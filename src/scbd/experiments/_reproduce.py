@@ -86,7 +86,7 @@ def reproduce(
     n_seeds
         Number of seeds in place of the budget's.
     shard
-        ``(i, n)``: run every n-th missing trial only, for n processes that share ``out``.
+        ``(i, n)``: run every n-th trial of the grid only, for n processes that share ``out``.
     report_only
         Run nothing; make tables and figures of what is there.
 

@@ -28,7 +28,7 @@ def generalization_scores(
     Parameters
     ----------
     adata
-        Cells of all three parts.
+        Cells of all three parts; cells of any other part are left out.
     model
         Trained on the ``train`` cells.
     y_key, e_key
@@ -44,7 +44,8 @@ def generalization_scores(
     environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
     """
     split, y, e = (adata.obs[key].to_numpy() for key in (split_key, y_key, e_key))
-    train, seen = split == "train", split != "test"
+    # a third part, such as WILDS' unseen validation environment, is neither in nor out
+    train, seen = split == "train", np.isin(split, ["train", "validation"])
     health = getattr(model, "health", {})
     blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
     if health:

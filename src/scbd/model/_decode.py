@@ -116,7 +116,7 @@ class DecodeMixin(TrainMixin):
             ``"bernoulli"`` for intensities between 0 and 1; ``"gaussian"``, with one learned scale, for any; by
             default Bernoulli for images of uint8 that are scaled to between 0 and 1, Gaussian otherwise.
         width
-            Channels of the decoder's layers. The paper has 256, which takes sixteen times the time.
+            Channels of the decoder's layers. The paper has 256, which is sixteen times the arithmetic.
         joint
             Train encoders and decoder together (which the paper leaves to future work); the encoders go on from where
             they are, or start here.

@@ -52,7 +52,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         Temperature of the contrastive losses.
     style_target
         What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation). `None` leaves z_s out: the
-        paper's ablation, of half the cost.
+        paper's ablation, with half of the parameters.
     include_self
         Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
     invariance
