@@ -62,6 +62,8 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
             ax.axhline(ceiling, ls="--", color="#D55E00", label="a point")
         ax.set(title=_PANELS[name], xlabel="step")
         ax.legend(frameon=False)
+    for ax in axes.flat:
+        ax.locator_params(axis="x", nbins=5)  # numbers of long runs are wide
     for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
         frame = history[name]
         ax.plot(frame.index, frame.iloc[:, 0].astype(float), "ko-", ms=3)
