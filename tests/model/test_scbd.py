@@ -265,6 +265,20 @@ def test_the_pair_as_style_target(cells):
     torch.testing.assert_close(losses["supervised_s"], expected)
 
 
+def test_invariance_as_variance_looks_at_every_stage(cells):
+    model = make_model(cells, invariance="variance", alpha=0.5)
+    images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
+    losses = model.module(images, y, e)
+    z_c, passed = model.module.content.watched(model.module.preprocess(images))
+    assert [p.shape[1] for p in passed] == [32, 64, 128, 256]
+    expected = scbd.nn.invariance_statistic([*passed, z_c], e, y)
+    torch.testing.assert_close(losses["invariance_c"], expected)
+    supervised = losses["supervised_c"] + losses["supervised_s"]
+    torch.testing.assert_close(losses["loss"], supervised + 0.5 * expected)
+    model.train(**QUICK)
+    assert np.isfinite(model.history["train_invariance_c"].to_numpy(dtype=float)).all()
+
+
 def test_new_cells_need_no_labels(trained):
     new = make_cells(10, seed=5)
     expected = trained.get_latent_representation(new)
@@ -600,6 +614,7 @@ def test_bad_training_settings_are_said_before_any_work(kwargs, said):
     [
         ({"alpha": -1}, "alpha weighs the invariance loss and cannot be negative"),
         ({"style_target": "y"}, "style_target='y' is not known"),
+        ({"invariance": "share"}, "invariance='share' is not known: use one of variance, listing"),
         ({"encoder": "vgg"}, "There is no encoder 'vgg'"),
     ],
 )

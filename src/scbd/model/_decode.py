@@ -65,11 +65,11 @@ class Reconstruction(nn.Module):
         images = self.module.preprocess(images, generator)
         target = self.module.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
         with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
-            embeddings = self.module.blocks(images)
-        nats = self.decoder.negative_log_likelihood(target, *embeddings)
+            embedded = self.module.blocks(images)
+        nats = self.decoder.negative_log_likelihood(target, *embedded.z)
         if self.weight is None:
             return {"loss": nats}
-        losses = self.module.losses(embeddings, y, e, ramp=ramp)
+        losses = self.module.losses(embedded, y, e, ramp=ramp)
         return losses | {"loss": losses["loss"] + self.weight * nats, "reconstruction": nats}
 
 

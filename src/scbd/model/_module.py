@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from scbd.nn import AdditiveDecoder, Block, Preprocess, invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn import (
+    AdditiveDecoder,
+    Block,
+    Preprocess,
+    invariance_loss,
+    invariance_statistic,
+    log_normaliser,
+    supervised_contrastive_loss,
+)
 
 if TYPE_CHECKING:
     from scbd.nn.decoders import Likelihood
-    from scbd.nn.losses import InvarianceReduction
-
 BlockName = Literal["c", "s"]
 Representation = Literal["embedding", "intermediate"]
 StyleTarget = Literal["e", "ye"]
+Invariance = Literal["variance", "listing", "formula", "mean", "mass"]
+
+
+class Embedded(NamedTuple):
+    """A batch in both blocks."""
+
+    z: tuple[Tensor, ...]
+    """z_c and, unless it is left out, z_s, each ``(B, D)``."""
+    passed: list[Tensor]
+    """What the images were on the way to z_c, if the form of invariance looks there: a vector a stage, and r_c."""
 
 
 class SCBDModule(nn.Module):
@@ -42,7 +58,9 @@ class SCBDModule(nn.Module):
     include_self
         Self-similarity in the normaliser, see :mod:`scbd.nn.losses`.
     invariance
-        Form of the invariance loss, see :func:`scbd.nn.invariance_loss`.
+        Form of the invariance loss: ``"variance"``, at every stage on the way to z_c and there, see
+        :func:`scbd.nn.invariance_statistic`; or one of the contrastive forms, on z_c, see
+        :func:`scbd.nn.invariance_loss`.
     **preprocess
         See :class:`scbd.nn.Preprocess`.
     """  # noqa: D400
@@ -58,7 +76,7 @@ class SCBDModule(nn.Module):
         temperature: float,
         style_target: StyleTarget | None,
         include_self: bool,
-        invariance: InvarianceReduction,
+        invariance: Invariance,
         **preprocess: Any,
     ) -> None:
         super().__init__()
@@ -69,6 +87,9 @@ class SCBDModule(nn.Module):
             msg = (
                 f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
             )
+            raise ValueError(msg)
+        if invariance not in get_args(Invariance):
+            msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
             raise ValueError(msg)
         self.alpha = alpha
         self.temperature = temperature
@@ -103,13 +124,17 @@ class SCBDModule(nn.Module):
         """
         return self.losses(self.blocks(self.preprocess(images, generator)), y, e, ramp=ramp)
 
-    def blocks(self, images: Tensor) -> tuple[Tensor, ...]:
-        """``z_c`` and, unless it is left out, ``z_s`` of preprocessed images, each ``(B, D)``."""
-        return tuple(block(images) for block in (self.content, self.style) if block is not None)
+    def blocks(self, images: Tensor) -> Embedded:
+        """Embed preprocessed images ``(B, C, H, W)``."""
+        if self.invariance == "variance":
+            z_c, passed = self.content.watched(images)
+        else:
+            z_c, passed = self.content(images), []
+        return Embedded((z_c,) if self.style is None else (z_c, self.style(images)), passed)
 
-    def losses(self, embeddings: tuple[Tensor, ...], y: Tensor, e: Tensor, *, ramp: float = 1.0) -> dict[str, Tensor]:
+    def losses(self, embedded: Embedded, y: Tensor, e: Tensor, *, ramp: float = 1.0) -> dict[str, Tensor]:
         """Objective of embedded cells, see :meth:`forward`."""
-        z_c, *z_s = embeddings
+        z_c, *z_s = embedded.z
         shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
         # both losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **shared) if self.invariance in ("listing", "formula") else None
@@ -118,7 +143,11 @@ class SCBDModule(nn.Module):
             labels = e if self.style_target == "e" else y * (e.max() + 1) + e
             parts["supervised_s"] = supervised_contrastive_loss(z, labels, **shared)
         loss = torch.stack(list(parts.values())).sum()
-        parts["invariance_c"] = invariance_loss(z_c, e, reduction=self.invariance, log_normaliser=normaliser, **shared)
+        if self.invariance == "variance":
+            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), e, y)
+        else:
+            kind = self.invariance
+            parts["invariance_c"] = invariance_loss(z_c, e, reduction=kind, log_normaliser=normaliser, **shared)
         return {"loss": loss + ramp * self.alpha * parts["invariance_c"], **parts, "z_c": z_c.detach()}
 
     def compile_blocks(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from scbd._keys import IMAGE_REGISTRY
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
-from scbd.model._module import SCBDModule, StyleTarget
+from scbd.model._module import Invariance, SCBDModule, StyleTarget
 from scbd.model._summary import summary
 from scbd.nn import contrastive_ceiling, effective_rank, spread, supervised_contrastive_loss
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scbd.data import ImageDataModule
-    from scbd.nn.losses import InvarianceReduction
     from scbd.nn.preprocess import Intensity
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
@@ -57,7 +56,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
     invariance
         Form of the invariance loss: ``"listing"`` (published code), ``"formula"``, or ``"mean"`` and ``"mass"``, which
-        are sound for many unbalanced environments; see :func:`scbd.nn.invariance_loss`.
+        are sound for many unbalanced environments; see :func:`scbd.nn.invariance_loss`. Or ``"variance"``: what the
+        environment explains at equal label, at every stage of the encoder, in standard errors; see
+        :func:`scbd.nn.invariance_statistic`. Each has its own scale of alpha; with ``"variance"``, 0.3 is a start.
     image_size, intensity, standardize, augment
         Preprocessing, see :class:`scbd.nn.Preprocess`.
     registry
@@ -80,7 +81,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         temperature: float = 0.1,
         style_target: StyleTarget | None = "e",
         include_self: bool = True,
-        invariance: InvarianceReduction = "listing",
+        invariance: Invariance = "listing",
         image_size: int | None = None,
         intensity: Intensity = "auto",
         standardize: bool = True,

@@ -5,6 +5,7 @@ from scbd.nn.encoders import ENCODERS, Block, Features, build_encoder
 from scbd.nn.health import effective_rank, spread
 from scbd.nn.losses import contrastive_ceiling, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn.preprocess import Preprocess, random_orientation
+from scbd.nn.variance import explained_variance, invariance_statistic
 
 __all__ = [
     "ENCODERS",
@@ -15,7 +16,9 @@ __all__ = [
     "build_encoder",
     "contrastive_ceiling",
     "effective_rank",
+    "explained_variance",
     "invariance_loss",
+    "invariance_statistic",
     "log_normaliser",
     "random_orientation",
     "spread",

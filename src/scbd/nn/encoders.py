@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scbd.nn.small_maps import exact_small_maps
+from scbd.nn.stages import Tap, find_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,13 +120,29 @@ class Features(nn.Module):
     def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.encoder = exact_small_maps(build_encoder(encoder, image_shape[0]))
-        self.n_features = _n_features(self.encoder, image_shape)
+        self.n_features, stages = _dry_run(self.encoder, image_shape)
+        self.n_stages = len(stages)
+        self._tap = Tap()
+        for module in (*stages, self.encoder):
+            module.register_forward_hook(self._tap)
         # the layout in which convolutions run fastest; images follow in Preprocess
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         """Intermediate representations ``(B, R)`` of preprocessed images ``(B, C, H, W)``."""
         return self.encoder(images)
+
+    def watched(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What :meth:`forward` returns, and what the images were on the way: a vector a stage, and ``r``.
+
+        Stages are the encoder's last maps at each resolution, averaged over pixels: ``n_stages`` tensors of ``(B, C)``.
+        """
+        kept: list[Tensor] = []
+        self._tap.kept = kept
+        try:
+            return self(images), kept
+        finally:
+            self._tap.kept = None
 
 
 class Block(Features):
@@ -161,13 +179,15 @@ class Block(Features):
         return self.project(self.encoder(images))
 
 
-def _n_features(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
+def _dry_run(encoder: nn.Module, image_shape: tuple[int, int, int]) -> tuple[int, list[nn.Module]]:
+    """Number of features, and the modules at the end of each stage."""
     was_training = encoder.training
     encoder.eval()  # a dry run must not move BatchNorm's statistics
     try:
         with torch.no_grad():
-            # two images, so that a squeezed batch dimension shows
-            features = encoder(torch.zeros(2, *image_shape))
+            # two images, so that a squeezed batch dimension shows; a ramp, so that they differ without a random number
+            images = torch.linspace(0, 1, 2 * math.prod(image_shape)).view(2, *image_shape)
+            features, stages = find_stages(encoder, images)
     except (RuntimeError, ValueError, TypeError) as error:
         msg = f"The encoder does not take images of shape {image_shape} (channels, height, width): {error}"
         raise ValueError(msg) from error
@@ -179,4 +199,4 @@ def _n_features(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
             f"The encoder must return features (batch, n_features), it returned {shape} for a batch of 2: flatten them."
         )
         raise ValueError(msg)
-    return features.shape[1]
+    return features.shape[1], stages

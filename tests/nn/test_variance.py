@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import variance as naive
+
+from scbd.nn import explained_variance, invariance_statistic
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Labels and environments of any size, codes with gaps and below zero, features of any scale."""
+    n = draw(st.integers(2, 14))
+    codes = st.lists(st.integers(-2, 5), min_size=n, max_size=n)
+    e, y = (torch.tensor(draw(codes)) for _ in range(2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    features = torch.randn(n, draw(st.integers(1, 5)), dtype=torch.float64, generator=generator)
+    return features * 10.0 ** draw(st.integers(-2, 3)) + draw(st.integers(-3, 3)), e, y
+
+
+@given(batches())
+def test_equals_the_loop_over_cells(batch):
+    features, e, y = batch
+    torch.testing.assert_close(explained_variance(features, e, y).share, naive.explained_variance(features, e, y))
+
+
+def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """Features made of labels' means, environments' effects within labels, and noise of variance one."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(n_labels, (n,), generator=generator)
+    e = torch.randint(n_environments, (n,), generator=generator)
+    means, effect = (torch.randn(n_labels, width, 8, generator=generator) for width in (1, n_environments))
+    effect = strength * (effect - effect.mean(1, keepdim=True))
+    return means[y, 0] + effect[y, e] + torch.randn(n, 8, generator=generator), e, y
+
+
+@pytest.mark.parametrize(("n_labels", "n_environments"), [(1, 2), (10, 2), (10, 34), (60, 8)])
+def test_noise_averages_out_with_however_few_partners(n_labels, n_environments):
+    shares = torch.stack(
+        [explained_variance(*effects(256, n_labels, n_environments, 0.0, s)).share for s in range(200)]
+    )
+    assert abs(shares.mean()) < 4 * shares.std() / math.sqrt(200)
+    assert shares.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("n", "n_labels", "n_environments", "n_features"),
+    [(128, 10, 2, 8), (512, 10, 2, 64), (512, 64, 34, 64), (256, 1, 2, 300), (300, 20, 5, 8)],
+)
+def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_environments, n_features):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(n_labels, (n,), generator=generator)
+    e = torch.randint(n_environments, (n,), generator=generator)
+    mixing = torch.randn(n_features, n_features, generator=generator) * torch.logspace(0, -2, n_features)
+    means = 2 * torch.randn(n_labels, n_features, generator=generator)
+    features = means[y] + torch.randn(n, n_features, generator=generator) @ mixing
+    shares = []
+    for _ in range(200):
+        drawn = e.clone()
+        for label in range(n_labels):
+            rows = torch.nonzero(y == label)[:, 0]
+            drawn[rows] = e[rows[torch.randperm(len(rows), generator=generator)]]
+        shares.append(explained_variance(features, drawn, y).share)
+    torch.testing.assert_close(explained_variance(features, e, y).error, torch.stack(shares).std(), rtol=0.2, atol=0)
+
+
+def test_in_standard_errors_the_unit_is_the_same_for_every_design():
+    scatter = []
+    for n, n_labels, n_environments in ((64, 4, 2), (256, 10, 2), (256, 30, 34)):
+        draws = [effects(n, n_labels, n_environments, 0.0, seed) for seed in range(150)]
+        values = torch.stack([invariance_statistic([f, 100 * f], e, y) for f, e, y in draws])
+        scatter.append(float(values.std()))
+    assert all(0.7 < sd < 1.4 for sd in scatter), scatter
+
+
+def test_is_the_share_of_the_variance():
+    features, e, y = effects(8000, 4, 5, 0.5, 0)
+    groups = [[features[(y == label) & (e == place)].mean(0) for place in range(5)] for label in range(4)]
+    between = torch.stack([torch.stack(row).var(0, correction=0) for row in groups]).mean(0)
+    expected = (between / features.var(0)).mean()
+    # less what eighty partners a group cannot tell
+    torch.testing.assert_close(explained_variance(features, e, y).share, expected, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])
+def test_a_smaller_embedding_is_no_less_of_a_share(scale):
+    features, e, y = effects(200, 5, 3, 0.5, 0)
+    one = features.clone()
+    one[:, 0] *= scale
+    for scaled in (features * scale, one):
+        for ours, expected in zip(explained_variance(scaled, e, y), explained_variance(features, e, y), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_shrinking_is_not_rewarded():
+    features, e, y = effects(200, 5, 3, 0.5, 0)
+    scale = torch.ones((), requires_grad=True)
+    explained_variance(features * scale, e, y).share.backward()
+    assert scale.grad is not None
+    assert abs(scale.grad) < 1e-6
+
+
+def test_sees_what_means_the_opposite_in_each_environment():
+    y, e = torch.arange(400) % 10, torch.arange(400) // 10 % 2
+    shade = torch.where(e == 0, y, 9 - y).float()[:, None]  # the same distribution in both, and the same mean
+    assert explained_variance(shade, e, y).share > 0.9
+    assert abs(explained_variance(shade, e, torch.zeros_like(y)).share) < 0.01
+    assert abs(explained_variance(y.float()[:, None], e, y).share) < 1e-6  # all explained by the label
+
+
+@pytest.mark.parametrize(
+    ("y", "e"),
+    [
+        ([0, 0, 0, 0], [0, 0, 0, 0]),
+        ([0, 0, 0, 0], [0, 1, 2, 3]),
+        ([0, 1, 2, 3], [0, 0, 1, 1]),
+        ([0, 0, 1, 1], [0, 0, 1, 1]),
+    ],
+    ids=["one environment", "no partner", "no partner of the label", "environment and label are one"],
+)
+def test_nothing_to_compare_costs_nothing(y, e):
+    features = torch.randn(4, 3).requires_grad_()
+    value = invariance_statistic([features, features], torch.tensor(e), torch.tensor(y))
+    value.backward()
+    torch.testing.assert_close(value.detach(), torch.zeros(()))
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
+
+def test_a_feature_that_never_changes_is_no_division_by_zero():
+    features = torch.cat([torch.randn(20, 2), torch.full((20, 1), 7.0)], 1).requires_grad_()
+    invariance_statistic([features], torch.arange(20) % 2, torch.arange(20) % 3).backward()
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
+
+def test_half_precision_is_computed_in_float32():
+    features, e, y = effects(64, 3, 2, 0.5, 0)
+    half, full = (explained_variance(f, e, y) for f in (features.bfloat16(), features.bfloat16().float()))
+    assert half.share.dtype == half.error.dtype == torch.float32
+    torch.testing.assert_close(tuple(half), tuple(full))
+
+
+def test_gradients_are_those_of_the_formula():
+    features, e, y = effects(10, 2, 2, 0.5, 0)
+    assert torch.autograd.gradcheck(lambda f: explained_variance(f, e, y).share, features.double().requires_grad_())
+
+
+def test_bad_input_gets_a_sentence():
+    codes: Any = torch.zeros(4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"features must be \(B, D\), environments and labels \(B,\), got \(4,\)"):
+        explained_variance(torch.zeros(4), codes, codes)
+    with pytest.raises(ValueError, match=r"got \(4, 2\), \(3,\) and \(4,\)"):
+        explained_variance(torch.zeros(4, 2), codes[:3], codes)
+    with pytest.raises(ValueError, match="the batch holds 1, give it at least 2"):
+        explained_variance(torch.zeros(1, 2), codes[:1], codes[:1])
