@@ -129,7 +129,7 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels:
 
     Returns
     -------
-    A scalar, float32 or float64.
+    A scalar, in standard errors.
 
     Raises
     ------
