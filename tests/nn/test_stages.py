@@ -61,6 +61,17 @@ def test_copies_keep_their_own():
     assert len(again.watched(images)[1]) == again.n_stages + 1 == len(block.watched(images)[1])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
+def test_stages_are_seen_by_compiled_code():
+    block = Block("small", (1, 16, 16), 4).eval()
+    images = torch.rand(3, 1, 16, 16)
+    expected = block.watched(images)
+    block.compile(backend="eager")  # traced as for a compiler, without one
+    block(images)
+    for _ in range(2):
+        torch.testing.assert_close(block.watched(images), expected)
+
+
 def test_averages_are_over_pixels():
     maps = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(pooled(maps), maps.mean((2, 3)))

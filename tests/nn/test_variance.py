@@ -153,9 +153,9 @@ def test_gradients_are_those_of_the_formula():
 
 def test_bad_input_gets_a_sentence():
     codes: Any = torch.zeros(4, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"features must be \(B, D\), environments and labels \(B,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"features must be \(B, D\) for 4 environments and labels, got \(4,\)"):
         explained_variance(torch.zeros(4), codes, codes)
-    with pytest.raises(ValueError, match=r"got \(4, 2\), \(3,\) and \(4,\)"):
+    with pytest.raises(ValueError, match=r"environments and labels must both be \(B,\), got \(3,\) and \(4,\)"):
         explained_variance(torch.zeros(4, 2), codes[:3], codes)
     with pytest.raises(ValueError, match="the batch holds 1, give it at least 2"):
         explained_variance(torch.zeros(1, 2), codes[:1], codes[:1])

@@ -16,13 +16,16 @@ from scbd.nn import (
     log_normaliser,
     supervised_contrastive_loss,
 )
+from scbd.nn.groups import pair_codes
+from scbd.nn.losses import InvarianceReduction
 
 if TYPE_CHECKING:
     from scbd.nn.decoders import Likelihood
+
 BlockName = Literal["c", "s"]
 Representation = Literal["embedding", "intermediate"]
 StyleTarget = Literal["e", "ye"]
-Invariance = Literal["variance", "listing", "formula", "mean", "mass"]
+Invariance = Literal["variance", InvarianceReduction]
 
 
 class Embedded(NamedTuple):
@@ -140,7 +143,7 @@ class SCBDModule(nn.Module):
         normaliser = log_normaliser(z_c, **shared) if self.invariance in ("listing", "formula") else None
         parts = {"supervised_c": supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared)}
         for z in z_s:
-            labels = e if self.style_target == "e" else y * (e.max() + 1) + e
+            labels = e if self.style_target == "e" else pair_codes(y, e)
             parts["supervised_s"] = supervised_contrastive_loss(z, labels, **shared)
         loss = torch.stack(list(parts.values())).sum()
         if self.invariance == "variance":

@@ -110,6 +110,8 @@ class Features(nn.Module):
     ----------
     n_features
         Dimension ``R`` of the representation.
+    n_stages
+        Number of stages on the way there, see :meth:`watched`.
 
     Raises
     ------

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from scbd.nn._log_sums import LOWEST_TEMPERATURE, log_sums
+from scbd.nn.groups import Groups
 
 # half precision rounds unit vectors by less
 _LONGEST = 1.01
@@ -117,8 +118,8 @@ def supervised_contrastive_loss(
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
     with torch.autocast(z.device.type, enabled=False):
-        of_label, n_positives = _label_sums(z, labels)
-        own = of_label - z
+        partners = Groups(labels)
+        own, n_positives = partners.sums(z) - z, partners.n_others
         per_anchor = log_normaliser - (z * own).sum(1) / temperature / n_positives.clamp(min=1)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
     if reduction == "mean":
@@ -203,7 +204,8 @@ def invariance_loss(
         msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
         raise ValueError(msg)
     with torch.autocast(z.device.type, enabled=False):
-        of_environment, n_own = _label_sums(z, environments)
+        neighbours = Groups(environments)
+        of_environment, n_own = neighbours.sums(z), neighbours.n_others
         own, other = of_environment - z, z.sum(0) - of_environment
         n_other = len(z) - 1 - n_own
         informative = (n_own > 0) & (n_other > 0)
@@ -262,10 +264,3 @@ def _check(z: Tensor, temperature: float, labels: Tensor | None = None, name: st
             )
             raise ValueError(msg)
     return z.to(torch.promote_types(z.dtype, torch.float32))
-
-
-def _label_sums(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of all embeddings of an anchor's label (B, D), and how many others have it (B,)."""
-    classes, index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(classes), z.shape[1], dtype=z.dtype, device=z.device).index_add(0, index, z)
-    return sums.index_select(0, index), counts[index] - 1

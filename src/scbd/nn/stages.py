@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -35,9 +35,7 @@ def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Mod
         for handle in handles:
             handle.remove()
     maps = [(m, out) for m, out in outputs if isinstance(out, Tensor) and out.ndim == 4 and out[0, 0].numel() > 1]
-    last = [
-        one for one, following in zip_longest(maps, maps[1:]) if not (following and _same_size(one[1], following[1]))
-    ]
+    last = [list(run)[-1] for _, run in groupby(maps, key=lambda one: one[1].shape[2:])]
     return features, [module for module, out in last if not _is_same(pooled(out), features)]
 
 
@@ -57,10 +55,6 @@ def pooled(maps: Tensor) -> Tensor:
     """Average maps ``(B, C, H, W)`` over pixels, ``(B, C)``."""
     # in the layout of the maps, ten times faster than mean((2, 3))
     return maps.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
-
-
-def _same_size(one: Tensor, other: Tensor) -> bool:
-    return one.shape[2:] == other.shape[2:]
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from scbd.nn.groups import Groups, pair_codes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -89,25 +91,7 @@ def explained_variance(features: Tensor, environments: Tensor, labels: Tensor) -
     ----------
     Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimate and its use are ours.
     """
-    if features.ndim != 2 or environments.shape != features.shape[:1] or labels.shape != features.shape[:1]:
-        msg = (
-            f"features must be (B, D), environments and labels (B,), got {tuple(features.shape)}, "
-            f"{tuple(environments.shape)} and {tuple(labels.shape)}."
-        )
-        raise ValueError(msg)
-    if len(features) < 2:
-        msg = f"Variance is between cells: the batch holds {len(features)}, give it at least 2."
-        raise ValueError(msg)
-    with torch.autocast(features.device.type, enabled=False):
-        f = features.to(torch.promote_types(features.dtype, torch.float32))
-        f = f - f.mean(0)
-        f = f * torch.rsqrt(f.square().mean(0) + _TINY)
-        own, n_own = _others(f, _pairs(labels, environments))
-        every, n_every = _others(f, labels)
-        apart = f - every / n_every.clamp(min=1)
-        # k/(k+1) times the mean of k others is their sum over k+1
-        of_environment = (own - n_own * (f - apart)) / (n_own + 1)
-        return ExplainedVariance((apart * of_environment).mean(), _error(apart.detach(), labels, n_own, n_every))
+    return _explained(features, _Design(environments, labels))
 
 
 def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels: Tensor) -> Tensor:
@@ -136,32 +120,54 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels:
     ValueError
         See :func:`explained_variance`.
     """
-    explained = [explained_variance(features, environments, labels) for features in passed]
+    design = _Design(environments, labels)
+    explained = [_explained(features, design) for features in passed]
     return torch.stack([torch.where(x.error > 0, x.share / x.error.clamp(min=_TINY), 0.0) for x in explained]).mean()
 
 
-def _error(apart: Tensor, labels: Tensor, n_own: Tensor, n_every: Tensor) -> Tensor:
+class _Design:
+    """What is the same for all representations of a batch: partners, and what they can tell.
+
+    ``own`` are a cell's partners of label and environment, ``every`` those of its label.
+    """
+
+    def __init__(self, environments: Tensor, labels: Tensor) -> None:
+        if labels.ndim != 1 or environments.shape != labels.shape:
+            shapes = f"{tuple(environments.shape)} and {tuple(labels.shape)}"
+            msg = f"environments and labels must both be (B,), got {shapes}."
+            raise ValueError(msg)
+        if len(labels) < 2:
+            msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
+            raise ValueError(msg)
+        self.own, self.every = Groups(pair_codes(labels, environments)), Groups(labels)
+        self.n_own, self.n_every = self.own.n_others[:, None], self.every.n_others[:, None]
+        # how many groups can differ: of each label one less than there are, and those of one cell are none
+        weight, size = self.n_own / (self.n_own + 1), self.n_every + 1
+        mean = self.every.sums(weight) / size
+        self.n_differences = (weight * (1 - weight) - 2 * weight.square() / size + mean.square() / size).sum()
+
+
+def _explained(features: Tensor, design: _Design) -> ExplainedVariance:
+    if features.ndim != 2 or len(features) != len(design.n_own):
+        msg = f"features must be (B, D) for {len(design.n_own)} environments and labels, got {tuple(features.shape)}."
+        raise ValueError(msg)
+    with torch.autocast(features.device.type, enabled=False):
+        f = features.to(torch.promote_types(features.dtype, torch.float32))
+        f = f - f.mean(0)
+        f = f * torch.rsqrt(f.square().mean(0) + _TINY)
+        own, every = design.own.sums(f) - f, design.every.sums(f) - f
+        apart = f - every / design.n_every.clamp(min=1)
+        # k/(k+1) times the mean of k others is their sum over k+1
+        of_environment = (own - design.n_own * (f - apart)) / (design.n_own + 1)
+        return ExplainedVariance((apart * of_environment).mean(), _error(apart.detach(), design))
+
+
+def _error(apart: Tensor, design: _Design) -> Tensor:
     """Standard deviation of the share if environments were drawn anew within each label."""
     # distances from the mean of the others are larger than from the true mean
-    residuals = apart * torch.sqrt(n_every / (n_every + 1))
+    residuals = apart * torch.sqrt(design.n_every / (design.n_every + 1))
     # how alike two different cells are by chance; the Gram matrix has the norm of the covariance, if it is smaller
     products = residuals.T @ residuals if apart.shape[1] <= len(apart) else residuals @ residuals.T
     alike = products.square().sum() - residuals.square().sum(1).square().sum()
-    # how many groups can differ: of each label one less than there are, and those of one cell are none
-    weight, size = n_own / (n_own + 1), n_every + 1
-    mean = (_others(weight, labels)[0] + weight) / size
-    n_differences = (weight * (1 - weight) - 2 * weight.square() / size + mean.square() / size).sum()
-    return torch.sqrt((2 * n_differences * alike).clamp(min=0) / (len(apart) * (len(apart) - 1))) / apart.numel()
-
-
-def _pairs(labels: Tensor, environments: Tensor) -> Tensor:
-    """A code for each pair of label and environment."""
-    environments = environments - environments.min()
-    return labels * (environments.max() + 1) + environments
-
-
-def _others(f: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the other cells of each cell's group ``(B, D)``, and how many they are ``(B, 1)``."""
-    _, index, counts = torch.unique(groups, return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(counts), f.shape[1], dtype=f.dtype, device=f.device).index_add(0, index, f)
-    return sums[index] - f, (counts[index] - 1)[:, None]
+    n_pairs = len(apart) * (len(apart) - 1)
+    return torch.sqrt((2 * design.n_differences * alike).clamp(min=0) / n_pairs) / apart.numel()
