@@ -56,11 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     model = run.add_argument_group("model")
     model.add_argument("--encoder", default="resnet18", help="small, resnet18, resnet50 or densenet121")
     model.add_argument("--n-latent", type=int, default=64, help="dimension of both embeddings")
-    model.add_argument("--alpha", type=float, default=1.0, help="weight of the invariance loss")
+    model.add_argument("--alpha", type=float, default=0.02, help="weight of the invariance loss")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
+    model.add_argument("--smoothing", type=float, default=2 / 3, help="of the perturbations, 0 for none")
     model.add_argument("--style-target", choices=["e", "ye"], default="e", help="what z_s is clustered by")
     model.add_argument(
-        "--invariance", choices=["listing", "formula", "mean", "mass"], default="listing", help="form of the loss"
+        "--invariance",
+        choices=["variance", "listing", "formula", "mean", "mass"],
+        default="variance",
+        help="form of the loss, 'listing' as published; each has its own scale of alpha",
     )
     model.add_argument("--image-size", type=int, help="resize to this many pixels a side")
     model.add_argument(
@@ -126,7 +130,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from scbd.data import open_screen
     from scbd.experiments import run
 
-    model = "encoder n_latent alpha temperature style_target invariance image_size intensity standardize augment"
+    model = (
+        "encoder n_latent alpha temperature smoothing style_target invariance image_size intensity standardize augment"
+    )
     train = "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split early_stopping"
     train += " accelerator precision preload compile"
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key

@@ -53,6 +53,14 @@ def test_colored_mnist_of_the_real_files(shared):
         colored_mnist(shared / "mnist", n_train=70_000)
 
 
+def test_an_oracles_digits_are_the_same_ones_in_white(shared):
+    colored, white = (colored_mnist(shared / "mnist", n_train=50, n_test=20, colored=c) for c in (True, False))
+    pd.testing.assert_frame_equal(white.obs, colored.obs)
+    images = white.obsm["single_cell_images"]
+    assert (images == images[:, :1]).all()
+    np.testing.assert_array_equal(images.max(1), colored.obsm["single_cell_images"].max(1))
+
+
 def test_the_official_checksums_are_those_of_the_real_files(shared):
     import hashlib
 

@@ -65,6 +65,14 @@ def test_effects_are_what_was_asked_for():
     assert variance_explained(wells, "gene") < 0.02
 
 
+@pytest.mark.parametrize(("imbalance", "low", "high"), [(0.0, 0.0, 0.2), (0.8, 0.5, 1.1)])
+def test_wells_are_as_unequal_as_asked_for(imbalance, low, high):
+    cells = simulated_screen(2000, **SMALL | {"n_wells": 40, "image_size": 16}, well_imbalance=imbalance)
+    counts = cells.obs["well"].value_counts()
+    assert low < counts.std() / counts.mean() < high
+    assert cells.obs.groupby("gene", observed=True)["well"].nunique().min() > 20
+
+
 @pytest.mark.parametrize(("confounding", "wells_per_gene"), [(0.0, 4), (1.0, 1)])
 def test_confounding(confounding, wells_per_gene):
     cells = simulated_screen(600, **SMALL, confounding=confounding)
@@ -81,6 +89,7 @@ def test_controls():
     [
         ({"n_cells": 10}, "n_cells=10 is less than one cell for each of the 16 guides"),
         ({"confounding": 2}, "confounding and control_fraction lie between 0 and 1"),
+        ({"well_imbalance": -1}, "well_imbalance are not negative"),
         ({"n_wells": 0}, "must be at least 1, image_size at least 16"),
     ],
 )

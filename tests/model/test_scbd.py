@@ -197,7 +197,7 @@ def test_a_run_made_longer_by_the_model_that_made_it_counts_its_steps_once(tmp_p
 
 def test_resuming_with_other_settings_is_refused(tmp_path):
     make_model().train(**QUICK, checkpoint_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 1.0 → 2"):
+    with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 0.02 → 2"):
         make_model(alpha=2).train(**QUICK | {"batch_size": 12}, checkpoint_dir=tmp_path, ckpt_path="last")
     with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         make_model().train(**QUICK, checkpoint_dir=tmp_path / "other", ckpt_path="last")
@@ -265,8 +265,18 @@ def test_the_pair_as_style_target(cells):
     torch.testing.assert_close(losses["supervised_s"], expected)
 
 
+def test_labels_of_the_content_are_smoothed(cells):
+    model = make_model(cells, smoothing=0.5)
+    images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    losses = model.module(images, y, e)
+    z_c, z_s = (block(model.module.preprocess(images)) for block in (model.module.content, model.module.style))
+    expected = scbd.nn.supervised_contrastive_loss(z_c, y, smoothing=0.5)
+    torch.testing.assert_close(losses["supervised_c"], expected)
+    torch.testing.assert_close(losses["supervised_s"], scbd.nn.supervised_contrastive_loss(z_s, e))
+
+
 def test_invariance_as_variance_looks_at_every_stage(cells):
-    model = make_model(cells, invariance="variance", alpha=0.5)
+    model = make_model(cells, alpha=0.5)
     images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
     losses = model.module(images, y, e)
     z_c, passed = model.module.content.watched(model.module.preprocess(images))
@@ -535,24 +545,36 @@ def test_summary_tells_the_next_step(trained):
         "4 perturbations (gene)",
         "3 environments (well)",
         "2 × 16 × 16 uint8",
-        "alpha 1",
+        "alpha 0.02 (variance)",
         "12 steps",
     ):
         assert part in said
     assert "not trained\n  next      train()" in repr(make_model())
 
 
-def test_a_collapsed_embedding_warns():
-    model = make_model(alpha=1e4, encoder="small")
-    with pytest.warns(UserWarning, match=r"z_c has collapsed to a point .*Lower alpha \(now 10000\)"):
+def test_a_collapsed_embedding_warns_and_names_the_remedy():
+    model = make_model(alpha=1e4, invariance="listing", smoothing=0)
+    remedy = "try invariance='variance' with its default of 0.02, or about 1000; or train for longer"
+    with pytest.warns(UserWarning, match=f"z_c has collapsed .* alpha 10000 is too high for batches of 48: {remedy}"):
         model.train(**QUICK | {"max_steps": 60, "lr": 3e-3, "batch_size": 48}, load_best=False)
     assert model.health["collapsed"] == 1
     assert model.health["spread"] < 0.05
     assert "COLLAPSED" in repr(model)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "remedy"),
+    [(0, r"no invariance to blame \(alpha 0\): raise lr, or train"), (0.5, r"try about 0.02; or train")],
+)
+def test_the_remedy_depends_on_what_is_to_blame(cells, alpha, remedy):
+    model = make_model(cells, alpha=alpha)
+    torch.nn.init.zeros_(model.module.content.projection[-1].weight)
+    with pytest.warns(UserWarning, match=f"z_c has collapsed .*{remedy}"):
+        model.train(**QUICK | {"lr": 0.0})
+
+
 def test_a_living_embedding_does_not_warn():
-    model = make_model(alpha=0)
+    model = make_model(alpha=0, smoothing=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.train(**QUICK | {"max_steps": 40, "lr": 1e-3})
@@ -613,6 +635,7 @@ def test_bad_training_settings_are_said_before_any_work(kwargs, said):
     ("kwargs", "said"),
     [
         ({"alpha": -1}, "alpha weighs the invariance loss and cannot be negative"),
+        ({"smoothing": 1}, "smoothing is a probability below 1, at which labels say nothing; got 1"),
         ({"style_target": "y"}, "style_target='y' is not known"),
         ({"invariance": "share"}, "invariance='share' is not known: use one of variance, listing"),
         ({"encoder": "vgg"}, "There is no encoder 'vgg'"),

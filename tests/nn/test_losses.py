@@ -32,13 +32,13 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return z, labels
 
 
-@given(batches(), st.floats(0.05, 2), st.booleans())
-def test_supervised_equals_the_double_loop(batch, temperature, include_self):
+@given(batches(), st.floats(0.05, 2), st.booleans(), st.sampled_from([0.0, 0.5, 0.9]))
+def test_supervised_equals_the_double_loop(batch, temperature, include_self, smoothing):
     z, labels = batch
-    expected = torch.stack(naive.supervised(z, labels, temperature, include_self))
+    kwargs: dict[str, Any] = {"temperature": temperature, "include_self": include_self, "smoothing": smoothing}
+    expected = torch.stack(naive.supervised(z, labels, **kwargs))
     for reduction, value in (("mean", expected.mean()), ("sum", expected.sum())):
-        kwargs: dict[str, Any] = {"temperature": temperature, "include_self": include_self, "reduction": reduction}
-        ours = supervised_contrastive_loss(z, labels, **kwargs)
+        ours = supervised_contrastive_loss(z, labels, **kwargs | {"reduction": reduction})
         torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9)
 
 

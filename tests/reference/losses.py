@@ -20,14 +20,18 @@ def log_probabilities(z: Tensor, temperature: float, include_self: bool) -> list
     return rows
 
 
-def supervised(z: Tensor, labels: Tensor, temperature: float, include_self: bool) -> list[Tensor]:
+def supervised(
+    z: Tensor, labels: Tensor, temperature: float, include_self: bool, smoothing: float = 0.0
+) -> list[Tensor]:
     """Loss of each anchor."""
     log_p = log_probabilities(z, temperature, include_self)
     per_anchor = []
     for i in range(len(z)):
         positives = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
         terms = [log_p[i][j] for j in positives]
-        per_anchor.append(-torch.stack(terms).mean() if terms else z[i].sum() * 0)
+        loss = -torch.stack(terms).mean() if terms else z[i].sum() * 0
+        anyone = -torch.stack([log_p[i][j] for j in range(len(z)) if j != i]).mean()
+        per_anchor.append((1 - smoothing) * loss + smoothing * anyone)
     return per_anchor
 
 

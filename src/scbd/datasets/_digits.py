@@ -87,7 +87,12 @@ def colored_digits(*, seed: int = 0) -> AnnData:
 
 
 def colored_mnist(
-    path: str | os.PathLike[str] | None = None, *, n_train: int | None = None, n_test: int | None = None, seed: int = 0
+    path: str | os.PathLike[str] | None = None,
+    *,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    colored: bool = True,
+    seed: int = 0,
 ) -> AnnData:
     """Colored MNIST as in the paper: red and green training digits, white test digits.
 
@@ -99,6 +104,9 @@ def colored_mnist(
     n_train, n_test
         Take this many of the 60,000 training digits (split 80/20 into training and validation) and of the 10,000
         white test digits, at random; all by default.
+    colored
+        Whether training digits are. Where they are white too, what is learned from them is the best that is to be had
+        on white digits (an oracle), and the environment stands for nothing.
     seed
         Seed of the split, the environments and the subset.
 
@@ -133,7 +141,7 @@ def colored_mnist(
         n_first = round(0.8 * len(keep)) if part == "train" else 0
         rest = "validation" if part == "train" else "test"
         split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
-    return _colored(np.concatenate(grey), np.concatenate(digits), np.concatenate(split), seed)
+    return _colored(np.concatenate(grey), np.concatenate(digits), np.concatenate(split), seed, colored=colored)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -177,7 +185,7 @@ def _nearest(images: np.ndarray) -> np.ndarray:
     return images[:, index][:, :, index]
 
 
-def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int) -> AnnData:
+def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int, *, colored: bool = True) -> AnnData:
     from anndata import AnnData
 
     # a stream of its own: the environment must not depend on how the split was drawn
@@ -194,7 +202,7 @@ def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int)
     return AnnData(
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
-        obsm={IMAGE_KEY: colorize(grey, np.asarray(digits), environment)},
+        obsm={IMAGE_KEY: colorize(grey, np.asarray(digits), environment if colored else np.full(len(obs), "white"))},
         # where scanpy looks for colours; white would not be seen on paper
         uns={"environment_colors": ["#D62728", "#2CA02C", "#B0B0B0"]},
     )

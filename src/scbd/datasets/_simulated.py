@@ -38,6 +38,7 @@ def simulated_screen(
     image_size: int = 64,
     effect_size: float = 1.0,
     well_effect: float = 1.0,
+    well_imbalance: float = 0.0,
     confounding: float = 0.0,
     control_fraction: float = 0.1,
     seed: int = 0,
@@ -62,6 +63,8 @@ def simulated_screen(
         Strength of the phenotypes, in units of about two standard deviations between cells.
     well_effect
         Strength of all well effects; 0 for none.
+    well_imbalance
+        How unequal wells are: coefficient of variation of their expected numbers of cells; 0 for equal ones.
     confounding
         Between 0 (every gene equally often in every well) and 1 (every gene in one well only).
     control_fraction
@@ -86,8 +89,11 @@ def simulated_screen(
     if min(n_complexes, genes_per_complex, guides_per_gene, n_wells) < 1 or image_size < 16:
         msg = "n_complexes, genes_per_complex, guides_per_gene and n_wells must be at least 1, image_size at least 16."
         raise ValueError(msg)
-    if not 0 <= confounding <= 1 or not 0 <= control_fraction < 1 or effect_size < 0 or well_effect < 0:
-        msg = "confounding and control_fraction lie between 0 and 1, effect_size and well_effect are not negative."
+    if not 0 <= confounding <= 1 or not 0 <= control_fraction < 1 or min(effect_size, well_effect, well_imbalance) < 0:
+        msg = (
+            "confounding and control_fraction lie between 0 and 1; effect_size, well_effect and well_imbalance are not "
+            "negative."
+        )
         raise ValueError(msg)
     if n_cells < n_guides:
         msg = f"n_cells={n_cells} is less than one cell for each of the {n_guides} guides: ask for more cells."
@@ -96,7 +102,7 @@ def simulated_screen(
     phenotypes, complexes = _phenotypes(rng, n_complexes, genes_per_complex, effect_size)
     library = _library(rng, list(phenotypes.index), guides_per_gene)
     wells = _wells(rng, n_wells, well_effect)
-    cells = _cells(rng, n_cells, library, list(wells.index), confounding, control_fraction)
+    cells = _cells(rng, n_cells, library, list(wells.index), well_imbalance, confounding, control_fraction)
     mean = phenotypes.loc[cells["gene"]].to_numpy() * cells["efficacy"].to_numpy()[:, None]
     parameters = np.exp(mean + rng.normal(size=mean.shape) * np.array(list(PHENOTYPES.values())))
     well_codes = pd.Categorical(cells["well"], wells.index).codes
@@ -167,6 +173,7 @@ def _cells(
     n_cells: int,
     library: pd.DataFrame,
     wells: list[str],
+    well_imbalance: float,
     confounding: float,
     control_fraction: float,
 ) -> pd.DataFrame:
@@ -180,6 +187,9 @@ def _cells(
     cells = library.iloc[guide].set_index(pd.Index([f"cell_{i}" for i in range(n_cells)]))
     home = rng.integers(len(wells), size=library["gene"].nunique())[pd.factorize(library["gene"])[0][guide]]
     anywhere = rng.integers(len(wells), size=n_cells)
+    if well_imbalance:
+        weight = rng.gamma(well_imbalance**-2, size=len(wells))
+        anywhere = rng.choice(len(wells), size=n_cells, p=weight / weight.sum())
     well = np.where(rng.random(n_cells) < confounding, home, anywhere)
     names = np.array(wells, dtype=object)[well]
     return cells.assign(well=names, plate=[name.split("_")[0] for name in names])

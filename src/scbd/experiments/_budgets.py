@@ -16,10 +16,14 @@ Budget = Literal["smoke", "small", "paper"]
 
 # what the paper holds fixed for domain generalisation; images in [0, 1], as its own loader leaves them
 _GENERALIZATION: dict[str, Any] = {"n_latent": 128, "style_target": "ye", "standardize": False}
+# the objective as published; the model's defaults are our own
+_PUBLISHED: dict[str, Any] = {"invariance": "listing", "smoothing": 0.0}
+# the model's defaults spelled out, so that rows say what they are; z_s is left out, which leaves z_c as it is
+_OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}
 _SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "smoke": ({"encoder": "small"}, {"max_steps": 40, "batch_size": 256, "lr": 1e-3}),
-    "small": ({"encoder": "small"}, {"max_steps": 1000, "batch_size": 512, "lr": 1e-3}),
-    "paper": ({"encoder": "resnet18"}, {"max_steps": 25_000, "batch_size": 2048, "lr": 1e-4}),
+    "smoke": (_PUBLISHED | {"encoder": "small"}, {"max_steps": 40, "batch_size": 256, "lr": 1e-3}),
+    "small": (_PUBLISHED | {"encoder": "small"}, {"max_steps": 1000, "batch_size": 512, "lr": 1e-3}),
+    "paper": (_PUBLISHED | {"encoder": "resnet18"}, {"max_steps": 25_000, "batch_size": 2048, "lr": 1e-4}),
 }
 _DATA: dict[tuple[str, str], dict[str, Any]] = {
     ("colored_mnist", "smoke"): {"n_train": 4000, "n_test": 1000},
@@ -27,13 +31,36 @@ _DATA: dict[tuple[str, str], dict[str, Any]] = {
     ("camelyon17", "small"): {"n_per_split": 50_000},
     ("rxrx1", "smoke"): {"n_per_split": 2000},
 }
-_SPLIT: dict[str, Any] = {"weight_decay": 0.01, "split": "split"}
+_SCREENS: dict[str, dict[str, Any]] = {
+    "smoke": {"n_cells": 2000, "n_wells": 6, "image_size": 32},
+    "small": {"n_cells": 20_000, "n_wells": 34, "image_size": 32},
+    "paper": {"n_cells": 20_000, "n_wells": 34, "image_size": 64},
+}
+_DECAY: dict[str, Any] = {"weight_decay": 0.01}
+_SPLIT: dict[str, Any] = _DECAY | {"split": "split"}
 
 
 def cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST: alpha against accuracy, and ERM (paper, table 1, figures 3 and 5)."""
     alphas = {"smoke": (0, 10, 192), "small": (0, 1, 3, 10, 30, 64, 128, 192), "paper": (0, 64, 128, 192)}[budget]
     return _sweeps("colored_mnist", budget, alphas, _seeds(n_seeds, budget, 5, 10))
+
+
+def cmnist_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST with our form of invariance: alpha against accuracy, its default at ten seeds, an oracle."""
+    model, training = _size("colored_mnist", budget)
+    model |= _OURS
+    alphas = {"smoke": (0.0,), "small": (0.0, 0.005, 0.05, 0.2), "paper": (0.0, 0.005, 0.05, 0.2)}[budget]
+    swept, n_seeds = _seeds(n_seeds, budget, 3, 3), _seeds(n_seeds, budget, 10, 10)
+    trials = []
+    for seed in range(n_seeds):
+        trials.append(_scbd("colored_mnist", budget, seed, model | {"alpha": 0.02}, training))
+        if seed < swept:
+            free = model | {"alpha": 0.0}
+            trials.append(_scbd("colored_mnist", budget, seed, free, training | UNTRAINED, "random encoder"))
+            trials.append(_scbd("colored_mnist", budget, seed, free, training, "oracle", colored=False))
+            trials += [_scbd("colored_mnist", budget, seed, model | {"alpha": alpha}, training) for alpha in alphas]
+    return trials
 
 
 def camelyon17(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -82,10 +109,21 @@ def cmnist_long(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 def screen(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """The simulated screen: complexes found, wells not (the paper's protocol, where the truth is known)."""
-    data: dict[str, Any] = {"n_cells": 2000, "n_wells": 6, "image_size": 32}
-    if budget != "smoke":
-        data = {"n_cells": 20_000, "n_wells": 34, "image_size": 32 if budget == "small" else 64}
-    return _correction("simulated_screen", budget, (0, 1, 8), data, _seeds(n_seeds, budget, 3, 3))
+    return _correction("simulated_screen", budget, (0, 1, 8), _SCREENS[budget], _seeds(n_seeds, budget, 3, 3))
+
+
+def screen_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """A simulated screen with wells of unequal size: our form of invariance beside the published one."""
+    settings, training = _SIZES[budget]
+    model = settings | {"n_latent": 64, "style_target": None}
+    data = _SCREENS[budget] | {"well_imbalance": 0.6}
+    systems = [{"alpha": alpha} for alpha in (0.0, 1.0, 8.0)]
+    systems += [_OURS | {"alpha": alpha} for alpha in (0.0, 0.005, 0.02, 0.05)]
+    return [
+        Trial("batch correction", "simulated_screen", "SCBD", seed, data, model | system, training | _DECAY)
+        for seed in range(_seeds(n_seeds, budget, 3, 3))
+        for system in systems
+    ]
 
 
 def funk22(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -222,7 +260,7 @@ def _correction(
 ) -> list[Trial]:
     settings, training = _SIZES[budget]
     model = settings | {"n_latent": 64, "style_target": "e"} | changes
-    training = training | {"weight_decay": 0.01}
+    training = training | _DECAY
     if budget == "paper" and dataset == "funk22":
         training |= {"max_steps": 150_000, "perturbations_per_batch": 256, "train_size": 0.83, "validation_size": 0.02}
     trials = []

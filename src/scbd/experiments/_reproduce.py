@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "cmnist": Experiment(_budgets.cmnist, _reports.generalization_report),
     "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
+    "cmnist-variance": Experiment(_budgets.cmnist_variance, _reports.invariance_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
     "camelyon17": Experiment(_budgets.camelyon17, _reports.generalization_report),
     "camelyon17-ablations": Experiment(_budgets.camelyon17_ablations, _reports.ablation_report),
@@ -49,6 +50,7 @@ EXPERIMENTS = {
     "pacs": Experiment(_budgets.pacs, _reports.generalization_report),
     "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
     "screen": Experiment(_budgets.screen, _reports.correction_report),
+    "screen-variance": Experiment(_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
 }
 
@@ -74,6 +76,7 @@ def reproduce(
     name
         ``"cmnist"``, ``"camelyon17"``, ``"rxrx1"``, ``"pacs"``, ``"vlcs"`` (alpha against accuracy in and out of
         distribution); ``"cmnist-ablations"``, ``"camelyon17-ablations"``; ``"cmnist-long"`` (one long run);
+        ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"`` (batch
         correction).
     budget

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 # never trained: BatchNorm sees the data, weights stay as they are
 UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0, "load_best": False}
 
-SYSTEMS: dict[str, type[ImageModel]] = {"SCBD": SCBDModel, "random encoder": SCBDModel, "ERM": ERMModel}
+SYSTEMS: dict[str, type[ImageModel]] = {
+    "SCBD": SCBDModel,
+    "random encoder": SCBDModel,
+    "oracle": SCBDModel,
+    "ERM": ERMModel,
+}
 # embeddings that are computed, not learned
 FEATURES: dict[str, Callable[..., np.ndarray]] = {"pixel PCA": pixel_pca}
 

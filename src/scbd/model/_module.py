@@ -17,7 +17,7 @@ from scbd.nn import (
     supervised_contrastive_loss,
 )
 from scbd.nn.groups import pair_codes
-from scbd.nn.losses import InvarianceReduction
+from scbd.nn.losses import InvarianceReduction, check_smoothing
 
 if TYPE_CHECKING:
     from scbd.nn.decoders import Likelihood
@@ -56,6 +56,8 @@ class SCBDModule(nn.Module):
         Weight of the invariance loss.
     temperature
         Temperature of all three losses.
+    smoothing
+        Of the labels of z_c, see :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
         What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out.
     include_self
@@ -77,6 +79,7 @@ class SCBDModule(nn.Module):
         n_latent: int,
         alpha: float,
         temperature: float,
+        smoothing: float,
         style_target: StyleTarget | None,
         include_self: bool,
         invariance: Invariance,
@@ -86,6 +89,7 @@ class SCBDModule(nn.Module):
         if not alpha >= 0:
             msg = f"alpha weighs the invariance loss and cannot be negative, got {alpha}."
             raise ValueError(msg)
+        check_smoothing(smoothing)
         if style_target not in (None, *get_args(StyleTarget)):
             msg = (
                 f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
@@ -96,6 +100,7 @@ class SCBDModule(nn.Module):
             raise ValueError(msg)
         self.alpha = alpha
         self.temperature = temperature
+        self.smoothing = smoothing
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
@@ -141,7 +146,10 @@ class SCBDModule(nn.Module):
         shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
         # both losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **shared) if self.invariance in ("listing", "formula") else None
-        parts = {"supervised_c": supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared)}
+        supervised_c = supervised_contrastive_loss(
+            z_c, y, smoothing=self.smoothing, log_normaliser=normaliser, **shared
+        )
+        parts = {"supervised_c": supervised_c}
         for z in z_s:
             labels = e if self.style_target == "e" else pair_codes(y, e)
             parts["supervised_s"] = supervised_contrastive_loss(z, labels, **shared)

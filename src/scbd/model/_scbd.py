@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from scbd.data import ImageDataModule
     from scbd.nn.preprocess import Intensity
 
+# chosen on coloured digits and a simulated screen: docs/research.md
+_ALPHA = 0.02
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
 # trained in bfloat16 they end where float32 does: docs/performance.md
@@ -44,22 +46,25 @@ class SCBDModel(DecodeMixin, ImageModel):
     n_latent
         Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
-        How strongly z_c is made invariant to e. 0 leaves it free; too much collapses it to a point, which a warning
-        tells. The scale depends on the data: the paper uses 1 (34 wells) and 192 (two balanced environments); on
-        coloured digits with the small encoder, 20 works and 192 collapses.
+        How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning, which a warning
+        tells. Each form of ``invariance`` has its own scale; the default is that of ``"variance"``.
     temperature
         Temperature of the contrastive losses.
+    smoothing
+        How much of a cell's match is asked for whatever its perturbation (label smoothing of z_c): cells that carry a
+        perturbation without showing it need not be told apart at any price. See
+        :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
         What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation). `None` leaves z_s out: the
         paper's ablation, with half of the parameters.
     include_self
         Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
     invariance
-        Form of the invariance loss: ``"listing"`` (published code), ``"formula"``, or ``"mean"`` and ``"mass"``, which
-        are sound for many unbalanced environments; see :func:`scbd.nn.invariance_loss`. Or ``"variance"``: what the
-        environment explains at equal label, at every stage of the encoder, in standard errors; see
-        :func:`scbd.nn.invariance_statistic`. Each has its own scale of alpha. That of ``"variance"`` is under study:
-        0.3 was seen to do well on coloured digits, and to cost biology on a simulated screen of 34 wells.
+        Form of the invariance loss. ``"variance"``: what the environment explains at equal label, at every stage of the
+        encoder, in standard errors, so that alpha means the same for every batch, number of labels and of
+        environments; see :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published
+        method is ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on
+        coloured digits with the small encoder, 10 is as much as it bears.
     image_size, intensity, standardize, augment
         Preprocessing, see :class:`scbd.nn.Preprocess`.
     registry
@@ -78,11 +83,12 @@ class SCBDModel(DecodeMixin, ImageModel):
         adata: AnnData | None = None,
         encoder: str | nn.Module = "resnet18",
         n_latent: int = 64,
-        alpha: float = 1.0,
+        alpha: float = _ALPHA,
         temperature: float = 0.1,
+        smoothing: float = 2 / 3,
         style_target: StyleTarget | None = "e",
         include_self: bool = True,
-        invariance: Invariance = "listing",
+        invariance: Invariance = "variance",
         image_size: int | None = None,
         intensity: Intensity = "auto",
         standardize: bool = True,
@@ -99,6 +105,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             n_latent=n_latent,
             alpha=alpha,
             temperature=temperature,
+            smoothing=smoothing,
             style_target=style_target,
             include_self=include_self,
             invariance=invariance,
@@ -141,11 +148,20 @@ class SCBDModel(DecodeMixin, ImageModel):
         if collapsed:
             msg = (
                 f"z_c has collapsed to a point (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that "
-                f"of a point is {ceiling:.2f}): it is invariant because it says nothing. Lower alpha (now "
-                f"{self.module.alpha:g}), let it rise with plan_kwargs={{'n_steps_alpha_warmup': …}}, or train for "
-                "longer if this was a handful of steps."
+                f"of a point is {ceiling:.2f}): it says nothing. {self._remedy(data.batch_size)}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
+
+    def _remedy(self, batch_size: int) -> str:
+        """What to do about a collapse."""
+        alpha, longer = self.module.alpha, "train for longer, if this was a handful of steps"
+        if not alpha:
+            return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
+        if self.module.invariance == "variance":
+            instead = f"about {min(alpha / 10, _ALPHA):g}"
+        else:
+            instead = f"invariance='variance' with its default of {_ALPHA:g}, or about {alpha / 10:g}"
+        return f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}; or {longer}."
 
     def _embed_batch(self, images: torch.Tensor) -> np.ndarray:
         with torch.inference_mode():

@@ -72,6 +72,7 @@ def supervised_contrastive_loss(
     labels: Tensor,
     *,
     temperature: float = 0.1,
+    smoothing: float = 0.0,
     include_self: bool = True,
     reduction: Literal["mean", "sum"] = "mean",
     log_normaliser: Tensor | None = None,
@@ -86,6 +87,17 @@ def supervised_contrastive_loss(
     cost exactly :math:`\log B` an anchor, or :math:`\log(B-1)` without self-similarity: see
     :func:`contrastive_ceiling`.
 
+    **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` asks for a match with a partner of the label
+    with probability :math:`1 - \varepsilon`, and with anyone else otherwise:
+
+    .. math:: -\sum_i \Big[ \frac{1 - \varepsilon}{|P(i)|} \sum_{p \in P(i)} \log P_{ip} +
+              \frac{\varepsilon}{B - 1} \sum_{a \ne i} \log P_{ia} \Big].
+
+    Cells that carry a label without showing it (guides that do not cut, phenotypes of some cells only) then need not be
+    told apart from all others at any price: on the sphere, where every embedding has the same length, "cannot tell"
+    has a place in the middle of a cap. The published invariance loss does nearly this where environments are many, see
+    :func:`invariance_loss`; a point costs what it cost before.
+
     Parameters
     ----------
     z
@@ -96,6 +108,8 @@ def supervised_contrastive_loss(
         :math:`\tau`, the scale of the logits.
     include_self
         Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
+    smoothing
+        :math:`\varepsilon`, at least 0 and below 1.
     reduction
         ``"mean"`` (the listing) or ``"sum"`` (the formula) over anchors.
     log_normaliser
@@ -108,12 +122,15 @@ def supervised_contrastive_loss(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two examples, or ``z`` is not of unit length.
+        If the shapes do not match, the batch holds fewer than two examples, ``z`` is not of unit length, or smoothing
+        is not below 1.
 
     References
     ----------
-    Khosla et al. (2020), Supervised Contrastive Learning; Makino et al. (2025), eq. 1 and appendix B.
+    Khosla et al. (2020), Supervised Contrastive Learning; Makino et al. (2025), eq. 1 and appendix B. Szegedy et al.
+    (2016), Rethinking the Inception architecture for computer vision.
     """
+    check_smoothing(smoothing)
     z = _check(z, temperature, labels, "labels")
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
@@ -122,6 +139,9 @@ def supervised_contrastive_loss(
         own, n_positives = partners.sums(z) - z, partners.n_others
         per_anchor = log_normaliser - (z * own).sum(1) / temperature / n_positives.clamp(min=1)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
+        if smoothing:
+            anyone = log_normaliser - (z * (z.sum(0) - z)).sum(1) / temperature / (len(z) - 1)
+            per_anchor = torch.lerp(per_anchor, anyone, smoothing)
     if reduction == "mean":
         return per_anchor.mean()
     if reduction == "sum":
@@ -158,9 +178,12 @@ def invariance_loss(
     **Which one.** With two balanced environments the two sums of the listing have equally many terms and all forms
     ask for the same thing. With :math:`E` environments there are about :math:`E-1` times more negatives than
     positives. The two *sums* then cannot be equal, and what the listing can still do is to shrink every
-    :math:`|\log P_{ij}|`: it pulls all embeddings together, whatever their label. ``"mean"`` compares like with like:
-    the normaliser cancels, and the loss is zero exactly when, seen from each anchor, the mean of its own environment
-    and the mean of the others (:math:`\mu_i^\pm`) lie in the same direction; it speaks of first moments only.
+    :math:`|\log P_{ij}|`: it pulls all embeddings together, whatever their label, those of different environments with
+    all its weight and pushes those of the same one apart. Beside the supervised loss this is, but for a constant,
+    smoothing of labels with :math:`\varepsilon \approx \alpha / (1 + \alpha)`, and twice
+    :math:`\alpha / E` times the mean log-probability of the own environment. ``"mean"`` compares like with like: the
+    normaliser cancels, and the loss is zero exactly when, seen from each anchor, the mean of its own environment and
+    the mean of the others (:math:`\mu_i^\pm`) lie in the same direction; it speaks of first moments only.
     ``"mass"`` also cancels the normaliser and is zero when the own environment is matched as often as its frequency
     says, which involves all moments of the similarities. Both are sound for many, unbalanced environments, and for
     both ``include_self`` makes no difference. Their strength differs from the listing's, so an ``alpha`` does not
@@ -236,6 +259,13 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
     6.238
     """
     return math.log(batch_size if include_self else batch_size - 1)
+
+
+def check_smoothing(smoothing: float) -> None:
+    """Raise ``ValueError`` unless labels still say something."""
+    if not 0 <= smoothing < 1:
+        msg = f"smoothing is a probability below 1, at which labels say nothing; got {smoothing}."
+        raise ValueError(msg)
 
 
 # where an argument has the function's name

@@ -1,31 +1,39 @@
 r"""Invariance as analysis of variance: what the environment explains of a feature, in units of what chance explains.
 
 Write a feature of a cell with label :math:`y` and environment :math:`e` as
-:math:`f = m_y + g_{ye} + \varepsilon`, with :math:`\sum_e p_{e|y}\, g_{ye} = 0`: what the label explains, what the
-environment explains at equal label, and the rest. The environment's share of the variance is
+:math:`f = m_y + a_e + b_{ye} + \varepsilon`: what the label explains, what an environment does to cells of all
+labels alike, what it does to those of one label beyond that, and the rest. The environment's share of the variance is
 
-.. math:: \omega^2 = \mathrm{E}\, g_{ye}^2 \,/\, \mathrm{Var} f,
+.. math:: \omega^2 = \mathrm{E}\, (a_e + b_{ye})^2 \,/\, \mathrm{Var} f,
 
-the effect size of an analysis of variance. As an objective it has what the contrastive forms
-(:func:`scbd.nn.invariance_loss`) lack:
+the effect size of an analysis of variance. It is zero when a cell's environment cannot be told from the feature's
+mean, given its label. As an objective it has what the contrastive forms (:func:`scbd.nn.invariance_loss`) lack:
 
 - **It is a ratio.** Shrinking the embedding to a point, whole or one feature at a time, changes nothing. A collapse is
   not rewarded, however large its weight.
 - **It is estimated without bias.** A product of two *different* cells of one environment has the expectation of
-  :math:`g^2`; noise averages out, with however few partners. The absolute value of a noisy difference does not: it is
-  positive under perfect invariance, the more so the fewer the partners, and calls for a smaller embedding where the
-  batch is small or the environments many.
-- **It asks for what the label does not explain.** Environments may differ in how often they show a label. And features
-  whose average is the same in all environments, but which mean another label in each (a shade that is bright for a high
-  digit here and for a low one there), are seen.
+  :math:`(a_e + b_{ye})^2`; noise averages out, with however few partners. The absolute value of a noisy difference does
+  not: it is positive under perfect invariance, the more so the fewer the partners, and calls for a smaller embedding
+  where the batch is small or the environments many.
+- **It asks for what the label does not explain.** Environments may differ in how often they show a label.
 - **It knows its own error.** If the environment explains nothing, the estimate still scatters, the more so the smaller
   the batch, the more numerous the environments and the fewer the directions in use. Divided by that standard error, it
-  says by how much a batch contradicts invariance.
+  says by how much a batch contradicts invariance, in the same unit for every batch, number of labels and of
+  environments.
+
+There are two circles of partners to estimate it from:
+
+- ``"within"``: cells of the same environment *and label*. They see all of it, also features which mean another label in
+  each environment (a shade that is bright for a high digit here and for a low one there), whose average over labels
+  is the same everywhere. With many labels and environments they are few: 56 genes in 34 wells leave a cell a third of
+  one in a batch of 512.
+- ``"across"``: cells of the same environment, each compared with its own label, whichever that is. They see
+  :math:`a_e`, and hardly anything of :math:`b_{ye}`, but are many: fifteen in that batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -34,6 +42,8 @@ from scbd.nn.groups import Groups, pair_codes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+Partners = Literal["within", "across"]
 
 # variance of a feature that carries nothing, far below what float32 can tell from zero beside one
 _TINY = 1e-8
@@ -48,28 +58,31 @@ class ExplainedVariance(NamedTuple):
     """Standard deviation of ``share`` where the environment explains nothing; 0 where there is nothing to compare."""
 
 
-def explained_variance(features: Tensor, environments: Tensor, labels: Tensor) -> ExplainedVariance:
+def explained_variance(
+    features: Tensor, environments: Tensor, labels: Tensor, *, partners: Partners = "within"
+) -> ExplainedVariance:
     r"""Share of the features' variance that the environment explains at equal label, and its standard error.
 
-    Features are standardised over the batch. For cell :math:`i` with :math:`k_i` others of its label and environment,
+    Features are standardised over the batch. Let :math:`r_i` be a cell less the mean of all *other* cells of its label,
+    and :math:`j` its :math:`k_i` partners; then
 
     .. math:: \hat\omega^2 = \frac{1}{BD} \sum_i \frac{k_i}{k_i + 1}\,
-              \big\langle f_i - \bar f_{y_i \setminus i},\; \bar f_{y_i e_i \setminus i} - \bar f_{y_i \setminus i}
-              \big\rangle:
+              \Big\langle r_i,\; \frac{1}{k_i} \sum_j r_j^{(i)} \Big\rangle:
 
-    whether the cell, and the others of its environment, differ in the same direction from all others of its label.
-    The factor, the reliability of a mean of :math:`k` draws, counts a cell for what its partners can tell: one
-    without any counts zero.
+    whether the cell and others of its environment differ in the same direction from their labels' means. For partners
+    of another label, :math:`r_j^{(i)} = r_j`; one of the same label is less the same mean as :math:`r_i`, that of all
+    but :math:`i`. Either way the sum is zero on average when environments are drawn anew within each label. The
+    factor, the reliability of a mean of :math:`k` draws, counts a cell for what its partners can tell: one without
+    any counts zero.
 
-    If the environment explains nothing, environments could have been drawn anew within each label, and the share
-    would scatter by
+    Under environments drawn anew, the share scatters by
 
     .. math:: \mathrm{sd}(\hat\omega^2) \approx
               \frac{1}{BD} \sqrt{2 N\, \mathrm{E}_{i \ne j} \langle r_i, r_j \rangle^2},
 
-    with residuals :math:`r` from the label's mean, and :math:`N` the number of differences between environments that
-    the batch can tell: of each label the number of its environments less one, where those have many cells, and fewer
-    where they have few. The fewer directions the residuals use, the larger it is.
+    with :math:`N` the number of differences between environments that the batch can tell: the number of environments
+    less one, of each label for ``"within"`` and once for ``"across"``, where they have many cells, and fewer where they
+    have few. The fewer directions the residuals use, the larger it is.
 
     Parameters
     ----------
@@ -77,6 +90,8 @@ def explained_variance(features: Tensor, environments: Tensor, labels: Tensor) -
         ``(B, D)``, of any scale. Half precision is computed in float32.
     environments, labels
         Integer codes, ``(B,)``.
+    partners
+        ``"within"`` labels or ``"across"`` them, see :mod:`scbd.nn.variance`.
 
     Returns
     -------
@@ -85,22 +100,28 @@ def explained_variance(features: Tensor, environments: Tensor, labels: Tensor) -
     Raises
     ------
     ValueError
-        If the shapes do not match, or the batch holds fewer than two cells.
+        If the shapes do not match, the batch holds fewer than two cells, or there are no such partners.
 
     References
     ----------
-    Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimate and its use are ours.
+    Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimates and their use are ours.
     """
-    return _explained(features, _Design(environments, labels))
+    if partners not in get_args(Partners):
+        msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
+        raise ValueError(msg)
+    return _explained(features, _Design(environments, labels))[partners]
 
 
 def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels: Tensor) -> Tensor:
-    r"""By how much a batch contradicts invariance: the environment's share in standard errors, over representations.
+    r"""By how much a batch contradicts invariance: the environment's share in standard errors.
 
-    .. math:: \frac{1}{S} \sum_s \hat\omega^2_s \,/\, \mathrm{sd}(\hat\omega^2_s)
+    .. math:: \frac{1}{2S} \sum_s \Big(
+              \frac{\hat\omega^2_{s,\text{within}}}{\mathrm{sd}(\hat\omega^2_{s,\text{within}})} +
+              \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Big)
 
-    Of order one, on either side of zero, where the environment explains nothing; its unit is the same whatever the
-    batch, the number of labels and of environments, and the scale of the features. See :mod:`scbd.nn.variance`.
+    over both circles of partners and all representations :math:`s`. Of order one, on either side of zero, where the
+    environment explains nothing; its unit is the same whatever the batch, the number of labels and of environments,
+    and the scale of the features. See :mod:`scbd.nn.variance`.
 
     Parameters
     ----------
@@ -121,15 +142,12 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels:
         See :func:`explained_variance`.
     """
     design = _Design(environments, labels)
-    explained = [_explained(features, design) for features in passed]
-    return torch.stack([torch.where(x.error > 0, x.share / x.error.clamp(min=_TINY), 0.0) for x in explained]).mean()
+    both = [x for features in passed for x in _explained(features, design).values()]
+    return torch.stack([torch.where(x.error > 0, x.share / x.error.clamp(min=_TINY), 0.0) for x in both]).mean()
 
 
 class _Design:
-    """What is the same for all representations of a batch: partners, and what they can tell.
-
-    ``own`` are a cell's partners of label and environment, ``every`` those of its label.
-    """
+    """What is the same for all representations of a batch: who is whose partner, and what they can tell."""
 
     def __init__(self, environments: Tensor, labels: Tensor) -> None:
         if labels.ndim != 1 or environments.shape != labels.shape:
@@ -139,35 +157,60 @@ class _Design:
         if len(labels) < 2:
             msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
             raise ValueError(msg)
-        self.own, self.every = Groups(pair_codes(labels, environments)), Groups(labels)
-        self.n_own, self.n_every = self.own.n_others[:, None], self.every.n_others[:, None]
-        # how many groups can differ: of each label one less than there are, and those of one cell are none
-        weight, size = self.n_own / (self.n_own + 1), self.n_every + 1
-        mean = self.every.sums(weight) / size
-        self.n_differences = (weight * (1 - weight) - 2 * weight.square() / size + mean.square() / size).sum()
+        self.label, self.environment = Groups(labels), Groups(environments)
+        self.pair = Groups(pair_codes(labels, environments))
+        self.n_label, self.n_within = self.label.n_others[:, None], self.pair.n_others[:, None]
+        self.n_across = self.environment.n_others[:, None]
+        weight, size = self.n_within / (self.n_within + 1), self.n_label + 1
+        self.differences_within = _n_differences(weight, size, self.label.sums(weight) / size)
+        weight = self.n_across / (self.n_across + 1)
+        self.differences_across = _n_differences(weight, len(labels), weight.mean())
 
 
-def _explained(features: Tensor, design: _Design) -> ExplainedVariance:
-    if features.ndim != 2 or len(features) != len(design.n_own):
-        msg = f"features must be (B, D) for {len(design.n_own)} environments and labels, got {tuple(features.shape)}."
+def _n_differences(weight: Tensor, size: Tensor | int, mean: Tensor) -> Tensor:
+    """How many groups can differ, one less than there are; those of one cell are none.
+
+    ``weight`` is the reliability of each cell's partners, ``size`` how many cells the groups divide, ``mean`` the
+    weight's average over those.
+    """
+    return (weight * (1 - weight) - 2 * weight.square() / size + mean.square() / size).sum().clamp(min=0)
+
+
+def _explained(features: Tensor, design: _Design) -> dict[Partners, ExplainedVariance]:
+    """From both circles of partners."""
+    if features.ndim != 2 or len(features) != len(design.n_label):
+        msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
     with torch.autocast(features.device.type, enabled=False):
         f = features.to(torch.promote_types(features.dtype, torch.float32))
         f = f - f.mean(0)
         f = f * torch.rsqrt(f.square().mean(0) + _TINY)
-        own, every = design.own.sums(f) - f, design.every.sums(f) - f
-        apart = f - every / design.n_every.clamp(min=1)
+        apart = f - (design.label.sums(f) - f) / design.n_label.clamp(min=1)
+        # alone of its label, a cell has nothing to differ from
+        apart = torch.where(design.n_label > 0, apart, 0.0)
+        of_pair = design.pair.sums(apart)
+        # partners of the label are less the mean without this cell, not without themselves
+        within = (of_pair * design.n_label - apart * (design.n_label - design.n_within)) / (design.n_label + 1)
+        across = design.environment.sums(apart) - of_pair + within
+        alike = _alike(apart.detach(), design)
         # k/(k+1) times the mean of k others is their sum over k+1
-        of_environment = (own - design.n_own * (f - apart)) / (design.n_own + 1)
-        return ExplainedVariance((apart * of_environment).mean(), _error(apart.detach(), design))
+        return {
+            "within": ExplainedVariance(
+                (apart * within / (design.n_within + 1)).mean(),
+                torch.sqrt(2 * design.differences_within * alike) / apart.numel(),
+            ),
+            "across": ExplainedVariance(
+                (apart * across / (design.n_across + 1)).mean(),
+                torch.sqrt(2 * design.differences_across * alike) / apart.numel(),
+            ),
+        }
 
 
-def _error(apart: Tensor, design: _Design) -> Tensor:
-    """Standard deviation of the share if environments were drawn anew within each label."""
+def _alike(apart: Tensor, design: _Design) -> Tensor:
+    """Mean square of the inner product of two different cells: how alike they are by chance."""
     # distances from the mean of the others are larger than from the true mean
-    residuals = apart * torch.sqrt(design.n_every / (design.n_every + 1))
-    # how alike two different cells are by chance; the Gram matrix has the norm of the covariance, if it is smaller
+    residuals = apart * torch.sqrt(design.n_label / (design.n_label + 1))
+    # the Gram matrix has the norm of the covariance, if it is smaller
     products = residuals.T @ residuals if apart.shape[1] <= len(apart) else residuals @ residuals.T
-    alike = products.square().sum() - residuals.square().sum(1).square().sum()
-    n_pairs = len(apart) * (len(apart) - 1)
-    return torch.sqrt((2 * design.n_differences * alike).clamp(min=0) / n_pairs) / apart.numel()
+    total = products.square().sum() - residuals.square().sum(1).square().sum()
+    return total.clamp(min=0) / (len(apart) * (len(apart) - 1))
