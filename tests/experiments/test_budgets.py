@@ -31,7 +31,8 @@ def test_the_paper_s_settings():
     assert {trial.model["alpha"] for trial in trials} == {0, 64, 128, 192} and len({t.seed for t in trials}) == 10
     for trial in trials:
         assert trial.model["encoder"] == "resnet18" and trial.model["n_latent"] == 128
-        assert trial.model["style_target"] == "ye" and "load_best" not in trial.training
+        assert trial.model["style_target"] == "ye" and trial.training["load_best"]
+        assert trial.model["invariance"] == "listing" and trial.model["smoothing"] == 0
         assert trial.training["max_steps"] == 25_000 and trial.training["batch_size"] == 2048
         assert trial.training["lr"] == 1e-4 and trial.training["weight_decay"] == 0.01
     assert {trial.model["encoder"] for trial in settings("camelyon17")} == {"densenet121"}

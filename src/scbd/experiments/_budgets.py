@@ -36,7 +36,7 @@ _SCREENS: dict[str, dict[str, Any]] = {
     "small": {"n_cells": 20_000, "n_wells": 34, "image_size": 32},
     "paper": {"n_cells": 20_000, "n_wells": 34, "image_size": 64},
 }
-_DECAY: dict[str, Any] = {"weight_decay": 0.01}
+_DECAY: dict[str, Any] = {"weight_decay": 0.01, "load_best": True}
 _SPLIT: dict[str, Any] = _DECAY | {"split": "split"}
 
 
@@ -50,6 +50,7 @@ def cmnist_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST with our form of invariance: alpha against accuracy, its default at ten seeds, an oracle."""
     model, training = _size("colored_mnist", budget)
     model |= _OURS
+    training |= {"load_best": False}
     alphas = {"smoke": (0.0,), "small": (0.0, 0.005, 0.05, 0.2), "paper": (0.0, 0.005, 0.05, 0.2)}[budget]
     swept, n_seeds = _seeds(n_seeds, budget, 3, 3), _seeds(n_seeds, budget, 10, 10)
     trials = []
@@ -120,7 +121,7 @@ def screen_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
     systems = [{"alpha": alpha} for alpha in (0.0, 1.0, 8.0)]
     systems += [_OURS | {"alpha": alpha} for alpha in (0.0, 0.005, 0.02, 0.05)]
     return [
-        Trial("batch correction", "simulated_screen", "SCBD", seed, data, model | system, training | _DECAY)
+        Trial("batch correction", "simulated_screen", "SCBD", seed, data, model | system, training | _DECAY | {"load_best": False})
         for seed in range(_seeds(n_seeds, budget, 3, 3))
         for system in systems
     ]
@@ -210,7 +211,7 @@ def _erm(dataset: str, budget: Budget, data: dict[str, Any], encoder: str) -> li
             budget,
             seed,
             {"encoder": encoder, "standardize": False},
-            {"lr": lr, "weight_decay": decay, "max_steps": steps, "batch_size": 32, "split": "split"},
+            {"lr": lr, "weight_decay": decay, "max_steps": steps, "batch_size": 32, "split": "split", "load_best": True},
             "ERM",
             **data,
         )
