@@ -82,7 +82,7 @@ def screen_resnet18(seed: int, prepare: Callable, precision: str) -> tuple[scbd.
 def make(adata: AnnData, y_key: str, e_key: str, seed: int, **settings: Any) -> scbd.SCBDModel:
     scvi.settings.seed = seed
     scbd.SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key)
-    return scbd.SCBDModel(adata, **settings)
+    return scbd.SCBDModel(adata, invariance="listing", smoothing=0.0, **settings)
 
 
 TASKS: dict[str, Callable] = {

@@ -68,3 +68,22 @@ def test_ablations_change_one_thing_at_a_time():
         changed = {name for name in before if before[name] != after[name]}
         assert len(changed) == 1 or changed == {"style_target", "alpha"}
     assert {trial.model["style_target"] for trial in trials} == {"ye", "e", None}
+
+
+def test_our_form_runs_at_the_same_settings_on_digits_and_screens():
+    digits, screen = (
+        next(
+            trial
+            for trial in settings(name, "small")
+            if trial.model["invariance"] == "variance" and trial.model["alpha"]
+        )
+        for name in ("cmnist-variance", "screen-variance")
+    )
+    for name in ("alpha", "smoothing", "invariance", "encoder"):
+        assert digits.model[name] == screen.model[name], name
+    for name in ("batch_size", "lr", "weight_decay", "load_best"):
+        assert digits.training[name] == screen.training[name], name
+    assert screen.data["well_imbalance"] > 0
+    oracles = settings("cmnist-variance", "small", "oracle")
+    assert {trial.data["colored"] for trial in oracles} == {False} and {t.model["alpha"] for t in oracles} == {0}
+    assert len({trial.seed for trial in settings("cmnist-variance", "small")}) == 10

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import scbd.experiments._protocols
 from scbd.experiments import DATASETS, PROTOCOLS, Results, Trial, run_trials
 from scbd.model import SCBDModel
 
@@ -115,10 +116,36 @@ def test_batch_correction_scores_biology_and_batch(tmp_path):
     assert np.isnan(frame.loc["pixel PCA", "supervised_c"]) and frame.loc["SCBD", "supervised_c"] > 0
 
 
+def test_new_cells_are_scored_without_those_that_were_learned_from(tmp_path, monkeypatch):
+    scored = []
+    scores = scbd.experiments._protocols.correction_scores
+
+    def spied(adata, embedding, **kwargs):
+        scored.append((set(adata.obs_names), len(embedding)))
+        return scores(adata, embedding, **kwargs)
+
+    monkeypatch.setattr(scbd.experiments._protocols, "correction_scores", spied)
+    data: dict[str, Any] = {"n_cells": 600, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
+    model: dict[str, Any] = {"encoder": "small", "n_latent": 8, "style_target": None}
+    training: dict[str, Any] = {"max_steps": 4, "batch_size": 64, "train_size": 0.5, "enable_progress_bar": False}
+    new = Trial("batch correction of new cells", "simulated_screen", "SCBD", 0, data, model, training)
+    row = run_trials([new], tmp_path).iloc[0]
+    assert row["relationship_area"] > 0 and row["supervised_c"] > 0
+    names, n_cells = scored[0]
+    adata = DATASETS["simulated_screen"].load(None, 0, **data)
+    SCBDModel.setup_anndata(adata, "gene", "well")
+    learned = SCBDModel(adata, **model)
+    learned.train(**training, seed=0)
+    assert names == set(adata.obs_names[learned.validation_indices]) and n_cells == len(names) == 300
+
+
 def test_nothing_is_run_when_something_is_wrong(tmp_path):
     for bad, message in [
         (Trial("domain generalization", "mnist", "SCBD"), "A trial names 'mnist', which is not known"),
-        (Trial("domain generalization", "pacs", "SCDB"), "A trial names 'SCDB'.*use one of SCBD, random encoder, ERM"),
+        (
+            Trial("domain generalization", "pacs", "SCDB"),
+            "A trial names 'SCDB'.*use one of SCBD, random encoder, oracle, ERM",
+        ),
         (Trial("regression", "pacs", "SCBD"), "A trial names 'regression'"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -7,6 +7,7 @@ import pytest
 
 from scbd.experiments._reports import (
     ablation_report,
+    bounded_report,
     correction_report,
     counterfactual_report,
     generalization_report,
@@ -95,6 +96,26 @@ def test_batch_correction(tmp_path):
     assert names == ["random encoder", "pixel PCA", "SCBD, alpha 0", "SCBD, alpha 8"]
     assert "| pixel PCA | 0.500 | 0.300 | 0.400 | 0.100 | 1 |" in text
     assert (tmp_path / "batch_correction.png").stat().st_size > 1000
+
+
+def test_two_forms_of_invariance_are_told_apart(tmp_path):
+    scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "y_probe_f1": 0.3}
+    forms = [("variance", 0.01), ("variance", 0.0), ("listing", 8.0)]
+    rows = [{"system": "SCBD", "invariance": form, "alpha": alpha} | scores for form, alpha in forms]
+    text = correction_report(pd.DataFrame(rows), tmp_path)
+    names = [cells(line)[0] for line in text.splitlines()[2:]]
+    assert names == ["listing, alpha 8", "variance, alpha 0", "variance, alpha 0.01"]
+
+
+def test_between_a_random_encoder_and_an_oracle(tmp_path):
+    rows = [{"system": name, "alpha": 0.01, "z_c out": z} for name, z in (("oracle", 0.99), ("SCBD", 0.98))]
+    rows += [{"system": "random encoder", "alpha": 0.0, "z_c out": 0.5}, rows[1] | {"z_c out": 0.97}]
+    lines = [cells(line) for line in bounded_report(pd.DataFrame(rows), tmp_path).splitlines()[2:]]
+    assert lines == [
+        ["random encoder", "50.0", "1"],
+        ["SCBD, alpha 0.01", "97.5 ± 0.7", "2"],
+        ["oracle", "99.0", "1"],
+    ]
 
 
 def test_counterfactuals(tmp_path):

@@ -25,7 +25,7 @@ RANDOM = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}  # BatchNorm sees the
 
 
 def demo(
-    out: str | os.PathLike[str] = "results/demo", *, alpha: float = 20.0, seed: int = 0, max_steps: int = 600
+    out: str | os.PathLike[str] = "results/demo", *, alpha: float = 0.05, seed: int = 0, max_steps: int = 600
 ) -> pd.DataFrame:
     """Train on coloured digits with and without invariance, and test on white ones.
 
@@ -38,7 +38,7 @@ def demo(
     out
         Directory for table, pictures and model; files of an earlier demo are replaced.
     alpha
-        Weight of the invariance loss.
+        Weight of the invariance loss; above the model's default, since batches of these few digits are small.
     seed
         Seed of data, weights and batches.
     max_steps

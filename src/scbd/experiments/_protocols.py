@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scbd.experiments._counterfactuals import counterfactual_scores
 from scbd.experiments._scores import HEALTH, correction_scores, generalization_scores
 from scbd.experiments._systems import FEATURES, trained
@@ -32,18 +34,22 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
 
 def batch_correction(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Embed all cells; find known relations between genes, and fail to find the well (paper, section 4.2)."""
-    model = None
     if trial.system in FEATURES:
         embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
-    else:
-        model = trained(trial, adata, dataset, directory)
-        embedding = model.get_latent_representation()
-    net = None if dataset.relations is None else dataset.relations(adata)
-    scores = correction_scores(
-        adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key, guide_key=dataset.guide_key, net=net
-    )
-    health = getattr(model, "health", {})
-    return scores | {key: health[key] for key in HEALTH if key in health}, model
+        return _correction(adata, embedding, dataset), None
+    model = trained(trial, adata, dataset, directory)
+    return _correction(adata, model.get_latent_representation(), dataset) | _health(model), model
+
+
+def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """The same on cells that were not learned from.
+
+    Of its training cells an encoder may know the perturbation by heart: a gene is then easy to read from them, and the
+    well is not, whatever it makes of new ones.
+    """
+    model = trained(trial, adata, dataset, directory)
+    new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
+    return _correction(adata[new], model.get_latent_representation(indices=new), dataset) | _health(model), model
 
 
 def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -56,8 +62,21 @@ def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: P
     return scores | counterfactual_scores(adata, model, seed=trial.seed), model
 
 
+def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, Any]:
+    net = None if dataset.relations is None else dataset.relations(adata)
+    return correction_scores(
+        adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key, guide_key=dataset.guide_key, net=net
+    )
+
+
+def _health(model: ImageModel) -> dict[str, float]:
+    health = getattr(model, "health", {})
+    return {key: health[key] for key in HEALTH if key in health}
+
+
 PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "domain generalization": domain_generalization,
     "batch correction": batch_correction,
+    "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
 }

@@ -117,7 +117,7 @@ class SCBDModule(nn.Module):
     def forward(
         self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Losses of a batch: ``loss`` and its parts; and ``z_c``, detached.
+        """Losses of a batch: ``loss`` and its parts, that of z_c without smoothing; and ``z_c``, detached.
 
         Parameters
         ----------
@@ -144,16 +144,18 @@ class SCBDModule(nn.Module):
         """Objective of embedded cells, see :meth:`forward`."""
         z_c, *z_s = embedded.z
         shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
-        # both losses on z_c read the same Gram matrix
-        normaliser = log_normaliser(z_c, **shared) if self.invariance in ("listing", "formula") else None
-        supervised_c = supervised_contrastive_loss(
-            z_c, y, smoothing=self.smoothing, log_normaliser=normaliser, **shared
-        )
-        parts = {"supervised_c": supervised_c}
+        # all losses on z_c read the same Gram matrix
+        normaliser = log_normaliser(z_c, **shared)
+        loss = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, log_normaliser=normaliser, **shared)
+        parts = {"supervised_c": loss}
+        if self.smoothing:
+            # shown as it would be without: beside the ceiling, a smoothed loss looks dead
+            with torch.no_grad():
+                parts["supervised_c"] = supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared)
         for z in z_s:
             labels = e if self.style_target == "e" else pair_codes(y, e)
             parts["supervised_s"] = supervised_contrastive_loss(z, labels, **shared)
-        loss = torch.stack(list(parts.values())).sum()
+            loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
             parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), e, y)
         else:

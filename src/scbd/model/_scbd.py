@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scbd.nn.preprocess import Intensity
 
 # chosen on coloured digits and a simulated screen: docs/research.md
-_ALPHA = 0.02
+_ALPHA = 0.01
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
 # trained in bfloat16 they end where float32 does: docs/performance.md

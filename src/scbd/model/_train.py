@@ -107,8 +107,8 @@ class TrainMixin:
         early_stopping, early_stopping_patience
             Stop after so many validations without improvement of the validation loss.
         checkpoint_dir
-            Where to keep ``last.ckpt``, ``best.ckpt`` and ``history.csv``. Without it, an interrupted run cannot be
-            resumed.
+            Where to keep ``last.ckpt``, ``history.csv`` and, with ``load_best``, ``best.ckpt``. Without it, an
+            interrupted run cannot be resumed.
         ckpt_path
             Resume, optimiser included: ``"last"`` for the last state in ``checkpoint_dir``, or a checkpoint.
         accelerator, devices
