@@ -27,7 +27,7 @@ def summary(model: SCBDModel) -> str:
         f"  blocks    {blocks}: {encoder} → r ({module.content.n_features}) → z ({module.content.n_latent}), "
         f"{n_parameters:,} parameters",
         f"  objective alpha {module.alpha:g} ({module.invariance}), temperature {module.temperature:g}, "
-        f"smoothing {module.smoothing:g}{style}",
+        f"smoothing {module.smoothing:.2g}{style}",
     ]
     precision = model.training_settings_["precision"] if model.is_trained_ else "auto"
     lines.append(

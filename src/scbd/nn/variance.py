@@ -100,7 +100,7 @@ def explained_variance(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two cells, or there are no such partners.
+        If the shapes do not match, the batch holds fewer than two cells, or ``partners`` is not known.
 
     References
     ----------
