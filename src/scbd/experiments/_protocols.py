@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Learn y in some environments, predict it in one that was never seen (paper, section 4.1).
 
-    Weights are those of the lowest validation loss, in distribution; the test environment is looked at once, here.
+    Whatever was chosen was chosen in distribution; the test environment is looked at once, here.
     """
     model = trained(trial, adata, dataset, directory)
     return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model

@@ -197,10 +197,9 @@ def _names(frame: pd.DataFrame) -> pd.Series:
     scbd = frame["system"] == "SCBD"
     if "alpha" not in frame:
         return frame["system"]
-    names = "SCBD, alpha " + frame["alpha"].map("{:g}".format)
-    if "invariance" in frame and frame.loc[scbd, "invariance"].nunique() > 1:
-        names = frame["invariance"] + ", alpha " + frame["alpha"].map("{:g}".format)
-    return frame["system"].where(~scbd, names)
+    several = "invariance" in frame and frame.loc[scbd, "invariance"].nunique() > 1
+    what = frame["invariance"] if several else frame["system"]
+    return frame["system"].where(~scbd, what + ", alpha " + frame["alpha"].map("{:g}".format))
 
 
 def _table(

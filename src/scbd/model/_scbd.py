@@ -46,8 +46,9 @@ class SCBDModel(DecodeMixin, ImageModel):
     n_latent
         Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
-        How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning, which a warning
-        tells. Each form of ``invariance`` has its own scale; the default is that of ``"variance"``.
+        How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
+        ``invariance`` has its own scale. The default is that of ``"variance"`` for batches of a thousand cells and
+        more; smaller ones may need more, about 0.05 for 256.
     temperature
         Temperature of the contrastive losses.
     smoothing
@@ -61,10 +62,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
     invariance
         Form of the invariance loss. ``"variance"``: what the environment explains at equal label, at every stage of the
-        encoder, in standard errors, so that alpha means the same for every batch, number of labels and of
-        environments; see :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published
-        method is ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on
-        coloured digits with the small encoder, 10 is as much as it bears.
+        encoder; alpha is the price of one standard error of it, in nats, see
+        :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
+        ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on coloured
+        digits with the small encoder, 10 to 30 is as much as it bears.
     image_size, intensity, standardize, augment
         Preprocessing, see :class:`scbd.nn.Preprocess`.
     registry

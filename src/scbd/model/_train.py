@@ -103,7 +103,7 @@ class TrainMixin:
             would take more than about a tenth of the time.
         load_best
             End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
-            overconfidence: on screens it was seen to rise while complexes and genes went on being better told apart.
+            overconfidence: on a screen it was seen to rise while complexes were found better and wells worse.
         early_stopping, early_stopping_patience
             Stop after so many validations without improvement of the validation loss.
         checkpoint_dir
@@ -212,7 +212,7 @@ class TrainMixin:
             "batch_size": data.batch_size,
             "perturbations_per_batch": data.perturbations_per_batch,
             "seed": seed,
-            "alpha": getattr(self.module, "alpha", None),
+            **{name: getattr(self.module, name, None) for name in ("alpha", "smoothing", "invariance")},
             "lr": lr,
             "weight_decay": weight_decay,
         }
