@@ -20,7 +20,7 @@ def trained() -> ERMModel:
     scvi.settings.seed = 0
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = ERMModel(cells, encoder="small")
-    model.train(max_steps=60, **QUICK)
+    model.train(max_steps=60, load_best=True, **QUICK)
     return model
 
 

@@ -84,7 +84,9 @@ def check_assumption(
         seed_everything(seed)
         model = ERMModel(adata, **(model_kwargs or {}))
         settings = {"lr": lr, "weight_decay": decay, "max_steps": steps}
-        model.train(split=split, batch_size=batch_size, seed=seed, **settings | train_kwargs)
+        # a classifier is worth what it was at its best, in distribution
+        how = {"batch_size": batch_size, "seed": seed, "load_best": True} | settings
+        model.train(split=split, **how | train_kwargs)
         parts = {"own in": split.validation, "own out": split.test}
         accuracy = {
             name: float(np.mean(model.predict(indices=part).astype(str) == y[part])) for name, part in parts.items()
