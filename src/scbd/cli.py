@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0"
     )
     train.add_argument("--split", help="obs column with train, validation, test; stratified at random without it")
+    train.add_argument("--load-best", action="store_true", help="end with the weights of the lowest validation loss")
     train.add_argument("--early-stopping", action="store_true", help="stop when the validation loss stops falling")
     train.add_argument("--accelerator", default="auto", help="cpu, gpu, mps or auto")
     train.add_argument("--precision", default="auto", help="32-true, bf16-mixed or auto")
@@ -133,7 +134,7 @@ def _run(arguments: argparse.Namespace) -> int:
     model = (
         "encoder n_latent alpha temperature smoothing style_target invariance image_size intensity standardize augment"
     )
-    train = "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split early_stopping"
+    train = "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split load_best early_stopping"
     train += " accelerator precision preload compile"
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
     table = run(

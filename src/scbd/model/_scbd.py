@@ -47,8 +47,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
-        ``invariance`` has its own scale. The default is that of ``"variance"`` for batches of a thousand cells and
-        more; smaller ones may need more, about 0.05 for 256.
+        ``invariance`` has its own scale. The default is what a noisy screen bears of ``"variance"``. Clean labels
+        bear more, and may need it, above all in small batches: on coloured digits, 0.02 for 512 and 0.05 for 256.
     temperature
         Temperature of the contrastive losses.
     smoothing

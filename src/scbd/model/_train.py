@@ -105,7 +105,7 @@ class TrainMixin:
             End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
             overconfidence: on a screen it was seen to rise while complexes were found better and wells worse.
         early_stopping, early_stopping_patience
-            Stop after so many validations without improvement of the validation loss.
+            Stop after so many validations without improvement of the validation loss; with ``load_best``, at its best.
         checkpoint_dir
             Where to keep ``last.ckpt``, ``history.csv`` and, with ``load_best``, ``best.ckpt``. Without it, an
             interrupted run cannot be resumed.

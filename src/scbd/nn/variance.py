@@ -159,12 +159,17 @@ class _Design:
             raise ValueError(msg)
         self.label, self.environment = Groups(labels), Groups(environments)
         self.pair = Groups(pair_codes(labels, environments))
-        self.n_label, self.n_within = self.label.n_others[:, None], self.pair.n_others[:, None]
-        self.n_across = self.environment.n_others[:, None]
-        weight, size = self.n_within / (self.n_within + 1), self.n_label + 1
-        self.differences_within = _n_differences(weight, size, self.label.sums(weight) / size)
-        weight = self.n_across / (self.n_across + 1)
-        self.differences_across = _n_differences(weight, len(labels), weight.mean())
+        self.n_label = self.label.n_others[:, None]
+        self.n_partners: dict[Partners, Tensor] = {
+            "within": self.pair.n_others[:, None],
+            "across": self.environment.n_others[:, None],
+        }
+        within, across = (n / (n + 1) for n in self.n_partners.values())
+        size = self.n_label + 1
+        self.n_differences: dict[Partners, Tensor] = {
+            "within": _n_differences(within, size, self.label.sums(within) / size),
+            "across": _n_differences(across, len(labels), across.mean()),
+        }
 
 
 def _n_differences(weight: Tensor, size: Tensor | int, mean: Tensor) -> Tensor:
@@ -190,19 +195,17 @@ def _explained(features: Tensor, design: _Design) -> dict[Partners, ExplainedVar
         apart = torch.where(design.n_label > 0, apart, 0.0)
         of_pair = design.pair.sums(apart)
         # partners of the label are less the mean without this cell, not without themselves
-        within = (of_pair * design.n_label - apart * (design.n_label - design.n_within)) / (design.n_label + 1)
-        across = design.environment.sums(apart) - of_pair + within
+        n_others = design.n_label - design.n_partners["within"]
+        within = (of_pair * design.n_label - apart * n_others) / (design.n_label + 1)
+        sums: dict[Partners, Tensor] = {"within": within, "across": design.environment.sums(apart) - of_pair + within}
         alike = _alike(apart.detach(), design)
-        # k/(k+1) times the mean of k others is their sum over k+1
         return {
-            "within": ExplainedVariance(
-                (apart * within / (design.n_within + 1)).mean(),
-                torch.sqrt(2 * design.differences_within * alike) / apart.numel(),
-            ),
-            "across": ExplainedVariance(
-                (apart * across / (design.n_across + 1)).mean(),
-                torch.sqrt(2 * design.differences_across * alike) / apart.numel(),
-            ),
+            circle: ExplainedVariance(
+                # k/(k+1) times the mean of k others is their sum over k+1
+                (apart * of_partners / (design.n_partners[circle] + 1)).mean(),
+                torch.sqrt(2 * design.n_differences[circle] * alike) / apart.numel(),
+            )
+            for circle, of_partners in sums.items()
         }
 
 
