@@ -53,6 +53,33 @@ def test_colored_mnist_of_the_real_files(shared):
         colored_mnist(shared / "mnist", n_train=70_000)
 
 
+def test_more_environments_unequal_ones_and_fewer_digits(shared):
+    cells = colored_mnist(shared / "mnist", n_train=3000, n_test=200, n_environments=5, imbalance=0.6, n_digits=4)
+    obs, images = cells.obs, cells.obsm["single_cell_images"]
+    assert set(obs["digit"]) == {"0", "1", "2", "3"} and 0.3 < len(obs) / 3200 < 0.5
+    seen = obs["split"] != "test"
+    assert set(obs["environment"][seen]) == {f"hue_{k}" for k in range(5)} and set(obs["environment"][~seen]) == {
+        "white"
+    }
+    sizes = obs["environment"][seen].value_counts()[lambda n: n > 0]
+    assert sizes.max() > 1.5 * sizes.min()
+    # one colour for each digit of an environment, and no other of that environment has it
+    colors = pd.DataFrame(images[seen].max((2, 3)), obs.index[seen]).groupby(
+        [obs["environment"][seen].astype(str), obs["digit"][seen].astype(str)]
+    )
+    median = colors.median()
+    assert (colors.quantile(0.9) - colors.quantile(0.1)).to_numpy().max() <= 3  # ink is not always at its fullest
+    assert len(median.round(-1).drop_duplicates()) == 20
+    sizes = colored_mnist(shared / "mnist", n_train=3000, n_test=20, n_environments=3).obs["environment"].value_counts()
+    assert sizes.drop("white").between(980, 1010).all()
+
+
+@pytest.mark.parametrize("wrong", [{"n_environments": 1}, {"imbalance": -1}, {"n_digits": 1}, {"n_digits": 11}])
+def test_numbers_out_of_range_are_refused(tmp_path, wrong):
+    with pytest.raises(ValueError, match="give at least 2 environments"):
+        colored_mnist(tmp_path, **wrong)
+
+
 def test_an_oracles_digits_are_the_same_ones_in_white(shared):
     colored, white = (colored_mnist(shared / "mnist", n_train=50, n_test=20, colored=c) for c in (True, False))
     pd.testing.assert_frame_equal(white.obs, colored.obs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import gzip
 import os
 import struct
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 _SIZE = 32
+_PLOTTED = ("#D62728", "#2CA02C")
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _MNIST = {
     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -46,12 +48,8 @@ def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> 
     -------
     uint8 ``(N, 3, H, W)``.
     """
-    color = np.ones((len(grey), 3), dtype=np.float32)
-    red, green = environments == "red", environments == "green"
-    color[red, 1:] = (digits[red] / 10)[:, None]
-    color[green] = ((9 - digits[green]) / 10)[:, None]
-    color[green, 1] = 1
-    return np.rint(255 * grey[:, None].astype(np.float32) * color[:, :, None, None]).astype(np.uint8)
+    names, hues, shades = _paints(2, seed=0)
+    return _painted(grey, digits, pd.Categorical(environments, names).codes, hues, shades)
 
 
 def colored_digits(*, seed: int = 0) -> AnnData:
@@ -92,9 +90,15 @@ def colored_mnist(
     n_train: int | None = None,
     n_test: int | None = None,
     colored: bool = True,
+    n_environments: int = 2,
+    imbalance: float = 0.0,
+    n_digits: int = 10,
     seed: int = 0,
 ) -> AnnData:
     """Colored MNIST as in the paper: red and green training digits, white test digits.
+
+    Or more colours, or fewer digits. In each colour, how pale a digit is painted tells which one it is: from 0 to 9 in
+    red, from 9 to 0 in green, in an order of its own in every further colour. Hues are equally far apart.
 
     Parameters
     ----------
@@ -107,25 +111,37 @@ def colored_mnist(
     colored
         Whether training digits are. Where they are white too, what is learned from them is the best that is to be had
         on white digits (an oracle), and the environment stands for nothing.
+    n_environments
+        Number of training environments.
+    imbalance
+        How unequal they are: coefficient of variation of their expected numbers of digits; 0 for equal ones.
+    n_digits
+        Only digits below this one.
     seed
         Seed of the split, the environments and the subset.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)`` and ``obs``: ``digit``, ``environment``,
-    ``split``.
+    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)`` and ``obs``: ``digit``, ``environment``
+    (``red``, ``green`` or, if they are more than two, ``hue_0`` …; and ``white``), ``split``.
 
     Raises
     ------
     FileNotFoundError
         If a file is not in ``path``.
     ValueError
-        If a file is not the official one.
+        If a file is not the official one, or a number is out of range.
 
     References
     ----------
     LeCun et al. (1998); Arjovsky et al. (2019); Makino et al. (2025), appendix, Colored MNIST.
     """
+    if n_environments < 2 or imbalance < 0 or not 2 <= n_digits <= 10:
+        msg = (
+            f"n_environments={n_environments}, imbalance={imbalance}, n_digits={n_digits}: give at least 2 "
+            "environments, an imbalance that is not negative, and between 2 and 10 digits."
+        )
+        raise ValueError(msg)
     folder = _mnist_folder(path)
     rng = np.random.default_rng(seed)
     grey, digits, split = [], [], []
@@ -136,12 +152,14 @@ def colored_mnist(
             msg = f"There are {len(labels):,} {part} digits, {wanted:,} were asked for."
             raise ValueError(msg)
         keep = rng.permutation(len(labels))[:wanted]
+        keep = keep[labels[keep] < n_digits]
         grey.append(_nearest(images[keep]) / np.float32(255))
         digits.append(labels[keep])
         n_first = round(0.8 * len(keep)) if part == "train" else 0
         rest = "validation" if part == "train" else "test"
         split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
-    return _colored(np.concatenate(grey), np.concatenate(digits), np.concatenate(split), seed, colored=colored)
+    parts = (np.concatenate(part) for part in (grey, digits, split))
+    return _colored(*parts, seed, colored=colored, n_environments=n_environments, imbalance=imbalance)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -185,16 +203,31 @@ def _nearest(images: np.ndarray) -> np.ndarray:
     return images[:, index][:, :, index]
 
 
-def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int, *, colored: bool = True) -> AnnData:
+def _colored(
+    grey: np.ndarray,
+    digits: np.ndarray,
+    split: np.ndarray,
+    seed: int,
+    *,
+    colored: bool = True,
+    n_environments: int = 2,
+    imbalance: float = 0.0,
+) -> AnnData:
     from anndata import AnnData
 
     # a stream of its own: the environment must not depend on how the split was drawn
-    environment = np.random.default_rng([seed, 1]).permutation(np.resize(["red", "green"], len(digits))).astype(object)
-    environment[split == "test"] = "white"
+    rng = np.random.default_rng([seed, 1])
+    names, hues, shades = _paints(n_environments, seed)
+    if imbalance:
+        weight = rng.gamma(imbalance**-2, size=n_environments)
+        codes = rng.choice(n_environments, size=len(digits), p=weight / weight.sum())
+    else:
+        codes = rng.permutation(np.resize(np.arange(n_environments), len(digits)))
+    codes[split == "test"] = -1
     obs = pd.DataFrame(
         {
             "digit": pd.Categorical([str(d) for d in digits]),
-            "environment": pd.Categorical(environment, ["red", "green", "white"]),
+            "environment": pd.Categorical.from_codes(np.where(codes < 0, n_environments, codes), [*names, "white"]),
             "split": pd.Categorical(split, ["train", "validation", "test"]),
         },
         index=[f"digit_{i}" for i in range(len(digits))],
@@ -202,7 +235,29 @@ def _colored(grey: np.ndarray, digits: np.ndarray, split: np.ndarray, seed: int,
     return AnnData(
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
-        obsm={IMAGE_KEY: colorize(grey, np.asarray(digits), environment if colored else np.full(len(obs), "white"))},
+        obsm={
+            IMAGE_KEY: _painted(grey, np.asarray(digits), codes if colored else np.full_like(codes, -1), hues, shades)
+        },
         # where scanpy looks for colours; white would not be seen on paper
-        uns={"environment_colors": ["#D62728", "#2CA02C", "#B0B0B0"]},
+        uns={"environment_colors": [*_PLOTTED, "#B0B0B0"]} if n_environments == 2 else {},
     )
+
+
+def _paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Name, hue ``(n, 3)``, and how pale each digit is ``(n, 10)``, of n environments."""
+    pale = np.arange(10) / 10
+    # a third of the circle from red to green, as published
+    hues = np.array([colorsys.hsv_to_rgb(k / max(n, 3), 1.0, 1.0) for k in range(n)])
+    rng = np.random.default_rng([seed, 2])
+    shades = np.stack([pale, pale[::-1], *(rng.permutation(pale) for _ in range(n - 2))])
+    return ["red", "green"] if n == 2 else [f"hue_{k}" for k in range(n)], hues, shades
+
+
+def _painted(
+    grey: np.ndarray, digits: np.ndarray, environments: np.ndarray, hues: np.ndarray, shades: np.ndarray
+) -> np.ndarray:
+    """uint8 ``(N, 3, H, W)``; environment -1 stays white."""
+    hue, shade = hues[environments], shades[environments, digits][:, None]
+    color = (hue + shade * (1 - hue)).astype(np.float32)
+    color[environments < 0] = 1
+    return np.rint(255 * grey[:, None].astype(np.float32) * color[:, :, None, None]).astype(np.uint8)
