@@ -22,7 +22,7 @@ from scbd.model._train import _validate_every
 from scbd.nn._log_sums import log_sums
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:z_c has {what}") for what in ("collapsed", "learned nothing")]
 
 QUICK: dict[str, Any] = {
     "max_steps": 6,
@@ -82,7 +82,7 @@ def test_training_learns_both_blocks():
 
 
 def test_history_has_one_frame_a_metric(trained):
-    names = {"loss", "supervised_c", "supervised_s", "invariance_c"}
+    names = {"loss", "supervised_c", "learned_c", "supervised_s", "invariance_c"}
     expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
     assert set(trained.history) == expected | {"z_c_spread", "z_c_effective_rank"}
     for name, frame in trained.history.items():
@@ -253,6 +253,58 @@ def test_alpha_warms_up():
     h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
     weight = (h["train_loss"] - h["train_supervised_c"] - h["train_supervised_s"]) / h["train_invariance_c"]
     np.testing.assert_allclose(weight, [0, 50, 100, 100], atol=1e-2)
+
+
+def test_alpha_follows_what_is_learned(tmp_path):
+    model = make_model(alpha="auto", style_target=None, smoothing=0)
+    assert "alpha auto" in repr(model)
+    model.train(**QUICK | {"max_steps": 80, "lr": 3e-3, "batch_size": 48}, validate_every=1)
+    h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
+    learned, alpha = h["train_learned_c"].to_numpy(), h["alpha"].to_numpy()
+    assert alpha[0] == 0 and len(alpha) == 80
+    expected, mean = [], 0.0
+    for share in learned:
+        expected.append(0.05 * mean)
+        mean += (max(share, 0) - mean) / 50
+    np.testing.assert_allclose(alpha, expected, atol=1e-6)
+    assert alpha[-1] > 0.005
+    # that is what the statistic is weighed by
+    np.testing.assert_allclose(h["train_loss"], h["train_supervised_c"] + alpha * h["train_invariance_c"], atol=1e-4)
+    assert model.health["final_alpha"] == pytest.approx(0.05 * mean, rel=1e-3)
+    assert f"alpha auto, {0.05 * mean:.2g} in the end" in repr(model)
+    # it is saved with the weights, and a new run begins anew
+    model.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), adata=model.adata)
+    assert float(loaded.module.current_alpha) == pytest.approx(0.05 * mean, rel=1e-3)
+    loaded.train(**QUICK | {"max_steps": 1}, validate_every=1)
+    assert float(loaded.module.current_alpha) < 0.002
+
+
+def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path):
+    settings: dict[str, Any] = QUICK | {"lr": 3e-3, "checkpoint_dir": tmp_path}
+    half = make_model(alpha="auto")
+    half.train(**settings | {"max_steps": 4})
+    resumed, whole = make_model(alpha="auto"), make_model(alpha="auto")
+    resumed.train(**settings | {"max_steps": 8, "ckpt_path": "last"})
+    whole.train(**settings | {"max_steps": 8, "checkpoint_dir": None})
+    assert_same(weights(resumed), weights(whole))
+    assert "auto_alpha.learned" in weights(whole)
+    with pytest.raises(ValueError, match="alpha: 'auto' → 0.01"):
+        make_model().train(**settings | {"ckpt_path": "last"})
+
+
+def test_a_decoder_holds_alpha_where_it_was_found():
+    model = make_model(alpha="auto")
+    model.train(**QUICK | {"lr": 3e-3, "max_steps": 30})
+    alpha = float(model.module.current_alpha)
+    model.train_decoder(**QUICK | {"max_steps": 2}, joint=True, width=8)
+    assert float(model.module.current_alpha) == alpha > 0
+
+
+@pytest.mark.parametrize("setting", ["load_best", "early_stopping"])
+def test_losses_at_different_alphas_are_not_compared(setting):
+    with pytest.raises(ValueError, match="alpha='auto' changes what they weigh"):
+        make_model(alpha="auto").train(**QUICK | {setting: True})
 
 
 def test_the_pair_as_style_target(cells):
@@ -567,6 +619,16 @@ def test_a_collapsed_embedding_warns_and_names_the_remedy():
     assert "COLLAPSED" in repr(model)
 
 
+def test_an_embedding_that_tells_nothing_warns_without_being_a_point(monkeypatch):
+    model = make_model(alpha=0)
+    rng = np.random.default_rng(0)
+    noise = torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(48, 6))), dim=1).numpy()
+    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
+    with pytest.warns(UserWarning, match=r"z_c has learned nothing \(spread 0\.9"):
+        model.train(**QUICK)
+    assert model.health["collapsed"] == 0 and model.health["learned_c"] <= 0
+
+
 @pytest.mark.parametrize(
     ("alpha", "remedy"),
     [(0, r"no invariance to blame \(alpha 0\): raise lr, or train"), (0.5, r"try about 0.01; or train")],
@@ -640,6 +702,8 @@ def test_bad_training_settings_are_said_before_any_work(kwargs, said):
     ("kwargs", "said"),
     [
         ({"alpha": -1}, "alpha weighs the invariance loss and cannot be negative"),
+        ({"alpha": "much"}, "alpha='much' is not known: give a number, or 'auto'"),
+        ({"alpha": "auto", "invariance": "listing"}, "alpha='auto' knows the scale of invariance='variance'"),
         ({"smoothing": 1}, "smoothing is a probability below 1, at which labels say nothing; got 1"),
         ({"style_target": "y"}, "style_target='y' is not known"),
         ({"invariance": "share"}, "invariance='share' is not known: use one of variance, listing"),

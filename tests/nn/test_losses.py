@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import losses as naive
 
-from scbd.nn import contrastive_ceiling, invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn import contrastive_ceiling, invariance_loss, log_normaliser, share_learned, supervised_contrastive_loss
 
 UNKNOWN: Any = "all"
 FORMS = ["listing", "formula", "mean", "mass"]
@@ -169,3 +169,39 @@ def test_float32_stays_close_to_float64():
 def test_bad_input_gets_a_sentence(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5, 2 / 3])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_the_share_learned_is_0_for_a_point_and_1_at_best(smoothing, include_self):
+    labels = torch.tensor([0] * 200 + [1] * 200)
+    settings: dict[str, Any] = {"smoothing": smoothing, "include_self": include_self}
+
+    def share(z: torch.Tensor, temperature: float) -> float:
+        loss = supervised_contrastive_loss(z, labels, temperature=temperature, **settings)
+        return float(share_learned(loss, labels, **settings))
+
+    point, apart = (
+        F.normalize(torch.ones(400, 4, dtype=torch.float64), dim=1),
+        torch.eye(4, dtype=torch.float64)[labels],
+    )
+    assert share(point, 0.1) == pytest.approx(0, abs=1e-5)
+    # labels in places of their own; a temperature can suit the smoothing of two equally frequent ones exactly
+    best = max(share(apart, temperature) for temperature in np.geomspace(0.03, 3, 200))
+    assert 0.999 < best <= 1 + 1e-6
+    # random directions tell less than nothing
+    assert share(unit(400, 4), 0.1) < 0
+
+
+def test_the_share_learned_is_of_what_the_labels_say():
+    labels = torch.tensor([0, 0, 0, 1])
+    # by hand: the entropy of the labels, without smoothing; the last has no partner, and says nothing
+    entropy = -0.75 * math.log(0.75)
+    assert float(share_learned(torch.tensor(0.9), labels)) == pytest.approx((0.75 * math.log(4) - 0.9) / entropy)
+    asked, frequency = 0.5 + 0.5 * 2 / 3, 2 / 3
+    divergence = asked * math.log(asked / frequency) + (1 - asked) * math.log((1 - asked) / (1 - frequency))
+    found = share_learned(torch.tensor(0.9), labels, smoothing=0.5, include_self=False)
+    # the one without a partner is asked nothing but to match anyone
+    assert float(found) == pytest.approx(((3 + 0.5) / 4 * math.log(3) - 0.9) / (0.75 * divergence))
+    for nothing in (torch.zeros(4, dtype=torch.long), torch.arange(4)):
+        assert float(share_learned(torch.tensor(1.0), nothing)) == 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from scbd.model._alpha import Alpha, AutoAlpha
 from scbd.nn import (
     AdditiveDecoder,
     Block,
@@ -14,6 +15,7 @@ from scbd.nn import (
     invariance_loss,
     invariance_statistic,
     log_normaliser,
+    share_learned,
     supervised_contrastive_loss,
 )
 from scbd.nn.groups import pair_codes
@@ -53,7 +55,7 @@ class SCBDModule(nn.Module):
     n_latent
         Dimension of both embeddings.
     alpha
-        Weight of the invariance loss.
+        Weight of the invariance loss, or ``"auto"``, see :class:`scbd.model._alpha.AutoAlpha`.
     temperature
         Temperature of all three losses.
     smoothing
@@ -77,7 +79,7 @@ class SCBDModule(nn.Module):
         *,
         encoder: str | nn.Module,
         n_latent: int,
-        alpha: float,
+        alpha: Alpha,
         temperature: float,
         smoothing: float,
         style_target: StyleTarget | None,
@@ -86,7 +88,16 @@ class SCBDModule(nn.Module):
         **preprocess: Any,
     ) -> None:
         super().__init__()
-        if not alpha >= 0:
+        if isinstance(alpha, str) and alpha != "auto":
+            msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
+            raise ValueError(msg)
+        if alpha == "auto" and invariance != "variance":
+            msg = (
+                f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
+                "choose one by a sweep (scbd.select_alpha)."
+            )
+            raise ValueError(msg)
+        if alpha != "auto" and not alpha >= 0:
             msg = f"alpha weighs the invariance loss and cannot be negative, got {alpha}."
             raise ValueError(msg)
         check_smoothing(smoothing)
@@ -99,6 +110,7 @@ class SCBDModule(nn.Module):
             msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
             raise ValueError(msg)
         self.alpha = alpha
+        self.auto_alpha = AutoAlpha() if alpha == "auto" else None
         self.temperature = temperature
         self.smoothing = smoothing
         self.style_target = style_target
@@ -114,10 +126,15 @@ class SCBDModule(nn.Module):
         """Where the parameters are."""
         return self.preprocess.mean.device
 
+    @property
+    def current_alpha(self) -> float | Tensor:
+        """Alpha as of now: the number given, or what ``"auto"`` has found so far, a scalar."""
+        return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
+
     def forward(
         self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """Losses of a batch: ``loss`` and its parts, that of z_c without smoothing; and ``z_c``, detached.
+        """Losses of a batch: ``loss`` and its parts, that of z_c without smoothing, and ``z_c``, without gradient.
 
         Parameters
         ----------
@@ -148,6 +165,7 @@ class SCBDModule(nn.Module):
         normaliser = log_normaliser(z_c, **shared)
         loss = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, log_normaliser=normaliser, **shared)
         parts = {"supervised_c": loss}
+        parts["learned_c"] = share_learned(loss.detach(), y, smoothing=self.smoothing, include_self=self.include_self)
         if self.smoothing:
             # shown as it would be without: beside the ceiling, a smoothed loss looks dead
             with torch.no_grad():
@@ -161,7 +179,7 @@ class SCBDModule(nn.Module):
         else:
             kind = self.invariance
             parts["invariance_c"] = invariance_loss(z_c, e, reduction=kind, log_normaliser=normaliser, **shared)
-        return {"loss": loss + ramp * self.alpha * parts["invariance_c"], **parts, "z_c": z_c.detach()}
+        return {"loss": loss + ramp * self.current_alpha * parts["invariance_c"], **parts, "z_c": z_c.detach()}
 
     def compile_blocks(self) -> None:
         """Let :func:`torch.compile` have both blocks, in place: parameters and their names stay."""

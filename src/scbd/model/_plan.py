@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from scbd.model._alpha import AutoAlpha
+
 
 # enough embeddings to see how many directions are in use, few enough to cost nothing
 _HEALTH_CELLS = 8192
@@ -54,6 +56,8 @@ class TrainingPlan(pl.LightningModule):
         self.seed = seed
         self.settings = dict(settings or {})
         self._embeddings: list[Tensor] = []
+        if self._auto_alpha is not None:  # a plan is one run; a resumed one gets its state back from the checkpoint
+            self._auto_alpha.reset()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
@@ -69,10 +73,13 @@ class TrainingPlan(pl.LightningModule):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         losses = self.module(**batch, ramp=warm, generator=generator)
         self._log("train", losses, len(batch["y"]))
+        if self._auto_alpha is not None:
+            self.log("alpha", self._auto_alpha.alpha, on_step=True, on_epoch=False)
+            self._auto_alpha.observe(losses["learned_c"])
         return losses["loss"]
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Losses of a validation batch, at the final alpha."""
+        """Losses of a validation batch, at the final alpha, or at what ``"auto"`` has found so far."""
         losses = self.module(**batch)
         self._log("validation", losses, len(batch["y"]))
         if "z_c" in losses and sum(map(len, self._embeddings)) < _HEALTH_CELLS:
@@ -98,6 +105,11 @@ class TrainingPlan(pl.LightningModule):
         if changed:
             msg = f"The checkpoint belongs to a run with other settings ({'; '.join(changed)}): repeat that run's."
             raise ValueError(msg)
+
+    @property
+    def _auto_alpha(self) -> AutoAlpha | None:
+        """Of modules whose alpha follows what is learned; a decoder's objective holds it where it is."""
+        return getattr(self.module, "auto_alpha", None)
 
     def _log(self, part: str, losses: dict[str, Tensor], batch_size: int) -> None:
         for name, value in losses.items():

@@ -9,11 +9,19 @@ import numpy as np
 import torch
 
 from scbd._keys import IMAGE_REGISTRY
+from scbd.model._alpha import GENTLE_ALPHA, Alpha
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
 from scbd.model._module import Invariance, SCBDModule, StyleTarget
 from scbd.model._summary import summary
-from scbd.nn import contrastive_ceiling, effective_rank, spread, supervised_contrastive_loss
+from scbd.nn import (
+    contrastive_ceiling,
+    effective_rank,
+    log_normaliser,
+    share_learned,
+    spread,
+    supervised_contrastive_loss,
+)
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -22,8 +30,6 @@ if TYPE_CHECKING:
     from scbd.data import ImageDataModule
     from scbd.nn.preprocess import Intensity
 
-# chosen on coloured digits and a simulated screen: docs/research.md
-_ALPHA = 0.01
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
 # trained in bfloat16 they end where float32 does: docs/performance.md
@@ -84,7 +90,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         adata: AnnData | None = None,
         encoder: str | nn.Module = "resnet18",
         n_latent: int = 64,
-        alpha: float = _ALPHA,
+        alpha: Alpha = GENTLE_ALPHA,
         temperature: float = 0.1,
         smoothing: float = 2 / 3,
         style_target: StyleTarget | None = "e",
@@ -123,45 +129,48 @@ class SCBDModel(DecodeMixin, ImageModel):
     def health(self) -> dict[str, float]:
         """How alive z_c was at the end of training; empty before.
 
-        ``supervised_c``: its supervised loss; ``ceiling``: that of a point, log B; ``spread``: its total variance,
-        between 0 (a point) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0.
+        ``supervised_c``: its supervised loss; ``ceiling``: that of a point, log B; ``learned_c``: share of what the
+        labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``spread``: its total variance, between 0 (a
+        point) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``:
+        alpha, or where ``"auto"`` ended.
         """
         return self.health_
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Look at z_c on a batch, and warn if it is a point."""
-        batch = data.example_batch()
-        z_c = torch.from_numpy(self._embed_batch(batch["images"]))
-        loss = float(
-            supervised_contrastive_loss(
-                z_c, batch["y"], temperature=self.module.temperature, include_self=self.module.include_self
-            )
-        )
-        ceiling = contrastive_ceiling(len(z_c), include_self=self.module.include_self)
+        """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""
+        batch, module = data.example_batch(), self.module
+        z_c, y = torch.from_numpy(self._embed_batch(batch["images"])), batch["y"]
+        shared: dict[str, Any] = {"temperature": module.temperature, "include_self": module.include_self}
+        shared["log_normaliser"] = log_normaliser(z_c, **shared)
+        loss = float(supervised_contrastive_loss(z_c, y, **shared))
+        smoothed = supervised_contrastive_loss(z_c, y, smoothing=module.smoothing, **shared)
+        learned = share_learned(smoothed, y, smoothing=module.smoothing, include_self=module.include_self)
         health = {
             "supervised_c": loss,
-            "ceiling": ceiling,
+            "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),
+            "learned_c": float(learned),
             "spread": spread(z_c),
             "effective_rank": effective_rank(z_c),
         }
-        collapsed = health["spread"] < _COLLAPSED_SPREAD * self.module.temperature
-        self.health_ = health | {"collapsed": float(collapsed)}
-        if collapsed:
+        collapsed = health["spread"] < _COLLAPSED_SPREAD * module.temperature
+        self.health_ = health | {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
+        if collapsed or health["learned_c"] <= 0:
+            what = "collapsed to a point" if collapsed else "learned nothing"
             msg = (
-                f"z_c has collapsed to a point (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that "
-                f"of a point is {ceiling:.2f}): it says nothing. {self._remedy(data.batch_size)}"
+                f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that of a "
+                f"point is {health['ceiling']:.2f}). {self._remedy(data.batch_size)}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
 
     def _remedy(self, batch_size: int) -> str:
         """What to do about a collapse."""
-        alpha, longer = self.module.alpha, "train for longer, if this was a handful of steps"
+        alpha, longer = float(self.module.current_alpha), "train for longer, if this was a handful of steps"
         if not alpha:
             return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
         if self.module.invariance == "variance":
-            instead = f"about {min(alpha / 10, _ALPHA):g}"
+            instead = f"about {min(alpha / 10, GENTLE_ALPHA):g}"
         else:
-            instead = f"invariance='variance' with its default of {_ALPHA:g}, or about {alpha / 10:g}"
+            instead = f"invariance='variance' with its default of {GENTLE_ALPHA:g}, or about {alpha / 10:g}"
         return f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}; or {longer}."
 
     def _embed_batch(self, images: torch.Tensor) -> np.ndarray:

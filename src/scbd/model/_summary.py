@@ -26,7 +26,7 @@ def summary(model: SCBDModel) -> str:
         f"            → {shapes[1]}, intensity {module.preprocess.intensity}",
         f"  blocks    {blocks}: {encoder} → r ({module.content.n_features}) → z ({module.content.n_latent}), "
         f"{n_parameters:,} parameters",
-        f"  objective alpha {module.alpha:g} ({module.invariance}), temperature {module.temperature:g}, "
+        f"  objective alpha {_alpha(model)} ({module.invariance}), temperature {module.temperature:g}, "
         f"smoothing {module.smoothing:.2g}{style}",
     ]
     precision = model.training_settings_["precision"] if model.is_trained_ else "auto"
@@ -48,6 +48,13 @@ def summary(model: SCBDModel) -> str:
         together = "with the encoders" if decoder["joint"] else "on frozen blocks"
         lines.append(f"  decoder   {decoder['likelihood']}, width {decoder['width']}, trained {together}")
     return "\n".join([*lines, "  next      get_latent_representation(block='c')"])
+
+
+def _alpha(model: SCBDModel) -> str:
+    module = model.module
+    if module.auto_alpha is None:
+        return f"{module.alpha:g}"
+    return f"auto, {float(module.current_alpha):.2g} in the end" if model.is_trained_ else "auto"
 
 
 def _cells(model: SCBDModel) -> str:

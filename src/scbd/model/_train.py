@@ -144,7 +144,7 @@ class TrainMixin:
         Warns
         -----
         UserWarning
-            If z_c has collapsed to a point.
+            If z_c has collapsed to a point, or tells no more than one.
         """
         settings = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
         self._finish(self._train(self.module, **settings, **trainer_kwargs), continues=ckpt_path is None)
@@ -188,6 +188,14 @@ class TrainMixin:
             raise ValueError(msg)
         if (max_steps, max_epochs) != (None, None) and max(max_steps or 0, max_epochs or 0) < 1:
             msg = f"max_steps={max_steps}, max_epochs={max_epochs}: train for at least one step."
+            raise ValueError(msg)
+        if getattr(objective, "auto_alpha", None) is not None and (
+            fit_kwargs["load_best"] or fit_kwargs["early_stopping"]
+        ):
+            msg = (
+                "load_best and early_stopping compare validation losses over a run, in which alpha='auto' changes what "
+                "they weigh: leave both out, or give alpha a number."
+            )
             raise ValueError(msg)
         source, y, e = self._training_inputs()
         parts = self._split(split, y, e, train_size, validation_size, seed)

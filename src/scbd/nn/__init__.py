@@ -3,7 +3,13 @@
 from scbd.nn.decoders import AdditiveDecoder
 from scbd.nn.encoders import ENCODERS, Block, Features, build_encoder
 from scbd.nn.health import effective_rank, spread
-from scbd.nn.losses import contrastive_ceiling, invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn.losses import (
+    contrastive_ceiling,
+    invariance_loss,
+    log_normaliser,
+    share_learned,
+    supervised_contrastive_loss,
+)
 from scbd.nn.preprocess import Preprocess, random_orientation
 from scbd.nn.variance import explained_variance, invariance_statistic
 
@@ -22,5 +28,6 @@ __all__ = [
     "log_normaliser",
     "random_orientation",
     "spread",
+    "share_learned",
     "supervised_contrastive_loss",
 ]

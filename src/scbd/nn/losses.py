@@ -261,6 +261,42 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
     return math.log(batch_size if include_self else batch_size - 1)
 
 
+def share_learned(loss: Tensor, labels: Tensor, *, smoothing: float = 0.0, include_self: bool = True) -> Tensor:
+    r"""Share of what the labels say that an embedding tells: 0 for a point, 1 at best, negative below a point.
+
+    A point matches an anchor of label :math:`u` with its own as often as that occurs, :math:`\pi_u`. The loss asks for
+    :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`. An embedding that does what is asked is below the
+    point (:func:`contrastive_ceiling`) by a Kullback-Leibler divergence, the mean over anchors of
+
+    .. math:: m_u \log \frac{m_u}{\pi_u} + (1 - m_u) \log \frac{1 - m_u}{1 - \pi_u},
+
+    which without smoothing is the entropy of the labels. The share is what a loss is lower by, in units of that.
+    Anchors without a partner say nothing, on either side.
+
+    Parameters
+    ----------
+    loss
+        What :func:`supervised_contrastive_loss` returned for these labels, with ``reduction="mean"``.
+    labels
+        Integer labels, shape ``(B,)``.
+    smoothing, include_self
+        As in the loss.
+
+    Returns
+    -------
+    A scalar; 0 where all cells have one label, or each its own, which says nothing.
+    """
+    n_positives, size = Groups(labels).n_others, len(labels)
+    partnered = n_positives > 0
+    asked = 1 - smoothing + smoothing * n_positives / (size - 1)
+    frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)
+    informative = partnered & (frequency < 1)
+    divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
+    most = torch.where(informative, divergence, 0.0).mean()
+    of_a_point = torch.where(partnered, 1.0, smoothing).mean() * contrastive_ceiling(size, include_self=include_self)
+    return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
+
+
 def check_smoothing(smoothing: float) -> None:
     """Raise ``ValueError`` unless labels still say something."""
     if not 0 <= smoothing < 1:
