@@ -158,8 +158,15 @@ def colored_mnist(
         n_first = round(0.8 * len(keep)) if part == "train" else 0
         rest = "validation" if part == "train" else "test"
         split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
-    parts = (np.concatenate(part) for part in (grey, digits, split))
-    return _colored(*parts, seed, colored=colored, n_environments=n_environments, imbalance=imbalance)
+    return _colored(
+        np.concatenate(grey),
+        np.concatenate(digits),
+        np.concatenate(split),
+        seed,
+        colored=colored,
+        n_environments=n_environments,
+        imbalance=imbalance,
+    )
 
 
 def read_idx(path: Path) -> np.ndarray:

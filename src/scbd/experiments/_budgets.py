@@ -48,17 +48,52 @@ def cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 
 def cmnist_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """Colored MNIST with our form of invariance at its default, between a random encoder and an oracle."""
+    """Colored MNIST with our form of invariance, between a random encoder and an oracle."""
     model, training = _size("colored_mnist", budget)
     model |= _OURS
     training |= _our_training(budget, max_steps=1500)
     trials = []
     for seed in range(_seeds(n_seeds, budget, 10, 3)):
-        trials.append(_scbd("colored_mnist", budget, seed, model | {"alpha": _OURS_ALPHA}, training))
+        trials.append(_scbd("colored_mnist", budget, seed, model | {"alpha": "auto"}, training))
         if seed < 3:
+            trials.append(_scbd("colored_mnist", budget, seed, model | {"alpha": _OURS_ALPHA}, training))
             free = model | {"alpha": 0.0}
             trials.append(_scbd("colored_mnist", budget, seed, free, training | UNTRAINED, "random encoder"))
             trials.append(_scbd("colored_mnist", budget, seed, free, training, "oracle", colored=False))
+    return trials
+
+
+def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: where z_c learns, goes blind or dies, by form, alpha, batch, environments and labels."""
+    model, training = _size("colored_mnist", budget)
+    # many short runs: which regime it is shows early
+    training |= {"load_best": False, "max_steps": {"smoke": 10, "small": 300, "paper": 5000}[budget]}
+    data = {} if budget == "smoke" else {"n_train": 20_000, "n_test": 5000}
+    few: dict[str, Sequence[float]] = {"listing": (1, 10, 100), "variance": (0.01, 0.03, 0.1)}
+    many: dict[str, Sequence[float]] = {
+        "listing": (1, 3, 10, 30, 100, 256),
+        "variance": (0.003, 0.01, 0.03, 0.1, 0.3),
+        "mean": (1, 10, 100),
+        "mass": (1, 10, 100),
+    }
+    batch = training["batch_size"]
+    # what is swept, on which data, in which batches
+    plan: list[tuple[dict[str, Sequence[float]], dict[str, Any], int]] = [(many, {}, batch), (few, {}, batch // 4)]
+    plan += [(few, {"n_environments": 8}, batch)]
+    if budget != "smoke":
+        plan[1] = (many, {}, batch // 4)
+        plan += [(few, {}, batch * 4), (few, {"n_environments": 34}, batch)]
+        plan += [(few, {"n_environments": 34, "imbalance": 0.6}, batch)]
+        plan += [(few, {"n_digits": n}, batch) for n in (5, 2)]
+    trials = []
+    for seed, (forms, cells, size) in product(range(_seeds(n_seeds, budget, 1, 3)), plan):
+        # without invariance, all contrastive forms are one
+        settings = [_form(form) | {"alpha": 0.0} for form in few]
+        settings += [_form(form) | {"alpha": float(a)} for form, alphas in forms.items() for a in alphas]
+        if forms is many:
+            settings += [_form("listing") | {"alpha": 10.0, "include_self": False}]
+        how = training | {"batch_size": size}
+        trials += [_scbd("colored_mnist", budget, seed, model | form, how, **data | cells) for form in settings]
     return trials
 
 
@@ -119,7 +154,7 @@ def screen_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
     data = _SCREENS[budget] | {"well_imbalance": 0.6}
     data["n_cells"] *= 5  # so many that few are known by heart; a fifth is not learned from
     systems = [{"alpha": alpha} for alpha in (0.0, 1.0, 8.0)]
-    systems += [_OURS | {"alpha": alpha} for alpha in (0.0, _OURS_ALPHA)]
+    systems += [_OURS | {"alpha": alpha} for alpha in (0.0, _OURS_ALPHA, "auto")]
     return [
         Trial("batch correction of new cells", "simulated_screen", "SCBD", seed, data, model | system, training)
         for seed in range(_seeds(n_seeds, budget, 3, 3))
@@ -166,6 +201,11 @@ def _size(dataset: str, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]
 def _our_training(budget: Budget, **small: Any) -> dict[str, Any]:
     """The last weights; at the small budget, larger batches: the statistic is sharper at the same price."""
     return {"load_best": False} | ({"batch_size": 1024} | small if budget == "small" else {})
+
+
+def _form(form: str) -> dict[str, Any]:
+    """Our objective, or the published one with a contrastive form of invariance; z_c alone."""
+    return _OURS if form == "variance" else _PUBLISHED | {"invariance": form, "style_target": None}
 
 
 def _scbd(

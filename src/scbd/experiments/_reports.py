@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 
@@ -11,49 +11,38 @@ from scbd import pl
 from scbd.experiments._assumption import in_out_correlation
 from scbd.experiments._files import save_figure
 from scbd.experiments._published import HELD_OUT, TABLE_1
+from scbd.experiments._tables import Column, markdown, mean_sd, only, percent, table, value_of, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-class Column(NamedTuple):
-    """How a score is shown."""
-
-    name: str
-    factor: float = 1.0
-    digits: int = 2
-
-
-def _percent(name: str) -> Column:
-    return Column(f"{name}, %", 100.0, 1)
-
-
 ACCURACIES = {
-    "r_c in": _percent("in distribution"),
-    "r_c out": _percent("out of distribution"),
-    "z_c in": _percent("z_c in"),
-    "z_c out": _percent("z_c out"),
-    "e from r_c": _percent("e from r_c"),
-    "e from z_c": _percent("e from z_c"),
+    "r_c in": percent("in distribution"),
+    "r_c out": percent("out of distribution"),
+    "z_c in": percent("z_c in"),
+    "z_c out": percent("z_c out"),
+    "e from r_c": percent("e from r_c"),
+    "e from z_c": percent("e from z_c"),
 }
-_HEALTH = {
+HEALTH = {
     "supervised_c": Column("L_c"),
     "ceiling": Column("of a point"),
+    "learned_c": Column("learned"),
     "spread": Column("spread"),
     "effective_rank": Column("rank", digits=1),
+    "final_alpha": Column("alpha at the end", digits=3),
 }
 _COUNTERFACTUALS = {
-    "digit kept": _percent("digit kept"),
-    "color moved": _percent("colour moved"),
+    "digit kept": percent("digit kept"),
+    "color moved": percent("colour moved"),
     "shade error": Column("shade error"),
-    "digit reconstructed": _percent("digit reconstructed"),
-    "color reconstructed": _percent("colour reconstructed"),
+    "digit reconstructed": percent("digit reconstructed"),
+    "color reconstructed": percent("colour reconstructed"),
     "mse": Column("squared error", digits=4),
     "mse of the mean image": Column("of the mean image", digits=4),
-    "reader": _percent("reader on originals"),
+    "reader": percent("reader on originals"),
 }
 _CORRECTION = {
     "relationship_area": Column("area, complexes", digits=3),
@@ -93,7 +82,7 @@ def bounded_report(frame: pd.DataFrame, out: Path) -> str:
     """Accuracy between an encoder that was never trained and an oracle: a table."""
     systems = ["random encoder", "SCBD", "oracle"]
     frame = frame.sort_values("system", key=lambda names: names.map(systems.index), kind="stable")
-    return _table(frame.assign(name=_names(frame)), ["name"], ACCURACIES | _HEALTH)
+    return table(frame.assign(name=_names(frame)), ["name"], ACCURACIES | HEALTH)
 
 
 def ablation_report(frame: pd.DataFrame, out: Path) -> str:
@@ -105,12 +94,12 @@ def ablation_report(frame: pd.DataFrame, out: Path) -> str:
     tables, figure = [], plt.figure(figsize=(12, 3.4), layout="constrained")
     axes = figure.subplots(1, len(_FACTORS))
     for ax, (factor, name) in zip(axes, _FACTORS.items(), strict=True):
-        part = _only(frame, {column: value for column, value in base.items() if column != factor})
+        part = only(frame, {column: value for column, value in base.items() if column != factor})
         part = part.sort_values(factor, kind="stable")
         pl.sweep(part, factor, {"r_c in": "in distribution", "r_c out": "out of distribution"}, ax=ax).set(xlabel=name)
-        tables.append(f"**{name}**\n\n" + _table(part, [factor], ACCURACIES | _HEALTH))
-    part = _only(frame, {column: base[column] for column in _FACTORS})
-    tables.append("**style target** (none: a single block)\n\n" + _table(part, ["style_target", "alpha"], ACCURACIES))
+        tables.append(f"**{name}**\n\n" + table(part, [factor], ACCURACIES | HEALTH))
+    part = only(frame, {column: base[column] for column in _FACTORS})
+    tables.append("**style target** (none: a single block)\n\n" + table(part, ["style_target", "alpha"], ACCURACIES))
     save_figure(figure, out / "ablations.png")
     return "\n\n".join(tables)
 
@@ -118,14 +107,16 @@ def ablation_report(frame: pd.DataFrame, out: Path) -> str:
 def correction_report(frame: pd.DataFrame, out: Path) -> str:
     """Biology up, batch down: a table and the paper's figure of two panels."""
     by = [column for column in ("system", "invariance", "alpha") if column in frame]
-    frame = frame.sort_values(by, ascending=[column != "system" for column in by], kind="stable")
+    ranks = {"alpha": lambda alphas: pd.to_numeric(alphas, errors="coerce")}  # "auto" comes last
+    for column in reversed(by):
+        frame = frame.sort_values(column, ascending=column != "system", kind="stable", key=ranks.get(column))
     named = frame.assign(name=_names(frame))
     order = list(named["name"].unique())
     long = named.melt("name", [c for c in _CORRECTION if c in named], "metric", "value").dropna()
     long = long.rename(columns={"name": "representation"}).assign(key="")
     long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
     save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
-    return _table(named, ["name"], _CORRECTION | _HEALTH)
+    return table(named, ["name"], _CORRECTION | HEALTH)
 
 
 def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
@@ -134,12 +125,12 @@ def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
     frame = frame.assign(decoder=pd.Series(together, frame.index).map({True: "with encoders", False: "after"}))
     by = ["alpha", "decoder"]
     frame = frame.sort_values(by, kind="stable")
-    return _table(frame, by, _COUNTERFACTUALS) + "\n\n" + _table(frame, by, ACCURACIES | _HEALTH)
+    return table(frame, by, _COUNTERFACTUALS) + "\n\n" + table(frame, by, ACCURACIES | HEALTH)
 
 
 def long_report(frame: pd.DataFrame, out: Path) -> str:
     """The course of z_c over a long run; ``runs/`` has the histories."""
-    text = _table(frame.assign(name=_names(frame)), ["name", "steps"], ACCURACIES | _HEALTH)
+    text = table(frame.assign(name=_names(frame)), ["name", "steps"], ACCURACIES | HEALTH)
     for key, ceiling in zip(frame["key"], frame["ceiling"], strict=True):
         path = out / "runs" / key / "history.csv"
         if path.is_file():
@@ -155,9 +146,9 @@ def settings_table(frame: pd.DataFrame) -> str:
     lines = [["system", *(column.replace("_", " ") for column in columns), "runs", "minutes a run"]]
     lines.append(["---"] * len(lines[0]))
     for system, part in frame.groupby("system", sort=False):
-        cells = [_values(part[column]) if column in part else "–" for column in columns]
-        lines.append([str(system), *cells, str(len(part)), _mean_sd(part["seconds"], Column("", 1 / 60, 1))])
-    return _markdown(lines)
+        cells = [values_of(part[column]) if column in part else "–" for column in columns]
+        lines.append([str(system), *cells, str(len(part)), mean_sd(part["seconds"], Column("", 1 / 60, 1))])
+    return markdown(lines)
 
 
 def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
@@ -168,7 +159,7 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
     rows = pd.concat([part for part in (control, scbd.sort_values("alpha", kind="stable"), own) if len(part)])
     rows = rows.assign(name=_names(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
-    text = _table(rows, ["name"], ACCURACIES | _HEALTH, published=published)
+    text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
     suffix = f"_{environment}" if environment else ""
     if len(scbd):
         shown = {"r_c in": "in distribution", "r_c out": "out of distribution", "z_c out": "out, z_c itself"}
@@ -199,49 +190,7 @@ def _names(frame: pd.DataFrame) -> pd.Series:
         return frame["system"]
     several = "invariance" in frame and frame.loc[scbd, "invariance"].nunique() > 1
     what = frame["invariance"] if several else frame["system"]
-    return frame["system"].where(~scbd, what + ", alpha " + frame["alpha"].map("{:g}".format))
-
-
-def _table(
-    frame: pd.DataFrame,
-    by: Sequence[str],
-    scores: Mapping[str, Column],
-    *,
-    published: Mapping[str, str] | None = None,
-) -> str:
-    """Mean ± sd of each score over the rows of each group, in the order of the frame, as Markdown."""
-    scores = {key: column for key, column in scores.items() if key in frame and frame[key].notna().any()}
-    head = [*by, *(column.name for column in scores.values()), "runs", *(["paper: out, %"] if published else [])]
-    lines = [head, ["---"] * len(head)]
-    for group, part in frame.groupby(list(by), sort=False):
-        cells = [f"{v:g}" if isinstance(v, float) else str(v) for v in group]
-        cells += [_mean_sd(part[key], column) for key, column in scores.items()] + [str(len(part))]
-        lines.append([*cells, published.get(str(group[0]), "")] if published else cells)
-    return _markdown(lines)
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _values(values: pd.Series) -> str:
-    """The different values of a setting."""
-    found = sorted(values.dropna().unique())
-    return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found) or "–"
-
-
-def _mean_sd(values: pd.Series, column: Column) -> str:
-    values = values.dropna() * column.factor
-    if values.empty:
-        return "–"
-    text = f"{values.mean():.{column.digits}f}"
-    return text if len(values) < 2 else f"{text} ± {values.std():.{column.digits}f}"
-
-
-def _only(frame: pd.DataFrame, values: Mapping[str, object]) -> pd.DataFrame:
-    for column, value in values.items():
-        frame = frame[frame[column] == value]
-    return frame
+    return frame["system"].where(~scbd, what + ", alpha " + frame["alpha"].map(value_of))
 
 
 def _figure(ax: Axes) -> Figure:

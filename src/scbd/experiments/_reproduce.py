@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd.experiments import _budgets, _reports
+from scbd.experiments import _budgets, _regimes, _reports
 from scbd.experiments._budgets import Budget
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._files import write_table, write_text
@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "cmnist": Experiment(_budgets.cmnist, _reports.generalization_report),
     "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
+    "cmnist-map": Experiment(_budgets.cmnist_map, _regimes.map_report),
     "cmnist-variance": Experiment(_budgets.cmnist_variance, _reports.bounded_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
     "camelyon17": Experiment(_budgets.camelyon17, _reports.generalization_report),
@@ -76,6 +77,7 @@ def reproduce(
     name
         ``"cmnist"``, ``"camelyon17"``, ``"rxrx1"``, ``"pacs"``, ``"vlcs"`` (alpha against accuracy in and out of
         distribution); ``"cmnist-ablations"``, ``"camelyon17-ablations"``; ``"cmnist-long"`` (one long run);
+        ``"cmnist-map"`` (regimes of alpha);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"`` (batch
         correction).

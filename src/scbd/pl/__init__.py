@@ -4,11 +4,13 @@ from scbd.pl._benchmark import benchmark, complexes, relationship_curve
 from scbd.pl._counterfactuals import counterfactuals
 from scbd.pl._history import history
 from scbd.pl._images import cells
-from scbd.pl._sweeps import in_against_out, sweep
+from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep
 from scbd.pl._umap import umap, umap_blocks
 
 __all__ = [
+    "alpha_curve",
     "benchmark",
+    "by_group",
     "cells",
     "complexes",
     "counterfactuals",

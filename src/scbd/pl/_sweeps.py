@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
 
 # told apart in grey as well
-_STYLES = [("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":")]
+_STYLES = [
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", "--"),
+    ("#009E73", "^", "-."),
+    ("#CC79A7", "D", ":"),
+    ("k", "v", "-"),
+]
 
 
 def sweep(
@@ -50,10 +56,7 @@ def sweep(
     """
     import matplotlib.pyplot as plt
 
-    missing = [column for column in (setting, *scores) if column not in frame]
-    if missing:
-        msg = f"The frame has no column {missing[0]!r} to draw (its columns: {', '.join(map(str, frame.columns))})."
-        raise KeyError(msg)
+    _require(frame, [setting, *scores])
     if ax is None:
         _, ax = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
     values = list(frame[setting].drop_duplicates())
@@ -70,6 +73,67 @@ def sweep(
     ax.set(xlabel=setting)
     ax.legend(frameon=False, fontsize="small")
     return ax
+
+
+def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: Axes | None = None) -> Axes:
+    """Draw one score at each value of a setting, one line a group, with standard deviation over seeds.
+
+    Parameters
+    ----------
+    frame
+        Rows of an experiment, one a run.
+    setting
+        Column of the setting; its values stand at equal distances.
+    score
+        Column to draw.
+    group
+        Column that tells the lines apart; five values at most.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    """
+    _require(frame, [setting, score, group])
+    wide = frame.assign(_seed=frame.groupby([setting, group]).cumcount())
+    wide = wide.pivot(index=[setting, "_seed"], columns=group, values=score).reset_index()
+    return sweep(wide, setting, {value: f"{value}" for value in frame[group].sort_values().unique()}, ax=ax)
+
+
+def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes | None = None) -> Axes:
+    """Draw accuracy of the perturbation and of the environment against alpha, and where alpha was chosen.
+
+    Parameters
+    ----------
+    runs, alpha, threshold
+        Of :class:`scbd.experiments.AlphaSelection`.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+    """
+    shown = {"accuracy": "perturbation from $z_c$", "e from z_c": "environment from $z_c$"}
+    shown |= {"e from r_c": "environment from $r_c$"}
+    ax = sweep(runs, "alpha", {column: name for column, name in shown.items() if column in runs}, ax=ax)
+    ax.axhline(threshold, color="0.5", ls=":", lw=0.8)
+    ax.axvline(sorted(runs["alpha"].unique()).index(alpha), color="0.5", lw=0.8)
+    ax.set(ylabel="accuracy", ylim=(0, 1.02), title=f"chosen: alpha {alpha:g}")
+    return ax
+
+
+def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        msg = f"The frame has no column {missing[0]!r} to draw (its columns: {', '.join(map(str, frame.columns))})."
+        raise KeyError(msg)
 
 
 def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own out", ax: Axes | None = None) -> Axes:
