@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scbd import baselines, data, datasets, experiments, metrics, model, nn, pl
+    from scbd.experiments import select_alpha
     from scbd.model import SCBDModel
 
 __version__ = version("scbd")
-__all__ = ["SCBDModel", "baselines", "data", "datasets", "experiments", "metrics", "model", "nn", "pl"]
+__all__ = [
+    "SCBDModel",
+    "baselines",
+    "data",
+    "datasets",
+    "experiments",
+    "metrics",
+    "model",
+    "nn",
+    "pl",
+    "select_alpha",
+]
 
-_HOMES = {"SCBDModel": "scbd.model"}
+_HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.experiments"}
 
 
 def __getattr__(name: str) -> Any:

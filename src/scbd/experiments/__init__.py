@@ -9,6 +9,7 @@ from scbd.experiments._protocols import PROTOCOLS
 from scbd.experiments._reproduce import EXPERIMENTS, reproduce
 from scbd.experiments._run import evaluate, run
 from scbd.experiments._scores import generalization_scores
+from scbd.experiments._selection import AlphaSelection, choose_alpha, select_alpha
 from scbd.experiments._systems import SYSTEMS
 from scbd.experiments._trials import Results, Trial
 
@@ -17,9 +18,11 @@ __all__ = [
     "EXPERIMENTS",
     "PROTOCOLS",
     "SYSTEMS",
+    "AlphaSelection",
     "Results",
     "Trial",
     "check_assumption",
+    "choose_alpha",
     "counterfactual_scores",
     "demo",
     "evaluate",
@@ -28,4 +31,5 @@ __all__ = [
     "reproduce",
     "run",
     "run_trials",
+    "select_alpha",
 ]

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scbd import datasets
+from scbd._keys import IMAGE_KEY
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pandas as pd
     from anndata import AnnData
@@ -24,7 +25,7 @@ class Dataset:
     loader
         Makes the table; takes ``seed``, and ``path`` where there are files.
     y_key, e_key
-        Columns of the label and of the environment.
+        Columns of the label and of the environment (several are crossed).
     has_files
         Whether there are files to give a path to.
     needs_path
@@ -33,15 +34,18 @@ class Dataset:
         Column of the guides, where each label has several.
     relations
         Known relations between labels, as a frame of ``source`` and ``target``.
+    image_key
+        Where in ``obsm`` the images are.
     """
 
     loader: Callable[..., AnnData]
     y_key: str
-    e_key: str
+    e_key: str | Sequence[str]
     has_files: bool = True
     needs_path: bool = True
     guide_key: str | None = None
     relations: Callable[[AnnData], pd.DataFrame] | None = None
+    image_key: str = IMAGE_KEY
 
     def load(self, path: str | os.PathLike[str] | None, seed: int, **kwargs: Any) -> AnnData:
         """Load the cells.

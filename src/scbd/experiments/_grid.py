@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
+    from scbd.experiments._datasets import Dataset
     from scbd.experiments._trials import Trial
 
 logger = logging.getLogger(__name__)
@@ -77,19 +78,19 @@ def run_trials(
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
     for number, (trial, adata) in enumerate(_with_data(todo, path), start=1):
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
-        run_trial(trial, adata, results, out / "runs" / trial.key)
+        run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key)
     return results.frame()
 
 
-def run_trial(trial: Trial, adata: AnnData, results: Results, directory: Path) -> None:
+def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, directory: Path) -> None:
     """Train and score one trial, and keep its row; its history stays in the directory.
 
     Parameters
     ----------
     trial
         What to run.
-    adata
-        The trial's data.
+    adata, dataset
+        The trial's data, and its columns.
     results
         Where the row goes.
     directory
@@ -99,7 +100,7 @@ def run_trial(trial: Trial, adata: AnnData, results: Results, directory: Path) -
     resumed = (directory / "last.ckpt").is_file()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scores, model = PROTOCOLS[trial.protocol](trial, adata, DATASETS[trial.dataset], directory)
+        scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, directory)
     said = sorted({str(warning.message) for warning in caught if warning.category is UserWarning})
     run = _machine() | {
         "seconds": round(time.perf_counter() - start, 1),

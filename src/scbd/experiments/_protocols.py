@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.data import hold_out_environments
+from scbd.data.fields import label_values
 from scbd.experiments._counterfactuals import counterfactual_scores
-from scbd.experiments._scores import HEALTH, correction_scores, generalization_scores
+from scbd.experiments._scores import HEALTH, correction_scores, generalization_scores, selection_scores
 from scbd.experiments._systems import FEATURES, trained
 
 if TYPE_CHECKING:
@@ -62,6 +64,18 @@ def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: P
     return scores | counterfactual_scores(adata, model, seed=trial.seed), model
 
 
+def selection(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Score what can be seen without a test environment, to choose a setting by."""
+    training, held_out = dict(trial.training), trial.data["held_out"]
+    if held_out:
+        environments = label_values(adata.obs, dataset.e_key).astype(str)
+        y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
+        training["split"] = hold_out_environments(environments, held_out, strata=[y], seed=trial.seed)
+    model = trained(trial, adata, dataset, directory, **training)
+    scored = model.test_indices if held_out else model.validation_indices
+    return selection_scores(adata, model, scored, y_key=dataset.y_key, e_key=dataset.e_key), model
+
+
 def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, Any]:
     net = None if dataset.relations is None else dataset.relations(adata)
     return correction_scores(
@@ -79,4 +93,5 @@ PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "batch correction": batch_correction,
     "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
+    "selection": selection,
 }

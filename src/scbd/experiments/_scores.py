@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.data.fields import label_values
 from scbd.metrics import benchmark, label_probe, predict_labels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     from anndata import AnnData
 
@@ -17,11 +20,13 @@ if TYPE_CHECKING:
 
 # of the probes of the environment: enough for the second digit
 _PROBE_CELLS = 20_000
-HEALTH = ("supervised_c", "ceiling", "spread", "effective_rank", "collapsed")
+# of an accuracy that a setting is chosen by
+_SELECTION_CELLS = 100_000
+HEALTH = ("supervised_c", "ceiling", "learned_c", "spread", "effective_rank", "collapsed", "final_alpha")
 
 
 def generalization_scores(
-    adata: AnnData, model: ImageModel, *, y_key: str, e_key: str, split_key: str = "split"
+    adata: AnnData, model: ImageModel, *, y_key: str, e_key: str | Sequence[str], split_key: str = "split"
 ) -> dict[str, float]:
     """Accuracy of y in and out of distribution, and how blind and how alive the content block is.
 
@@ -43,7 +48,7 @@ def generalization_scores(
     model's own classifier, if it has one; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
     environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
     """
-    split, y, e = (adata.obs[key].to_numpy() for key in (split_key, y_key, e_key))
+    split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
     # a third part, such as WILDS' unseen validation environment, is neither in nor out
     train, seen = split == "train", np.isin(split, ["train", "validation"])
     health = getattr(model, "health", {})
@@ -59,12 +64,72 @@ def generalization_scores(
         scores[f"e from {name}"] = probe["accuracy"]
     if hasattr(model, "predict"):
         scores |= _accuracies("own", model.predict(), y, split)
-    scores["e chance"] = float(np.unique(e[seen], return_counts=True)[1].max() / seen.sum())
+    scores["e chance"] = _largest_share(e[seen])
     return scores | {key: health[key] for key in HEALTH if key in health}
 
 
+def selection_scores(
+    adata: AnnData, model: ImageModel, scored: np.ndarray, *, y_key: str, e_key: str | Sequence[str]
+) -> dict[str, float]:
+    """Accuracy of y on cells that were not learned from, and how blind and how alive the content block is.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    model
+        Trained on some of them.
+    scored
+        Rows to predict y of; 100,000 of them at random if they are more, and so for training cells.
+    y_key, e_key
+        Columns of the label and of the environment.
+
+    Returns
+    -------
+    ``accuracy``: the nearest class mean on z_c, ``chance``: that of the most frequent class, ``cells``: how many were
+    scored; ``e from z_c``, ``e from r_c``: accuracy of a linear probe of the environment on training cells, and
+    ``e chance``; and what ``model.health`` says.
+
+    Raises
+    ------
+    ValueError
+        If no cell is left to score.
+    """
+    if not len(scored):
+        msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
+        raise ValueError(msg)
+    y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))
+    train, scored = _some(model.train_indices), _some(scored)
+    embedded = model.get_latent_representation(indices=train)
+    new = model.get_latent_representation(indices=scored)
+    predicted = predict_labels(embedded, y[train], new, classifier="nearest_mean")
+    scores = {
+        "accuracy": float(np.mean(predicted == y[scored])),
+        "chance": _largest_share(y[scored]),
+        "cells": float(len(scored)),
+        "e chance": _largest_share(e[train]),
+    }
+    intermediate = model.get_latent_representation(indices=train, representation="intermediate")
+    for name, representation in (("z_c", embedded), ("r_c", intermediate)):
+        scores[f"e from {name}"] = label_probe(representation, e[train], max_cells=_PROBE_CELLS)["accuracy"]
+    health = getattr(model, "health", {})
+    return scores | {key: health[key] for key in HEALTH if key in health}
+
+
+def _some(rows: np.ndarray) -> np.ndarray:
+    if len(rows) <= _SELECTION_CELLS:
+        return rows
+    return np.sort(np.random.default_rng(0).choice(rows, _SELECTION_CELLS, replace=False))
+
+
 def correction_scores(
-    adata: AnnData, embedding: np.ndarray, *, y_key: str, e_key: str, guide_key: str | None, net: pd.DataFrame | None
+    adata: AnnData,
+    embedding: np.ndarray,
+    *,
+    y_key: str,
+    e_key: str | Sequence[str],
+    guide_key: str | None,
+    net: pd.DataFrame | None,
 ) -> dict[str, float]:
     """Biology and batch in an embedding of all cells: the metrics of :func:`scbd.metrics.benchmark`.
 
@@ -84,6 +149,11 @@ def correction_scores(
     table = AnnData(obs=adata.obs, obsm={"embedding": embedding})
     frame = benchmark(table, ["embedding"], y_key=y_key, e_key=e_key, gene_key=y_key, guide_key=guide_key, net=net)
     return frame.set_index("metric")["value"].to_dict()
+
+
+def _largest_share(labels: np.ndarray) -> float:
+    """Accuracy of always naming the most frequent label."""
+    return float(np.unique(labels.astype(str), return_counts=True)[1].max() / len(labels))
 
 
 def _accuracies(name: str, predicted: np.ndarray, y: np.ndarray, split: np.ndarray) -> dict[str, float]:

@@ -50,7 +50,7 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, *
     """
     seed_everything(trial.seed)
     system = SYSTEMS[trial.system]
-    system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key)
+    system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key, image_key=dataset.image_key)
     model = system(adata, **trial.model)
     resume = "last" if (checkpoints / "last.ckpt").is_file() else None
     model.train(checkpoint_dir=checkpoints, ckpt_path=resume, seed=trial.seed, **(training or trial.training))

@@ -1,0 +1,278 @@
+"""Choose alpha after a sweep, from what can be seen without a test environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+from scbd._keys import IMAGE_KEY
+from scbd.data.fields import as_columns, label_values
+from scbd.experiments._datasets import Dataset
+from scbd.experiments._files import write_table
+from scbd.experiments._grid import run_trial
+from scbd.experiments._trials import Results, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+    from matplotlib.axes import Axes
+
+logger = logging.getLogger(__name__)
+
+Criterion = Literal["kept", "unseen"]
+
+# each form of the loss has a scale of its own
+_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
+# share of the accuracy above chance that invariance may not cost
+_KEEP = 0.97
+
+
+@dataclass(frozen=True)
+class AlphaSelection:
+    """What :func:`select_alpha` found.
+
+    Attributes
+    ----------
+    alpha
+        The choice.
+    criterion
+        How it was chosen.
+    threshold
+        Accuracy that the choice had to reach.
+    curve
+        One row an alpha: ``accuracy`` of the perturbation, its standard deviation ``sd`` over runs, accuracy of the
+        environment (``"e from z_c"``, ``"e from r_c"``), number of ``runs``, and whether it is ``kept`` (reaches the
+        threshold).
+    runs
+        One row a run, as :meth:`scbd.experiments.Results.frame` has them.
+    """
+
+    alpha: float
+    criterion: Criterion
+    threshold: float
+    curve: pd.DataFrame
+    runs: pd.DataFrame
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the curve, the threshold and the choice, see :func:`scbd.pl.alpha_curve`."""
+        from scbd import pl
+
+        return pl.alpha_curve(self.runs, self.alpha, self.threshold, ax=ax)
+
+    def __repr__(self) -> str:
+        """The choice and the curve, for a person."""
+        return f"alpha {self.alpha:g} ({self.criterion}: accuracy of at least {self.threshold:.3f})\n{self.curve}"
+
+
+def select_alpha(
+    adata: AnnData,
+    *,
+    y_key: str,
+    e_key: str | Sequence[str],
+    alphas: Sequence[float] | None = None,
+    criterion: Criterion = "kept",
+    n_folds: int | None = None,
+    n_seeds: int = 1,
+    out: str | os.PathLike[str] | None = None,
+    image_key: str = IMAGE_KEY,
+    model_kwargs: dict[str, Any] | None = None,
+    **train_kwargs: Any,
+) -> AlphaSelection:
+    """Train at several alphas, and choose one without looking at any test environment.
+
+    Parameters
+    ----------
+    adata
+        Cells, see :meth:`scbd.SCBDModel.setup_anndata`. Give a subset if they are many: what is wanted is one number.
+    y_key, e_key, image_key
+        Where perturbation, environment and images are.
+    alphas
+        To try, at least two. By default five between 0 and 0.1, or six between 0 and 100 for the contrastive forms of
+        invariance.
+    criterion
+        ``"kept"``: the largest alpha that keeps the accuracy of the perturbation on validation cells, see
+        :func:`choose_alpha`. ``"unseen"``: each environment is held out in turn, and accuracy is that on its cells;
+        takes at least three environments, and as many times the runs as there are folds.
+    n_folds
+        For ``"unseen"``: hold out environments in so many groups, rather than one by one.
+    n_seeds
+        Runs of each alpha (and fold) with different weights and batches.
+    out
+        Directory to keep finished runs in: called again with the same arguments, it goes on. It also gets ``runs.csv``
+        and ``curve.csv``.
+    model_kwargs, **train_kwargs
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``. z_s, which leaves z_c as it is, is left out unless
+        ``style_target`` asks for it.
+
+    Returns
+    -------
+    The choice, the curve, and all runs.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to choose from, or a setting is not known; before anything is trained.
+    KeyError
+        If a column is not there.
+    KeyboardInterrupt
+        If interrupted; with ``out``, finished runs are kept.
+
+    Examples
+    --------
+    >>> found = scbd.select_alpha(adata, y_key="gene", e_key="well", max_steps=2000)  # doctest: +SKIP
+    >>> found.plot()  # doctest: +SKIP
+    >>> model = scbd.SCBDModel(adata, alpha=found.alpha)  # doctest: +SKIP
+    """
+    model = {"style_target": None} | dict(model_kwargs or {})
+    alphas = _alphas(alphas, model.get("invariance", "variance"))
+    _check(criterion, n_folds, n_seeds, model, train_kwargs)
+    columns = as_columns(e_key)
+    names = np.unique(label_values(adata.obs, columns).astype(str))
+    folds = [[]] if criterion == "kept" else _folds(names, n_folds)
+    dataset = Dataset(lambda **_: adata, y_key, e_key if isinstance(e_key, str) else columns, image_key=image_key)
+    about = {"y_key": y_key, "e_key": columns, "image_key": image_key, "n_cells": adata.n_obs}
+    trials = [
+        Trial("selection", "cells", "SCBD", seed, about | {"held_out": fold}, model | {"alpha": alpha}, train_kwargs)
+        for seed in range(n_seeds)
+        for fold in folds
+        for alpha in alphas
+    ]
+    with ExitStack() as stack:
+        directory = Path(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        results = Results(directory / "rows")
+        for number, trial in enumerate(trials, start=1):
+            logger.info("Run %d of %d: alpha %g.", number, len(trials), trial.model["alpha"])
+            if trial not in results:
+                run_trial(trial, adata, dataset, results, directory / "runs" / trial.key)
+        frame = results.frame()
+        found = choose_alpha(frame[frame["key"].isin([trial.key for trial in trials])], criterion=criterion)
+        if out:
+            write_table(found.runs, directory / "runs.csv")
+            write_table(found.curve, directory / "curve.csv", index=True)
+    return found
+
+
+def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: float | None = None) -> AlphaSelection:
+    r"""Choose alpha from the runs of a sweep: the largest that costs no accuracy.
+
+    Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` that of always naming the
+    most frequent one, and :math:`s` the standard error of :math:`a`. The choice is the largest alpha up to which every
+    mean accuracy is at least
+
+    .. math:: c + \kappa\,(a - c) - s.
+
+    With ``"kept"``, accuracy is that of cells from the training environments, :math:`\kappa` is 0.97: invariance is as
+    strong as it can be while what is left out is little, and if it is given up for nothing, nothing is lost.
+    With ``"unseen"``, accuracy is that of held-out environments, which is what invariance is for; :math:`\kappa` is 1:
+    the one-standard-error rule, in favour of invariance.
+
+    Parameters
+    ----------
+    runs
+        One row a run: ``alpha``, ``accuracy``, ``chance``, ``cells`` (how many the accuracy is of).
+    criterion
+        See above.
+    keep
+        :math:`\kappa`, in place of the criterion's.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    ValueError
+        If there are fewer than two alphas, or ``keep`` is no share.
+
+    References
+    ----------
+    Breiman et al. (1984), Classification and regression trees: the one-standard-error rule.
+    """
+    missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
+    if missing:
+        msg = f"The runs have no column {missing[0]!r}; choose_alpha takes those of select_alpha."
+        raise KeyError(msg)
+    if runs["alpha"].nunique() < 2:
+        msg = "There is nothing to choose from: give the runs of at least two alphas."
+        raise ValueError(msg)
+    keep = {"kept": _KEEP, "unseen": 1.0}[criterion] if keep is None else keep
+    if not 0 <= keep <= 1:
+        msg = f"keep={keep} is the share of the best accuracy that has to be reached, between 0 and 1."
+        raise ValueError(msg)
+    groups = runs.groupby("alpha")
+    probes = [column for column in ("e from z_c", "e from r_c") if column in runs]
+    curve = groups[["accuracy", *probes]].mean()
+    curve.insert(1, "sd", groups["accuracy"].std())
+    curve["runs"] = groups.size()
+    best = curve["accuracy"].idxmax()
+    highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
+    error = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
+    if curve.loc[best, "runs"] > 1:
+        error = max(error, curve.loc[best, "sd"] / np.sqrt(curve.loc[best, "runs"]))
+    threshold = float(chance + keep * (highest - chance) - error)
+    curve["kept"] = curve["accuracy"] >= threshold
+    if criterion == "kept":
+        # beyond the first that fails, another may pass by luck
+        alpha = curve.index[curve["kept"].cummin() | (curve.index <= best)][-1]
+    else:
+        alpha = curve.index[curve["kept"]][-1]
+    return AlphaSelection(float(alpha), criterion, threshold, curve, runs)
+
+
+def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
+    if alphas is None:
+        alphas = _ALPHAS["variance" if invariance == "variance" else "listing"]
+    if any(isinstance(alpha, str) for alpha in alphas):
+        msg = "alphas must be numbers: alpha='auto' finds its own, in one run."
+        raise ValueError(msg)
+    chosen = sorted({float(alpha) for alpha in alphas})
+    if len(chosen) < 2 or chosen[0] < 0:
+        msg = f"alphas={list(alphas)}: give at least two different ones, none negative."
+        raise ValueError(msg)
+    return chosen
+
+
+def _check(criterion: str, n_folds: int | None, n_seeds: int, model: dict[str, Any], training: dict[str, Any]) -> None:
+    if criterion not in get_args(Criterion):
+        msg = f"criterion={criterion!r} is not known: use one of {', '.join(get_args(Criterion))}."
+        raise ValueError(msg)
+    if n_folds is not None and criterion != "unseen":
+        msg = "n_folds is for criterion='unseen', which holds environments out."
+        raise ValueError(msg)
+    if n_seeds < 1:
+        msg = f"n_seeds={n_seeds}: run at least one seed."
+        raise ValueError(msg)
+    taken = {"alpha", "registry"} & set(model) | {"seed", "checkpoint_dir", "ckpt_path"} & set(training)
+    if criterion == "unseen":
+        taken |= {"split"} & set(training)
+    if taken:
+        msg = f"{sorted(taken)[0]} is set by select_alpha itself: leave it out."
+        raise ValueError(msg)
+    if not isinstance(model.get("encoder", ""), str):
+        msg = "select_alpha makes a new model for every run: give encoder by name, a module would be trained on and on."
+        raise ValueError(msg)
+    if not isinstance(training.get("split", ""), (str, type(None))):
+        msg = "select_alpha keeps its settings with its results: give split as a column of obs."
+        raise ValueError(msg)
+
+
+def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
+    if len(names) < 3:
+        msg = (
+            f"criterion='unseen' holds environments out and learns invariance from the others: it takes three, there "
+            f"are {len(names)}; use criterion='kept'."
+        )
+        raise ValueError(msg)
+    n_folds = len(names) if n_folds is None else n_folds
+    if not 2 <= n_folds <= len(names) or -(-len(names) // n_folds) > len(names) - 2:
+        msg = f"n_folds={n_folds}, {len(names)} environments: hold out at least one at a time, and learn from two."
+        raise ValueError(msg)
+    order = np.random.default_rng(0).permutation(names)
+    return [sorted(map(str, part)) for part in np.array_split(order, n_folds)]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells
+
+import scbd
+from scbd.experiments import AlphaSelection, choose_alpha, select_alpha
+from scbd.model import SCBDModel
+
+QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "lr": 1e-3, "enable_progress_bar": False} | {
+    "accelerator": "cpu"
+}
+CELLS: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": {"encoder": "small", "n_latent": 8}}
+
+
+def sweep(accuracies: dict[float, list[float]], cells: int = 10_000) -> pd.DataFrame:
+    return pd.DataFrame(
+        [{"alpha": a, "accuracy": x, "chance": 0.1, "cells": cells} for a, runs in accuracies.items() for x in runs]
+    )
+
+
+def test_the_largest_alpha_that_costs_little_is_chosen():
+    found = choose_alpha(sweep({0.0: [0.9], 0.1: [0.92], 1.0: [0.91], 10.0: [0.6], 100.0: [0.2]}))
+    assert found.alpha == 1.0 and found.criterion == "kept"
+    # .1 + .97 × (.92 - .1), less the standard error of .92
+    assert found.threshold == pytest.approx(0.1 + 0.97 * 0.82 - np.sqrt(0.92 * 0.08 / 10_000))
+    assert list(found.curve.index) == [0, 0.1, 1, 10, 100] and list(found.curve["kept"]) == [True] * 3 + [False] * 2
+    assert "alpha 1 (kept: accuracy of at least 0.893)" in repr(found)
+
+
+def test_an_alpha_that_passes_beyond_one_that_fails_is_luck():
+    accuracies = {0.0: [0.9], 1.0: [0.7], 10.0: [0.9]}
+    assert choose_alpha(sweep(accuracies)).alpha == 0
+    # in unseen environments there is a best alpha, and what is below may be worse
+    assert choose_alpha(sweep(accuracies), criterion="unseen").alpha == 10
+    assert choose_alpha(sweep({0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.5]})).alpha == 10
+
+
+def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():
+    runs = {0.0: [0.9, 0.5], 1.0: [0.62, 0.62], 10.0: [0.5, 0.5]}
+    found = choose_alpha(sweep(runs), criterion="unseen")
+    assert found.threshold == pytest.approx(0.7 - np.std([0.9, 0.5], ddof=1) / np.sqrt(2))
+    assert found.alpha == 10
+    assert choose_alpha(sweep(runs), keep=0.5).alpha == 10
+
+
+def test_what_cannot_be_chosen_from_is_refused():
+    with pytest.raises(ValueError, match="nothing to choose from: give the runs of at least two alphas"):
+        choose_alpha(sweep({1.0: [0.5, 0.6]}))
+    with pytest.raises(KeyError, match="no column 'chance'"):
+        choose_alpha(sweep({1.0: [0.5]}).drop(columns="chance"))
+    with pytest.raises(ValueError, match="keep=1.6 is the share of the best accuracy"):
+        choose_alpha(sweep({0.0: [0.4], 1.0: [0.5]}), keep=1.6)
+
+
+def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
+    cells = make_cells()
+    assert scbd.select_alpha is select_alpha
+    found = select_alpha(cells, **CELLS, alphas=(0.01, 0), out=tmp_path / "sweep", n_seeds=2, **QUICK)
+    assert isinstance(found, AlphaSelection) and found.alpha in (0.0, 0.01)
+    assert len(found.runs) == 4 and set(found.runs["seed"]) == {0, 1} and found.runs["style_target"].isna().all()
+    # scored on what the split leaves: a tenth
+    assert found.runs["cells"].between(9, 12).all()
+    assert found.runs[["accuracy", "e from z_c", "e from r_c", "e chance"]].stack().between(0, 1).all()
+    ax = found.plot()
+    assert f"chosen: alpha {found.alpha:g}" in ax.get_title() and len(ax.get_legend_handles_labels()[1]) == 3
+    assert (tmp_path / "sweep" / "runs.csv").is_file() and (tmp_path / "sweep" / "curve.csv").is_file()
+    monkeypatch.setattr(SCBDModel, "train", None)  # nothing is left to train
+    again = select_alpha(cells, **CELLS, alphas=(0.01, 0), out=tmp_path / "sweep", n_seeds=2, **QUICK)
+    pd.testing.assert_frame_equal(again.runs, found.runs)
+
+
+def test_environments_are_held_out_in_turn(monkeypatch):
+    cells, seen = make_cells(), []
+    train = SCBDModel.train
+
+    def watched(self, **kwargs):
+        train(self, **kwargs)
+        wells = cells.obs["well"].to_numpy()
+        seen.append((set(wells[self.train_indices]), set(wells[self.test_indices])))
+
+    monkeypatch.setattr(SCBDModel, "train", watched)
+    found = select_alpha(cells, **CELLS, alphas=(0, 0.01), criterion="unseen", **QUICK)
+    wells = set(cells.obs["well"])
+    assert [held for _, held in seen[::2]] == [held for _, held in seen[1::2]]  # both alphas on the same
+    assert set.union(*(held for _, held in seen)) == wells and all(a == wells - b for a, b in seen)
+    assert (
+        found.criterion == "unseen"
+        and len(found.runs) == 2 * len(wells)
+        and found.runs["cells"].sum() == 2 * len(cells)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alphas": (1.0,)}, "give at least two different ones"),
+        ({"alphas": (-1.0, 1.0)}, "none negative"),
+        ({"alphas": (0, "auto")}, "alphas must be numbers: alpha='auto' finds its own"),
+        ({"criterion": "test"}, "criterion='test' is not known: use one of kept, unseen"),
+        ({"n_folds": 2}, "n_folds is for criterion='unseen'"),
+        ({"criterion": "unseen", "n_folds": 1}, "n_folds=1, 3 environments"),
+        ({"criterion": "unseen", "n_folds": 2}, "hold out at least one at a time, and learn from two"),
+        ({"criterion": "unseen", "split": "split"}, "split is set by select_alpha itself"),
+        ({"n_seeds": 0}, "run at least one seed"),
+        ({"seed": 3}, "seed is set by select_alpha itself"),
+        ({"model_kwargs": {"alpha": 1.0}}, "alpha is set by select_alpha itself"),
+        ({"model_kwargs": {"encoder": object()}}, "give encoder by name"),
+        ({"split": np.arange(3)}, "give split as a column of obs"),
+        ({"train_size": 1.0}, "no validation cells to choose by"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        select_alpha(make_cells(), **CELLS | QUICK | settings)
+
+
+def test_two_environments_cannot_be_held_out():
+    cells = make_cells()
+    cells.obs["plate"] = np.where(np.arange(len(cells)) % 2, "a", "b")
+    with pytest.raises(ValueError, match="it takes three, there are 2; use criterion='kept'"):
+        select_alpha(cells, **CELLS | {"e_key": "plate"}, criterion="unseen", **QUICK)
+    with pytest.raises(KeyError, match="nowhere"):
+        select_alpha(cells, **CELLS | {"e_key": "nowhere"}, **QUICK)
