@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from scbd.experiments._regimes import map_report
 from scbd.experiments._reports import (
     ablation_report,
     bounded_report,
@@ -100,11 +101,11 @@ def test_batch_correction(tmp_path):
 
 def test_two_forms_of_invariance_are_told_apart(tmp_path):
     scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "y_probe_f1": 0.3}
-    forms = [("variance", 0.01), ("variance", 0.0), ("listing", 8.0)]
+    forms = [("variance", "auto"), ("variance", 0.01), ("variance", 0.0), ("listing", 8.0)]
     rows = [{"system": "SCBD", "invariance": form, "alpha": alpha} | scores for form, alpha in forms]
     text = correction_report(pd.DataFrame(rows), tmp_path)
     names = [cells(line)[0] for line in text.splitlines()[2:]]
-    assert names == ["listing, alpha 8", "variance, alpha 0", "variance, alpha 0.01"]
+    assert names == ["listing, alpha 8", "variance, alpha 0", "variance, alpha 0.01", "variance, alpha auto"]
 
 
 def test_between_a_random_encoder_and_an_oracle(tmp_path):
@@ -172,3 +173,20 @@ def test_what_was_run_and_how_long():
     ]
     assert lines[2] == ["SCBD", "–", "1000", "512", "0.0001, 0.001", "–", "cpu", "2", "1.5 ± 0.7"]
     assert lines[3] == ["pixel PCA", *["–"] * 6, "1", "0.1"]
+
+
+def test_the_map_of_regimes(tmp_path):
+    def row(form, alpha, **settings) -> dict[str, Any]:
+        scores = {"z_c in": 0.9, "z_c out": 0.8, "r_c out": 0.7, "learned_c": 0.6, "supervised_c": 5.0, "ceiling": 6.0}
+        return {"invariance": form, "alpha": alpha, "batch_size": 512} | scores | settings
+
+    rows = [row(form, alpha) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
+    rows += [row("listing", 1.0, batch_size=128, **{"z_c out": 0.5}), row("variance", 1.0, n_environments=34.0)]
+    rows += [row("variance", 1.0, n_environments=34.0, imbalance=0.6), row("listing", 1.0, include_self=False)]
+    rows += [row("listing", 1.0, n_digits=5.0)]
+    head, _, *lines = [cells(line) for line in map_report(pd.DataFrame(rows), tmp_path).splitlines()]
+    found = {tuple(line[:6]): line[head.index("z_c out, %")] for line in lines}
+    assert found["listing", "yes", "128", "2", "10", "1"] == "50.0" and len(found) == len(rows)
+    assert {("variance", "yes", "512", n, "10", "1") for n in ("2", "34", "34, unequal")} <= set(found)
+    assert {("listing", "no", "512", "2", "10", "1"), ("listing", "yes", "512", "2", "5", "1")} <= set(found)
+    assert {path.name for path in tmp_path.iterdir()} == {"map.png", "learned.png"}

@@ -40,3 +40,23 @@ def test_in_against_out():
     assert ax.get_title() == "correlation -1.00, 3 runs"
     np.testing.assert_allclose(np.asarray(ax.collections[0].get_offsets()), frame.to_numpy())
     assert pl.in_against_out(frame.head(1)).get_title() == ""
+
+
+def test_one_line_a_group_without_gaps():
+    rows = [("a", 0.0, 0.1), ("a", 1.0, 0.2), ("a", 10.0, 0.4), ("a", 10.0, 0.6), ("b", 0.0, 0.3), ("b", 10.0, 0.7)]
+    ax = pl.by_group(pd.DataFrame(rows, columns=["size", "alpha", "out"]), "alpha", "out", "size")
+    lines = [container[0] for container in ax.containers]
+    np.testing.assert_allclose(np.asarray(lines[0].get_xydata()), [[0, 0.1], [1, 0.2], [2, 0.5]])
+    np.testing.assert_allclose(np.asarray(lines[1].get_xydata()), [[0, 0.3], [2, 0.7]])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "1", "10"]
+    assert ax.get_legend_handles_labels()[1] == ["a", "b"]
+    with pytest.raises(KeyError, match="no column 'batch' to draw"):
+        pl.by_group(pd.DataFrame({"alpha": [1.0], "out": [1.0]}), "alpha", "out", "batch")
+
+
+def test_the_curve_that_alpha_was_chosen_from():
+    runs = pd.DataFrame({"alpha": [10.0, 0.0, 1.0], "accuracy": [0.2, 0.9, 0.88], "e from z_c": [0.5, 0.9, 0.6]})
+    ax = pl.alpha_curve(runs, 1.0, 0.85)
+    assert ax.get_title() == "chosen: alpha 1" and [1, 1] in [
+        np.asarray(line.get_xdata()).tolist() for line in ax.lines
+    ]

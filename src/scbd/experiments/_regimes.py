@@ -49,8 +49,8 @@ def map_report(frame: pd.DataFrame, out: Path) -> str:
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows with the factors by the names that are shown."""
-    frame = frame.assign(**{c: frame[c].fillna(v) if c in frame else v for c, v in _DEFAULTS.items()})
-    unequal = frame["imbalance"].gt(0).map({True: ", unequal", False: ""})
+    frame = frame.assign(**{c: frame[c].where(frame[c].notna(), v) if c in frame else v for c, v in _DEFAULTS.items()})
+    unequal = frame["imbalance"].astype(float).gt(0).map({True: ", unequal", False: ""})
     return frame.assign(
         form=frame["invariance"],
         self=frame["include_self"].map({True: "yes", False: "no"}),

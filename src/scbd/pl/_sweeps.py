@@ -63,13 +63,16 @@ def sweep(
     values = sorted(values, key=lambda value: (not isinstance(value, (int, float)), value))
     names = [f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in values]
     for (column, name), (color, marker, line) in zip(scores.items(), _STYLES, strict=False):
-        grouped = frame.groupby(setting)[column]
-        mean, sd = grouped.mean().loc[values], grouped.std().loc[values].fillna(0)
-        ax.errorbar(names, mean, yerr=sd, color=color, marker=marker, ls=line, ms=5, capsize=3, label=name)
+        # a value that was not tried with this score leaves no gap
+        grouped = frame.dropna(subset=column).groupby(setting)[column]
+        tried = [i for i, value in enumerate(values) if value in grouped.groups]
+        mean, sd = (part.loc[[values[i] for i in tried]] for part in (grouped.mean(), grouped.std().fillna(0)))
+        ax.errorbar(tried, mean, yerr=sd, color=color, marker=marker, ls=line, ms=5, capsize=3, label=name)
         if control is not None and column in control:
             ax.axhline(control[column], color=color, ls=line, lw=0.8, alpha=0.6)
     if control is not None:
         ax.plot([], [], color="0.5", lw=0.8, label="never trained")
+    ax.set_xticks(range(len(names)), names)
     ax.set(xlabel=setting)
     ax.legend(frameon=False, fontsize="small")
     return ax
