@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=show
     )
     demo.add_argument("--out", type=Path, default=Path("results/demo"), help="directory for table and pictures")
-    demo.add_argument("--alpha", type=float, default=0.05, help="weight of the invariance loss")
+    demo.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
     demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
     demo.add_argument("--seed", type=int, default=0, help="seed of everything")
     demo.set_defaults(command=_demo)
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     model = run.add_argument_group("model")
     model.add_argument("--encoder", default="resnet18", help="small, resnet18, resnet50 or densenet121")
     model.add_argument("--n-latent", type=int, default=64, help="dimension of both embeddings")
-    model.add_argument("--alpha", type=float, default=0.01, help="weight of the invariance loss")
+    model.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
     model.add_argument("--smoothing", type=float, default=2 / 3, help="of the perturbations, 0 for none")
     model.add_argument("--style-target", choices=["e", "ye"], default="e", help="what z_s is clustered by")
@@ -184,6 +184,10 @@ def _shard(text: str) -> tuple[int, int]:
         msg = f"{text!r} is no share of the work: write 1/4 for the first of four processes"
         raise argparse.ArgumentTypeError(msg)
     return int(index), int(n)
+
+
+def _alpha(text: str) -> Any:
+    return text if text == "auto" else float(text)
 
 
 def _count_or_auto(text: str) -> Any:

@@ -11,7 +11,7 @@ from scbd.experiments import demo
 def test_the_demo_compares_three_systems(tmp_path):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     table = demo(tmp_path / "demo", max_steps=30)
-    assert list(table.index) == ["random encoder", "alpha = 0", "alpha = 0.05"]
+    assert list(table.index) == ["random encoder", "alpha = 0", "alpha = auto"]
     accuracies = ["r_c in", "r_c white", "z_c in", "z_c white", "e from r_c", "e from z_c"]
     assert set(accuracies) < set(table.columns)
     assert table[accuracies].stack().between(0, 1).all()

@@ -53,6 +53,10 @@ def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
     assert out["ERM"] == "40.0 ± 0.0" and table.loc["ERM", "in distribution, %"] == "90.0 ± 0.0"
     assert table.loc["SCBD, alpha 0", "paper: out, %"] == "25.5 ± 3.0" and table.loc["ERM", "z_c out, %"] == "–"
     assert (table["runs"] == "2").all()
+    assert "$z_c$ in distribution, seed by seed" not in text  # rows without it
+    with_z_c = generalization_rows().assign(**{"z_c in": 0.9})
+    chosen = "$z_c$ in distribution, seed by seed: 10 (2). Out of distribution, its $z_c$ is 0.0 ± 0.0 points below"
+    assert chosen in generalization_report(with_z_c, tmp_path)
     assert "ERM, 6 runs: in- and out-of-distribution accuracy correlate with -1.00" in text
     assert {path.name for path in tmp_path.iterdir()} == {"alpha.png", "erm.png"}
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import make_cells
 
 import scbd
-from scbd.experiments import AlphaSelection, choose_alpha, select_alpha
+from scbd.experiments import AlphaSelection, choose_alpha, select_alpha, selection_regret
 from scbd.model import SCBDModel
 
 QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "lr": 1e-3, "enable_progress_bar": False} | {
@@ -126,3 +126,10 @@ def test_two_environments_cannot_be_held_out():
         select_alpha(cells, **CELLS | {"e_key": "plate"}, criterion="unseen", **QUICK)
     with pytest.raises(KeyError, match="nowhere"):
         select_alpha(cells, **CELLS | {"e_key": "nowhere"}, **QUICK)
+
+
+def test_the_regret_of_a_choice_is_seed_by_seed():
+    rows = [(0, 0.0, 0.9, 0.2), (0, 1.0, 0.9, 0.5), (0, 10.0, 0.5, 0.8), (1, 0.0, 0.9, 0.6), (1, 1.0, 0.8, 0.4)]
+    found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
+    assert found[["alpha", "best"]].to_numpy().tolist() == [[1, 10], [0, 0]]
+    np.testing.assert_allclose(found["regret"], [0.3, 0])

@@ -116,7 +116,7 @@ def test_training_the_encoders_again_forgets_the_decoder(trained):
 
 @pytest.mark.parametrize("invariance", ["listing", "variance"])
 def test_joint_training_moves_both(invariance):
-    model = make_model(invariance=invariance, smoothing=0)
+    model = make_model(invariance=invariance, smoothing=0, alpha=0.5)
     before = {name: value.clone() for name, value in model.module.content.state_dict().items()}
     model.train_decoder(**QUICK, width=4, joint=True, weight=2.0)
     assert model.is_trained_ and model.decoder_settings_["joint"] and model.decoder_settings_["weight"] == 2

@@ -1,6 +1,7 @@
 """Whole jobs: the main run on a user's cells, the demo, and the paper's experiments."""
 
 from scbd.experiments._assumption import check_assumption, in_out_correlation
+from scbd.experiments._choice import AlphaSelection, choose_alpha, selection_regret
 from scbd.experiments._counterfactuals import counterfactual_scores
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._demo import demo
@@ -9,7 +10,7 @@ from scbd.experiments._protocols import PROTOCOLS
 from scbd.experiments._reproduce import EXPERIMENTS, reproduce
 from scbd.experiments._run import evaluate, run
 from scbd.experiments._scores import generalization_scores
-from scbd.experiments._selection import AlphaSelection, choose_alpha, select_alpha
+from scbd.experiments._selection import select_alpha
 from scbd.experiments._systems import SYSTEMS
 from scbd.experiments._trials import Results, Trial
 
@@ -32,4 +33,5 @@ __all__ = [
     "run",
     "run_trials",
     "select_alpha",
+    "selection_regret",
 ]

@@ -18,6 +18,8 @@ from scbd.model import SCBDModel
 if TYPE_CHECKING:
     from anndata import AnnData
 
+    from scbd.model._alpha import Alpha
+
 SETTINGS: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
 TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}
 _NOT_SHOWN = ("e chance", "collapsed")
@@ -25,7 +27,7 @@ RANDOM = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}  # BatchNorm sees the
 
 
 def demo(
-    out: str | os.PathLike[str] = "results/demo", *, alpha: float = 0.05, seed: int = 0, max_steps: int = 600
+    out: str | os.PathLike[str] = "results/demo", *, alpha: Alpha = "auto", seed: int = 0, max_steps: int = 600
 ) -> pd.DataFrame:
     """Train on coloured digits with and without invariance, and test on white ones.
 
@@ -38,7 +40,7 @@ def demo(
     out
         Directory for table, pictures and model; files of an earlier demo are replaced.
     alpha
-        Weight of the invariance loss; above the model's default, since batches of these few digits are small.
+        Weight of the invariance loss, see :class:`scbd.SCBDModel`.
     seed
         Seed of data, weights and batches.
     max_steps
@@ -60,7 +62,7 @@ def demo(
     for name, system_alpha, training in (
         ("random encoder", 0.0, TRAINING | RANDOM),
         ("alpha = 0", 0.0, TRAINING | {"max_steps": max_steps}),
-        (f"alpha = {alpha:g}", alpha, TRAINING | {"max_steps": max_steps}),
+        (f"alpha = {alpha}", alpha, TRAINING | {"max_steps": max_steps}),
     ):
         model = train_digits(adata, system_alpha, seed, **training)
         scores = generalization_scores(adata, model, y_key="digit", e_key="environment")
@@ -76,7 +78,7 @@ def demo(
     return table
 
 
-def train_digits(adata: AnnData, alpha: float, seed: int, **training: Any) -> SCBDModel:
+def train_digits(adata: AnnData, alpha: Alpha, seed: int, **training: Any) -> SCBDModel:
     """A model of the demo's size, trained on the coloured digits."""
     seed_everything(seed)
     SCBDModel.setup_anndata(adata, y_key="digit", e_key="environment")

@@ -31,7 +31,7 @@ def map_report(frame: pd.DataFrame, out: Path) -> str:
     import matplotlib.pyplot as plt
 
     frame = _named(frame)
-    usual = frame["self"] == "yes"
+    usual = frame["with_self"] == "yes"
     base = {"batch": frame["batch"].mode()[0], "environments": "2", "labels": 10}
     forms = [form for form in _FORMS if form in set(frame["form"])]
     for name, (score, label) in _FIGURES.items():
@@ -42,7 +42,7 @@ def map_report(frame: pd.DataFrame, out: Path) -> str:
             pl.by_group(only(frame[usual], {"form": form} | others), "alpha", score, factor, ax=ax)
             ax.set(title=f"{form}, by {title}", ylabel=label, ylim=(-0.02, 1.02))
         save_figure(figure, out / f"{name}.png")
-    by = ["form", "self", *_FACTORS, "alpha"]
+    by = ["form", "with_self", *_FACTORS, "alpha"]
     shown = {key: ACCURACIES[key] for key in ("z_c in", "z_c out", "r_c out", "e from r_c")}
     return table(frame.sort_values(by, kind="stable"), by, shown | HEALTH)
 
@@ -53,7 +53,7 @@ def _named(frame: pd.DataFrame) -> pd.DataFrame:
     unequal = frame["imbalance"].astype(float).gt(0).map({True: ", unequal", False: ""})
     return frame.assign(
         form=frame["invariance"],
-        self=frame["include_self"].map({True: "yes", False: "no"}),
+        with_self=frame["include_self"].map({True: "yes", False: "no"}),
         batch=frame["batch_size"].astype(int),
         environments=frame["n_environments"].astype(int).astype(str) + unequal,
         labels=frame["n_digits"].astype(int),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from scbd import pl
 from scbd.experiments._assumption import in_out_correlation
+from scbd.experiments._choice import selection_regret
 from scbd.experiments._files import save_figure
 from scbd.experiments._published import HELD_OUT, TABLE_1
 from scbd.experiments._tables import Column, markdown, mean_sd, only, percent, table, value_of, values_of
@@ -166,6 +167,7 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
         ax = pl.sweep(scbd, "alpha", shown, control=control[list(shown)].mean() if len(control) else None)
         ax.set(ylabel="accuracy", title=environment)
         save_figure(_figure(ax), out / f"alpha{suffix}.png")
+    text += _selected(scbd)
     if len(erm) > 2:
         ax = pl.in_against_out(erm)
         save_figure(_figure(ax), out / f"erm{suffix}.png")
@@ -175,6 +177,19 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
             f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
         )
     return f"### {environment} held out\n\n{text}" if environment else text
+
+
+def _selected(scbd: pd.DataFrame) -> str:
+    """What choosing alpha without the test environment would have cost."""
+    if "z_c in" not in scbd or scbd["alpha"].nunique() < 2:
+        return ""
+    found = selection_regret(scbd)
+    alphas = ", ".join(f"{alpha:g} ({n})" for alpha, n in found["alpha"].value_counts().sort_index().items())
+    regret = mean_sd(found["regret"], percent("regret"))
+    return (
+        f"\n\nAlpha as `choose_alpha` takes it from $z_c$ in distribution, seed by seed: {alphas}. Out of "
+        f"distribution, its $z_c$ is {regret} points below that of the best alpha."
+    )
 
 
 def _chosen(erm: pd.DataFrame) -> pd.DataFrame:

@@ -6,15 +6,14 @@ import logging
 import os
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-import pandas as pd
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.fields import as_columns, label_values
+from scbd.experiments._choice import AlphaSelection, Criterion, choose_alpha
 from scbd.experiments._datasets import Dataset
 from scbd.experiments._files import write_table
 from scbd.experiments._grid import run_trial
@@ -24,53 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
-    from matplotlib.axes import Axes
 
 logger = logging.getLogger(__name__)
 
-Criterion = Literal["kept", "unseen"]
-
 # each form of the loss has a scale of its own
 _ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
-# share of the accuracy above chance that invariance may not cost
-_KEEP = 0.97
-
-
-@dataclass(frozen=True)
-class AlphaSelection:
-    """What :func:`select_alpha` found.
-
-    Attributes
-    ----------
-    alpha
-        The choice.
-    criterion
-        How it was chosen.
-    threshold
-        Accuracy that the choice had to reach.
-    curve
-        One row an alpha: ``accuracy`` of the perturbation, its standard deviation ``sd`` over runs, accuracy of the
-        environment (``"e from z_c"``, ``"e from r_c"``), number of ``runs``, and whether it is ``kept`` (reaches the
-        threshold).
-    runs
-        One row a run, as :meth:`scbd.experiments.Results.frame` has them.
-    """
-
-    alpha: float
-    criterion: Criterion
-    threshold: float
-    curve: pd.DataFrame
-    runs: pd.DataFrame
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the curve, the threshold and the choice, see :func:`scbd.pl.alpha_curve`."""
-        from scbd import pl
-
-        return pl.alpha_curve(self.runs, self.alpha, self.threshold, ax=ax)
-
-    def __repr__(self) -> str:
-        """The choice and the curve, for a person."""
-        return f"alpha {self.alpha:g} ({self.criterion}: accuracy of at least {self.threshold:.3f})\n{self.curve}"
 
 
 def select_alpha(
@@ -159,71 +116,6 @@ def select_alpha(
             write_table(found.runs, directory / "runs.csv")
             write_table(found.curve, directory / "curve.csv", index=True)
     return found
-
-
-def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: float | None = None) -> AlphaSelection:
-    r"""Choose alpha from the runs of a sweep: the largest that costs no accuracy.
-
-    Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` that of always naming the
-    most frequent one, and :math:`s` the standard error of :math:`a`. The choice is the largest alpha up to which every
-    mean accuracy is at least
-
-    .. math:: c + \kappa\,(a - c) - s.
-
-    With ``"kept"``, accuracy is that of cells from the training environments, :math:`\kappa` is 0.97: invariance is as
-    strong as it can be while what is left out is little, and if it is given up for nothing, nothing is lost.
-    With ``"unseen"``, accuracy is that of held-out environments, which is what invariance is for; :math:`\kappa` is 1:
-    the one-standard-error rule, in favour of invariance.
-
-    Parameters
-    ----------
-    runs
-        One row a run: ``alpha``, ``accuracy``, ``chance``, ``cells`` (how many the accuracy is of).
-    criterion
-        See above.
-    keep
-        :math:`\kappa`, in place of the criterion's.
-
-    Raises
-    ------
-    KeyError
-        If a column is missing.
-    ValueError
-        If there are fewer than two alphas, or ``keep`` is no share.
-
-    References
-    ----------
-    Breiman et al. (1984), Classification and regression trees: the one-standard-error rule.
-    """
-    missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
-    if missing:
-        msg = f"The runs have no column {missing[0]!r}; choose_alpha takes those of select_alpha."
-        raise KeyError(msg)
-    if runs["alpha"].nunique() < 2:
-        msg = "There is nothing to choose from: give the runs of at least two alphas."
-        raise ValueError(msg)
-    keep = {"kept": _KEEP, "unseen": 1.0}[criterion] if keep is None else keep
-    if not 0 <= keep <= 1:
-        msg = f"keep={keep} is the share of the best accuracy that has to be reached, between 0 and 1."
-        raise ValueError(msg)
-    groups = runs.groupby("alpha")
-    probes = [column for column in ("e from z_c", "e from r_c") if column in runs]
-    curve = groups[["accuracy", *probes]].mean()
-    curve.insert(1, "sd", groups["accuracy"].std())
-    curve["runs"] = groups.size()
-    best = curve["accuracy"].idxmax()
-    highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
-    error = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
-    if curve.loc[best, "runs"] > 1:
-        error = max(error, curve.loc[best, "sd"] / np.sqrt(curve.loc[best, "runs"]))
-    threshold = float(chance + keep * (highest - chance) - error)
-    curve["kept"] = curve["accuracy"] >= threshold
-    if criterion == "kept":
-        # beyond the first that fails, another may pass by luck
-        alpha = curve.index[curve["kept"].cummin() | (curve.index <= best)][-1]
-    else:
-        alpha = curve.index[curve["kept"]][-1]
-    return AlphaSelection(float(alpha), criterion, threshold, curve, runs)
 
 
 def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:

@@ -1,6 +1,7 @@
 """The scvi-tools contract around the method."""
 
+from scbd.model._alpha import AutoAlpha
 from scbd.model._base import ImageModel
 from scbd.model._scbd import SCBDModel
 
-__all__ = ["ImageModel", "SCBDModel"]
+__all__ = ["AutoAlpha", "ImageModel", "SCBDModel"]

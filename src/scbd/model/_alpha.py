@@ -31,7 +31,7 @@ class AutoAlpha(nn.Module):
     learning, and falls where it is too much: an embedding that becomes a point has none. Nothing else is looked at, and
     no environment that is left out.
 
-    The state is in a buffer: it is saved with the weights, and a resumed run goes on with it.
+    The state is in a buffer: it is saved with the weights, and whatever run goes on with those goes on with it.
     """
 
     learned: Tensor
@@ -39,10 +39,6 @@ class AutoAlpha(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("learned", torch.zeros(()))
-
-    def reset(self) -> None:
-        """Begin a run."""
-        self.learned.zero_()
 
     @property
     def alpha(self) -> Tensor:

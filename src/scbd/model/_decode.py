@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
+    from scbd.model._alpha import AutoAlpha
     from scbd.model._module import SCBDModule
     from scbd.nn import AdditiveDecoder
 
@@ -50,6 +51,11 @@ class Reconstruction(nn.Module):
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.module.device
+
+    @property
+    def auto_alpha(self) -> AutoAlpha | None:
+        """Of the blocks, if they are trained."""
+        return None if self.weight is None else self.module.auto_alpha
 
     def train(self, mode: bool = True) -> Reconstruction:
         """Frozen blocks stay in evaluation mode: BatchNorm's statistics are part of the embedding."""

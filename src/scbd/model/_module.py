@@ -55,7 +55,7 @@ class SCBDModule(nn.Module):
     n_latent
         Dimension of both embeddings.
     alpha
-        Weight of the invariance loss, or ``"auto"``, see :class:`scbd.model._alpha.AutoAlpha`.
+        Weight of the invariance loss, or ``"auto"``, see :class:`scbd.model.AutoAlpha`.
     temperature
         Temperature of all three losses.
     smoothing
@@ -88,6 +88,9 @@ class SCBDModule(nn.Module):
         **preprocess: Any,
     ) -> None:
         super().__init__()
+        if invariance not in get_args(Invariance):
+            msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
+            raise ValueError(msg)
         if isinstance(alpha, str) and alpha != "auto":
             msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
             raise ValueError(msg)
@@ -105,9 +108,6 @@ class SCBDModule(nn.Module):
             msg = (
                 f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
             )
-            raise ValueError(msg)
-        if invariance not in get_args(Invariance):
-            msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
             raise ValueError(msg)
         self.alpha = alpha
         self.auto_alpha = AutoAlpha() if alpha == "auto" else None

@@ -56,8 +56,6 @@ class TrainingPlan(pl.LightningModule):
         self.seed = seed
         self.settings = dict(settings or {})
         self._embeddings: list[Tensor] = []
-        if self._auto_alpha is not None:  # a plan is one run; a resumed one gets its state back from the checkpoint
-            self._auto_alpha.reset()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
@@ -108,7 +106,7 @@ class TrainingPlan(pl.LightningModule):
 
     @property
     def _auto_alpha(self) -> AutoAlpha | None:
-        """Of modules whose alpha follows what is learned; a decoder's objective holds it where it is."""
+        """Of modules whose alpha follows what is learned."""
         return getattr(self.module, "auto_alpha", None)
 
     def _log(self, part: str, losses: dict[str, Tensor], batch_size: int) -> None:

@@ -53,8 +53,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
-        ``invariance`` has its own scale. The default is what a noisy screen bears of ``"variance"``. Clean labels
-        bear more, and may need it, above all in small batches: on coloured digits, 0.02 for 512 and 0.05 for 256.
+        ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns, from 0 to 0.05 where
+        it tells all that the labels say: clean labels bear more than those of a noisy screen, which bears about 0.01.
+        See :class:`scbd.model.AutoAlpha`.
     temperature
         Temperature of the contrastive losses.
     smoothing
@@ -90,7 +91,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         adata: AnnData | None = None,
         encoder: str | nn.Module = "resnet18",
         n_latent: int = 64,
-        alpha: Alpha = GENTLE_ALPHA,
+        alpha: Alpha = "auto",
         temperature: float = 0.1,
         smoothing: float = 2 / 3,
         style_target: StyleTarget | None = "e",
@@ -142,11 +143,11 @@ class SCBDModel(DecodeMixin, ImageModel):
         z_c, y = torch.from_numpy(self._embed_batch(batch["images"])), batch["y"]
         shared: dict[str, Any] = {"temperature": module.temperature, "include_self": module.include_self}
         shared["log_normaliser"] = log_normaliser(z_c, **shared)
-        loss = float(supervised_contrastive_loss(z_c, y, **shared))
+        loss = supervised_contrastive_loss(z_c, y, **shared)
         smoothed = supervised_contrastive_loss(z_c, y, smoothing=module.smoothing, **shared)
         learned = share_learned(smoothed, y, smoothing=module.smoothing, include_self=module.include_self)
         health = {
-            "supervised_c": loss,
+            "supervised_c": float(loss),
             "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),
             "learned_c": float(learned),
             "spread": spread(z_c),
@@ -154,10 +155,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         }
         collapsed = health["spread"] < _COLLAPSED_SPREAD * module.temperature
         self.health_ = health | {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
-        if collapsed or health["learned_c"] <= 0:
+        if collapsed or float(share_learned(loss, y, include_self=module.include_self)) <= 0:
             what = "collapsed to a point" if collapsed else "learned nothing"
             msg = (
-                f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {loss:.2f}, that of a "
+                f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {float(loss):.2f}, that of a "
                 f"point is {health['ceiling']:.2f}). {self._remedy(data.batch_size)}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
@@ -167,10 +168,12 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha, longer = float(self.module.current_alpha), "train for longer, if this was a handful of steps"
         if not alpha:
             return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
-        if self.module.invariance == "variance":
-            instead = f"about {min(alpha / 10, GENTLE_ALPHA):g}"
+        if self.module.auto_alpha is not None:
+            instead = f"about {alpha / 10:.2g}"
+        elif self.module.invariance == "variance":
+            instead = f"'auto', or about {min(alpha / 10, GENTLE_ALPHA):g}"
         else:
-            instead = f"invariance='variance' with its default of {GENTLE_ALPHA:g}, or about {alpha / 10:g}"
+            instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
         return f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}; or {longer}."
 
     def _embed_batch(self, images: torch.Tensor) -> np.ndarray:

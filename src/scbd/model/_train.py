@@ -103,7 +103,8 @@ class TrainMixin:
             would take more than about a tenth of the time.
         load_best
             End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
-            overconfidence: on a screen it was seen to rise while complexes were found better and wells worse.
+            overconfidence: on a screen it was seen to rise while complexes were found better and wells worse. With
+            ``alpha="auto"``, each validation weighs invariance by the alpha of its time.
         early_stopping, early_stopping_patience
             Stop after so many validations without improvement of the validation loss; with ``load_best``, at its best.
         checkpoint_dir
@@ -188,14 +189,6 @@ class TrainMixin:
             raise ValueError(msg)
         if (max_steps, max_epochs) != (None, None) and max(max_steps or 0, max_epochs or 0) < 1:
             msg = f"max_steps={max_steps}, max_epochs={max_epochs}: train for at least one step."
-            raise ValueError(msg)
-        if getattr(objective, "auto_alpha", None) is not None and (
-            fit_kwargs["load_best"] or fit_kwargs["early_stopping"]
-        ):
-            msg = (
-                "load_best and early_stopping compare validation losses over a run, in which alpha='auto' changes what "
-                "they weigh: leave both out, or give alpha a number."
-            )
             raise ValueError(msg)
         source, y, e = self._training_inputs()
         parts = self._split(split, y, e, train_size, validation_size, seed)
