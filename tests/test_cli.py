@@ -6,7 +6,7 @@ from conftest import make_cells
 from scbd.cli import main
 
 
-@pytest.mark.filterwarnings("ignore:z_c has collapsed")
+@pytest.mark.filterwarnings("ignore:z_c has")
 def test_run(tmp_path, capsys):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "plate", "well"]
@@ -18,6 +18,19 @@ def test_run(tmp_path, capsys):
     assert (tmp_path / "out" / "metrics.csv").exists()
     assert main([*arguments, *settings]) == 2
     assert "already holds files" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:z_c has")
+def test_select_alpha(tmp_path, capsys):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    arguments = ["select-alpha", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well"]
+    arguments += ["--out", str(tmp_path / "out"), "--encoder", "small", "--max-steps", "3", "--batch-size", "24"]
+    assert main([*arguments, "--alphas", "0", "0.02", "--accelerator", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "(kept: accuracy of at least" in printed and str(tmp_path / "out") in printed
+    assert (tmp_path / "out" / "curve.png").stat().st_size > 1000
+    assert main([*arguments, "--alphas", "0.02"]) == 2
+    assert "give at least two different ones" in capsys.readouterr().err
 
 
 def test_mistakes_become_one_sentence(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The command line: ``scbd demo``, ``scbd run`` and ``scbd reproduce``."""
+"""The command line: ``scbd demo``, ``scbd run``, ``scbd select-alpha`` and ``scbd reproduce``."""
 
 from __future__ import annotations
 
@@ -47,19 +47,61 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     run = commands.add_parser("run", help="train on your cells, embed, evaluate, write", formatter_class=show)
-    run.add_argument("cells", type=Path, help="an .h5ad with images in obsm")
-    run.add_argument("--y-key", required=True, help="obs column of the perturbation")
-    run.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
-    run.add_argument("--out", type=Path, required=True, help="directory to make")
-    run.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
+    _add_cells(run)
     run.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
-    model = run.add_argument_group("model")
+    model = _add_model(run)
+    model.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
+    model.add_argument("--style-target", choices=["e", "ye"], default="e", help="what z_s is clustered by")
+    _add_training(run).add_argument("--seed", type=int, default=0, help="seed of everything")
+    run.set_defaults(command=_run)
+
+    select = commands.add_parser(
+        "select-alpha", help="train at several alphas, choose one without a test", formatter_class=show
+    )
+    _add_cells(select)
+    select.add_argument("--alphas", type=float, nargs="+", help="to try; a handful that suits --invariance without it")
+    select.add_argument(
+        "--criterion",
+        choices=["kept", "unseen"],
+        default="kept",
+        help="accuracy on cells of the same environments, or on environments held out in turn",
+    )
+    select.add_argument("--folds", type=int, help="for 'unseen': hold out environments in so many groups")
+    select.add_argument("--seeds", type=int, default=1, help="runs of each alpha")
+    _add_model(select)
+    _add_training(select)
+    select.set_defaults(command=_select_alpha)
+
+    again = commands.add_parser(
+        "reproduce",
+        help="run an experiment of the paper, make its tables and figures",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    again.add_argument("name", help="cmnist, pacs, screen, …; 'list' shows all")
+    again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
+    again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
+    again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
+    again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
+    again.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
+    again.add_argument("--report", action="store_true", help="run nothing, make tables and figures of what is there")
+    again.set_defaults(command=_reproduce)
+    return parser
+
+
+def _add_cells(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cells", type=Path, help="an .h5ad with images in obsm")
+    parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
+    parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
+    parser.add_argument("--out", type=Path, required=True, help="directory to make")
+    parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    model = parser.add_argument_group("model")
     model.add_argument("--encoder", default="resnet18", help="small, resnet18, resnet50 or densenet121")
     model.add_argument("--n-latent", type=int, default=64, help="dimension of both embeddings")
-    model.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
     model.add_argument("--smoothing", type=float, default=2 / 3, help="of the perturbations, 0 for none")
-    model.add_argument("--style-target", choices=["e", "ye"], default="e", help="what z_s is clustered by")
     model.add_argument(
         "--invariance",
         choices=["variance", "listing", "formula", "mean", "mass"],
@@ -74,7 +116,11 @@ def _parser() -> argparse.ArgumentParser:
         "--no-standardize", dest="standardize", action="store_false", help="keep each channel's mean and scale"
     )
     model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
-    train = run.add_argument_group("training")
+    return model
+
+
+def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    train = parser.add_argument_group("training")
     length = train.add_mutually_exclusive_group()
     length.add_argument("--max-steps", type=int, help="updates")
     length.add_argument("--max-epochs", type=int, help="passes over the training cells")
@@ -94,23 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--precision", default="auto", help="32-true, bf16-mixed or auto")
     train.add_argument("--preload", choices=["device"], help="keep all images on the device")
     train.add_argument("--compile", action="store_true", help="run both blocks through torch.compile")
-    train.add_argument("--seed", type=int, default=0, help="seed of everything")
-    run.set_defaults(command=_run)
-
-    again = commands.add_parser(
-        "reproduce",
-        help="run an experiment of the paper, make its tables and figures",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    again.add_argument("name", help="cmnist, pacs, screen, …; 'list' shows all")
-    again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
-    again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
-    again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
-    again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
-    again.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
-    again.add_argument("--report", action="store_true", help="run nothing, make tables and figures of what is there")
-    again.set_defaults(command=_reproduce)
-    return parser
+    return train
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -128,30 +158,58 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from scbd.data import open_screen
     from scbd.experiments import run
 
-    model = (
-        "encoder n_latent alpha temperature smoothing style_target invariance image_size intensity standardize augment"
-    )
-    train = "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split load_best early_stopping"
-    train += " accelerator precision preload compile"
-    e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
     table = run(
-        open_screen(arguments.cells, image_key=arguments.image_key),
-        y_key=arguments.y_key,
-        e_key=e_key,
-        out=arguments.out,
-        image_key=arguments.image_key,
-        model_kwargs={name: getattr(arguments, name) for name in model.split()},
-        train_kwargs={name: getattr(arguments, name) for name in train.split()}
-        | {"plan_kwargs": {"n_steps_alpha_warmup": arguments.alpha_warmup}},
+        **_cells(arguments),
+        model_kwargs=_named(arguments, f"{_MODEL} alpha style_target"),
+        train_kwargs=_train_kwargs(arguments),
         resume=arguments.resume,
         seed=arguments.seed,
     )
     _print(table.set_index(["label", "embedding"]))
     print(f"\nEmbeddings, model, table and pictures: {arguments.out}/")
     return 0
+
+
+def _select_alpha(arguments: argparse.Namespace) -> int:
+    from scbd.experiments import select_alpha
+
+    found = select_alpha(
+        **_cells(arguments),
+        alphas=arguments.alphas,
+        criterion=arguments.criterion,
+        n_folds=arguments.folds,
+        n_seeds=arguments.seeds,
+        model_kwargs=_named(arguments, _MODEL),
+        **_train_kwargs(arguments),
+    )
+    print(f"\n{found}\n\nRuns, curve and picture: {arguments.out}/")
+    return 0
+
+
+# arguments that are passed on under their own names
+_MODEL = "encoder n_latent temperature smoothing invariance image_size intensity standardize augment"
+_TRAINING = (
+    "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split load_best early_stopping "
+    "accelerator precision preload compile"
+)
+
+
+def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
+    from scbd.data import open_screen
+
+    e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
+    cells = open_screen(arguments.cells, image_key=arguments.image_key)
+    return {"adata": cells, "e_key": e_key} | _named(arguments, "y_key out image_key")
+
+
+def _train_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
+    return _named(arguments, _TRAINING) | {"plan_kwargs": {"n_steps_alpha_warmup": arguments.alpha_warmup}}
+
+
+def _named(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in names.split()}
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import os
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from scbd._keys import IMAGE_KEY
 from scbd.data.fields import as_columns, label_values
 from scbd.experiments._choice import AlphaSelection, Criterion, choose_alpha
 from scbd.experiments._datasets import Dataset
-from scbd.experiments._files import write_table
+from scbd.experiments._files import save_figure, write_table
 from scbd.experiments._grid import run_trial
 from scbd.experiments._trials import Results, Trial
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ def select_alpha(
     n_seeds
         Runs of each alpha (and fold) with different weights and batches.
     out
-        Directory to keep finished runs in: called again with the same arguments, it goes on. It also gets ``runs.csv``
-        and ``curve.csv``.
+        Directory to keep finished runs in: called again with the same arguments, it goes on. It also gets
+        ``runs.csv``, ``curve.csv`` and ``curve.png``.
     model_kwargs, **train_kwargs
         Arguments of :class:`scbd.SCBDModel` and of its ``train``. z_s, which leaves z_c as it is, is left out unless
         ``style_target`` asks for it.
@@ -115,6 +116,7 @@ def select_alpha(
         if out:
             write_table(found.runs, directory / "runs.csv")
             write_table(found.curve, directory / "curve.csv", index=True)
+            save_figure(cast("Figure", found.plot().figure), directory / "curve.png")
     return found
 
 
