@@ -129,7 +129,17 @@ def test_two_environments_cannot_be_held_out():
 
 
 def test_the_regret_of_a_choice_is_seed_by_seed():
-    rows = [(0, 0.0, 0.9, 0.2), (0, 1.0, 0.9, 0.5), (0, 10.0, 0.5, 0.8), (1, 0.0, 0.9, 0.6), (1, 1.0, 0.8, 0.4)]
+    rows: list[tuple[Any, ...]] = [
+        (0, 0.0, 0.9, 0.2),
+        (0, 1.0, 0.9, 0.5),
+        (0, 10.0, 0.5, 0.8),
+        (1, 0.0, 0.9, 0.6),
+        (1, 1.0, 0.8, 0.4),
+    ]
     found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
     assert found[["alpha", "best"]].to_numpy().tolist() == [[1, 10], [0, 0]]
     np.testing.assert_allclose(found["regret"], [0.3, 0])
+    rows += [(0, "auto", 0.9, 0.75), (1, "auto", 0.9, 0.7)]
+    found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
+    np.testing.assert_allclose(found["regret"], [0.3, 0])
+    np.testing.assert_allclose(found["auto, regret"], [0.05, -0.1])

@@ -21,6 +21,7 @@ _PUBLISHED: dict[str, Any] = {"invariance": "listing", "smoothing": 0.0}
 # the model's defaults spelled out, so that rows say what they are; z_s is left out, which leaves z_c as it is
 _OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}
 _OURS_ALPHA = 0.01
+_ALPHAS = (0.0, 0.003, 0.01, 0.03, 0.1, "auto")
 _SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smoke": (_PUBLISHED | {"encoder": "small"}, {"max_steps": 40, "batch_size": 256, "lr": 1e-3}),
     "small": (_PUBLISHED | {"encoder": "small"}, {"max_steps": 1000, "batch_size": 512, "lr": 1e-3}),
@@ -95,6 +96,31 @@ def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
         how = training | {"batch_size": size}
         trials += [_scbd("colored_mnist", budget, seed, model | form, how, **data | cells) for form in settings]
     return trials
+
+
+def cmnist_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST with our form at several alphas: what choosing one costs, and what finds itself."""
+    return _alphas("colored_mnist", budget, n_seeds, {"smoke": 20, "small": 500, "paper": 25_000}[budget])
+
+
+def pacs_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """PACS with our form at several alphas, each domain held out in turn."""
+    steps = {"smoke": 20, "small": 300, "paper": 25_000}[budget]
+    domains = PACS_DOMAINS[: 1 if budget == "smoke" else None]
+    return [trial for d in domains for trial in _alphas("pacs", budget, n_seeds, steps, test_environment=d)]
+
+
+def screen_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells of a simulated screen with wells of unequal size, with our form at several alphas."""
+    model, training = _SIZES[budget]
+    model = model | _OURS | {"n_latent": 64}
+    training = training | {"weight_decay": 0.01, "load_best": False, "train_size": 0.8, "validation_size": 0.02}
+    data = _SCREENS[budget] | {"well_imbalance": 0.6}
+    return [
+        Trial("batch correction of new cells", "simulated_screen", "SCBD", seed, data, model | {"alpha": a}, training)
+        for seed in range(_seeds(n_seeds, budget, 5, 5))
+        for a in _ALPHAS
+    ]
 
 
 def camelyon17(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -285,6 +311,17 @@ def _held_out(dataset: str, domains: Sequence[str], budget: Budget, n_seeds: int
             max_steps=steps,
             data={"test_environment": domain},
         )
+    ]
+
+
+def _alphas(dataset: str, budget: Budget, n_seeds: int | None, steps: int, **data: Any) -> list[Trial]:
+    """Our form at several alphas."""
+    model, training = _size(dataset, budget)
+    training |= {"max_steps": steps, "load_best": False}
+    return [
+        _scbd(dataset, budget, seed, model | _OURS | {"alpha": alpha}, training, **data)
+        for seed in range(_seeds(n_seeds, budget, 5, 5))
+        for alpha in _ALPHAS
     ]
 
 

@@ -120,23 +120,28 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
 
 
 def selection_regret(frame: pd.DataFrame, *, ins: str = "z_c in", outs: str = "z_c out") -> pd.DataFrame:
-    """What choosing alpha in distribution costs out of it, seed by seed.
+    """What choosing alpha in distribution costs, seed by seed.
 
     Parameters
     ----------
     frame
         Rows of an experiment, one a run, with ``alpha`` and ``seed``.
     ins, outs
-        Columns of the accuracy to choose by, and of that which is wanted.
+        Columns of the accuracy to choose by, and of the score that is wanted, the higher the better.
 
     Returns
     -------
     One row a seed: the ``alpha`` that :func:`choose_alpha` takes from that seed's runs alone; the ``best`` one, known
-    afterwards; and the ``regret``, by how much the score of the best is higher.
+    afterwards; the ``regret``, by how much the score of the best is higher; and that of ``alpha="auto"``, where there
+    is such a run: ``"auto, regret"``, below zero where it does better than the best number.
     """
     rows = []
     for seed, part in frame.groupby("seed"):
-        runs = part.assign(accuracy=part[ins], chance=0.0, cells=np.inf).set_index("alpha", drop=False)
-        alpha, best = choose_alpha(runs.reset_index(drop=True)).alpha, runs[outs].idxmax()
-        rows.append({"seed": seed, "alpha": alpha, "best": best, "regret": runs[outs].max() - runs.loc[alpha, outs]})
+        numbers = part[part["alpha"] != "auto"]
+        numbers = numbers.assign(alpha=numbers["alpha"].astype(float), accuracy=numbers[ins], chance=0.0, cells=np.inf)
+        score = numbers.set_index("alpha")[outs]
+        alpha = choose_alpha(numbers).alpha
+        row = {"seed": seed, "alpha": alpha, "best": score.idxmax(), "regret": score.max() - score[alpha]}
+        auto = part.loc[part["alpha"] == "auto", outs]
+        rows.append(row | ({"auto, regret": score.max() - auto.iloc[0]} if len(auto) else {}))
     return pd.DataFrame(rows)

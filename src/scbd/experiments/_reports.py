@@ -107,10 +107,10 @@ def ablation_report(frame: pd.DataFrame, out: Path) -> str:
 
 def correction_report(frame: pd.DataFrame, out: Path) -> str:
     """Biology up, batch down: a table and the paper's figure of two panels."""
-    by = [column for column in ("system", "invariance", "alpha") if column in frame]
-    ranks = {"alpha": lambda alphas: pd.to_numeric(alphas, errors="coerce")}  # "auto" comes last
-    for column in reversed(by):
-        frame = frame.sort_values(column, ascending=column != "system", kind="stable", key=ranks.get(column))
+    frame = _by_alpha(frame) if "alpha" in frame else frame
+    for column in ("invariance", "system"):
+        if column in frame:
+            frame = frame.sort_values(column, ascending=column != "system", kind="stable")
     named = frame.assign(name=_names(frame))
     order = list(named["name"].unique())
     long = named.melt("name", [c for c in _CORRECTION if c in named], "metric", "value").dropna()
@@ -118,6 +118,12 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
     save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
     return table(named, ["name"], _CORRECTION | HEALTH)
+
+
+def new_cells_report(frame: pd.DataFrame, out: Path) -> str:
+    """The same for a sweep of alpha on new cells, and what choosing it by their perturbation costs in biology."""
+    score = {"ins": "y_probe_accuracy", "outs": "relationship_average_precision"}
+    return correction_report(frame, out) + _selected(frame, **score, what="average precision")
 
 
 def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
@@ -157,7 +163,7 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
     control = frame[frame["system"] == "random encoder"]
     chosen = _chosen(erm)
     own = chosen.assign(**{f"r_c {part}": chosen.get(f"own {part}") for part in ("in", "out")})
-    rows = pd.concat([part for part in (control, scbd.sort_values("alpha", kind="stable"), own) if len(part)])
+    rows = pd.concat([part for part in (control, _by_alpha(scbd), own) if len(part)])
     rows = rows.assign(name=_names(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
@@ -167,7 +173,7 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
         ax = pl.sweep(scbd, "alpha", shown, control=control[list(shown)].mean() if len(control) else None)
         ax.set(ylabel="accuracy", title=environment)
         save_figure(_figure(ax), out / f"alpha{suffix}.png")
-    text += _selected(scbd)
+    text += _selected(scbd, "z_c in", "z_c out", "accuracy of $z_c$ out of distribution")
     if len(erm) > 2:
         ax = pl.in_against_out(erm)
         save_figure(_figure(ax), out / f"erm{suffix}.png")
@@ -179,17 +185,24 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
     return f"### {environment} held out\n\n{text}" if environment else text
 
 
-def _selected(scbd: pd.DataFrame) -> str:
+def _selected(scbd: pd.DataFrame, ins: str, outs: str, what: str) -> str:
     """What choosing alpha without the test environment would have cost."""
-    if "z_c in" not in scbd or scbd["alpha"].nunique() < 2:
+    if not {ins, outs, "alpha"} <= set(scbd) or scbd["alpha"].nunique() < 2:
         return ""
-    found = selection_regret(scbd)
+    found = selection_regret(scbd, ins=ins, outs=outs)
     alphas = ", ".join(f"{alpha:g} ({n})" for alpha, n in found["alpha"].value_counts().sort_index().items())
-    regret = mean_sd(found["regret"], percent("regret"))
-    return (
-        f"\n\nAlpha as `choose_alpha` takes it from $z_c$ in distribution, seed by seed: {alphas}. Out of "
-        f"distribution, its $z_c$ is {regret} points below that of the best alpha."
+    points = Column("", 100.0, 1)
+    text = (
+        f"\n\nAlpha as `choose_alpha` takes it from what is seen in distribution, seed by seed: {alphas}. Its {what} "
+        f"is {mean_sd(found['regret'], points)} points below that of the best alpha"
     )
+    auto = f', that of `alpha="auto"` {mean_sd(found["auto, regret"], points)}' if "auto, regret" in found else ""
+    return f"{text}{auto}."
+
+
+def _by_alpha(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sorted by alpha, what finds it itself last."""
+    return frame.sort_values("alpha", kind="stable", key=lambda alphas: pd.to_numeric(alphas, errors="coerce"))
 
 
 def _chosen(erm: pd.DataFrame) -> pd.DataFrame:

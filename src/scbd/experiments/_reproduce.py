@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "cmnist": Experiment(_budgets.cmnist, _reports.generalization_report),
     "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
+    "cmnist-alphas": Experiment(_budgets.cmnist_alphas, _reports.generalization_report),
     "cmnist-map": Experiment(_budgets.cmnist_map, _regimes.map_report),
     "cmnist-variance": Experiment(_budgets.cmnist_variance, _reports.bounded_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
@@ -49,8 +50,10 @@ EXPERIMENTS = {
     "camelyon17-ablations": Experiment(_budgets.camelyon17_ablations, _reports.ablation_report),
     "rxrx1": Experiment(_budgets.rxrx1, _reports.generalization_report),
     "pacs": Experiment(_budgets.pacs, _reports.generalization_report),
+    "pacs-alphas": Experiment(_budgets.pacs_alphas, _reports.generalization_report),
     "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
     "screen": Experiment(_budgets.screen, _reports.correction_report),
+    "screen-alphas": Experiment(_budgets.screen_alphas, _reports.new_cells_report),
     "screen-variance": Experiment(_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
 }
@@ -77,7 +80,8 @@ def reproduce(
     name
         ``"cmnist"``, ``"camelyon17"``, ``"rxrx1"``, ``"pacs"``, ``"vlcs"`` (alpha against accuracy in and out of
         distribution); ``"cmnist-ablations"``, ``"camelyon17-ablations"``; ``"cmnist-long"`` (one long run);
-        ``"cmnist-map"`` (regimes of alpha);
+        ``"cmnist-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``, ``"screen-alphas"`` (what choosing
+        alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"`` (batch
         correction).
