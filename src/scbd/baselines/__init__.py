@@ -1,6 +1,11 @@
 """Other systems to compare with, under the same contract."""
 
+from scbd.baselines._coral import CORALModel
+from scbd.baselines._dann import DANNModel
 from scbd.baselines._erm import ERMModel
+from scbd.baselines._fish import FishModel
+from scbd.baselines._group_dro import GroupDROModel
+from scbd.baselines._irm import IRMModel
 from scbd.baselines._pixel_pca import pixel_pca
 
-__all__ = ["ERMModel", "pixel_pca"]
+__all__ = ["CORALModel", "DANNModel", "ERMModel", "FishModel", "GroupDROModel", "IRMModel", "pixel_pca"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scbd.baselines import ERMModel, pixel_pca
+from scbd.baselines import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel, pixel_pca
 from scbd.experiments._seeding import seed_everything
 from scbd.model import SCBDModel
 
@@ -27,6 +27,11 @@ SYSTEMS: dict[str, type[ImageModel]] = {
     "random encoder": SCBDModel,
     "oracle": SCBDModel,
     "ERM": ERMModel,
+    "CORAL": CORALModel,
+    "DANN": DANNModel,
+    "IRM": IRMModel,
+    "Fish": FishModel,
+    "Group DRO": GroupDROModel,
 }
 # embeddings that are computed, not learned
 FEATURES: dict[str, Callable[..., np.ndarray]] = {"pixel PCA": pixel_pca}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from scbd.model._fit import fit
 from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from scbd.data import ImageSource
     from scbd.model._callbacks import History
 
@@ -37,6 +40,10 @@ class TrainingRun(NamedTuple):
 class TrainMixin:
     """Gives an image model :meth:`train`."""
 
+    # which cells meet in a batch, what a step is, and what that takes
+    _batches: ClassVar[type[ImageDataModule]] = ImageDataModule
+    _plan: ClassVar[type[TrainingPlan]] = TrainingPlan
+    _plan_settings: Mapping[str, Any] = MappingProxyType({})
     # whether trained results were compared over seeds
     _unharmed_by_bfloat16 = False
 
@@ -192,7 +199,7 @@ class TrainMixin:
             raise ValueError(msg)
         source, y, e = self._training_inputs()
         parts = self._split(split, y, e, train_size, validation_size, seed)
-        data = ImageDataModule(
+        data = self._batches(
             source,
             y,
             e,
@@ -219,7 +226,7 @@ class TrainMixin:
         }
         plan_settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "settings": settings}
         settings |= getattr(objective, "settings", {})
-        plan = TrainingPlan(objective, **plan_settings | (plan_kwargs or {}))
+        plan = self._plan(objective, **plan_settings | dict(self._plan_settings) | (plan_kwargs or {}))
         accelerator, lightning_devices, device = parse_device_args(accelerator, devices, return_device="torch")
         precision = self._precision(precision, device)
         if compile:

@@ -1,0 +1,69 @@
+"""Batches that know environments: all of them in each, or one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scbd.data import ImageDataModule, PerturbationSampler
+from scbd.data.samplers import BatchSampler
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# fewer would say little of an environment's moments
+_CELLS_WANTED = 8
+
+
+class EnvironmentBatches(ImageDataModule):
+    """The same number of cells from each of many environments: all, or as many as give eight cells each."""
+
+    def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        environments = self._e[rows]
+        wanted = min(len(np.unique(environments)), max(2, batch_size // _CELLS_WANTED))
+        settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed} | world
+        return PerturbationSampler(rows, batch_size, labels=environments, perturbations_per_batch=wanted, **settings)
+
+
+class AlternatingSampler(BatchSampler):
+    """One environment a batch: each once in a round, in an order of its own, equally often however large it is.
+
+    Parameters
+    ----------
+    rows
+        Row numbers to draw from.
+    batch_size
+        Cells in a batch; an environment with fewer gives some of them twice.
+    environments
+        Codes of these rows.
+    **kwargs
+        See :class:`scbd.data.samplers.BatchSampler`.
+    """
+
+    def __init__(self, rows: np.ndarray, batch_size: int, *, environments: np.ndarray, **kwargs: int) -> None:
+        super().__init__(rows, batch_size, **kwargs)
+        self._groups = [self.rows[environments == e] for e in np.unique(environments)]
+
+    @property
+    def n_environments(self) -> int:
+        """Batches in a round."""
+        return len(self._groups)
+
+    def batch(self, step: int) -> np.ndarray:
+        """Row numbers of a step's batch."""
+        turn, index = divmod(step, self.n_environments)
+        group = self._groups[np.random.default_rng([self.seed, turn]).permutation(self.n_environments)[index]]
+        rng = np.random.default_rng([self.seed, turn, index])
+        return rng.choice(group, size=self.batch_size, replace=len(group) < self.batch_size, shuffle=False)
+
+
+class AlternatingBatches(ImageDataModule):
+    """Training batches of one environment each; validation is shuffled plainly."""
+
+    def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        if rows is not self.split.train:
+            return super()._sampler(rows, batch_size, n_steps, **world)
+        return AlternatingSampler(
+            rows, batch_size, environments=self._e[rows], n_steps=n_steps, seed=self.seed, **world
+        )

@@ -1,0 +1,204 @@
+"""What all classifiers share: an encoder, a linear head, and the contract of image models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
+from scbd.model import ImageModel
+from scbd.nn import Features, Preprocess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anndata import AnnData
+
+
+class Outputs(NamedTuple):
+    """What an objective is made of."""
+
+    features: Tensor
+    """What the encoder gives to the head, float32 ``(B, R)``."""
+    logits: Tensor
+    """Float32 ``(B, n_labels)``."""
+    y: Tensor
+    """Codes of the label, ``(B,)``."""
+    e: Tensor
+    """Codes of the environment, ``(B,)``."""
+
+    def by_environment(self) -> Iterator[Outputs]:
+        """The cells of each environment that is in the batch."""
+        for environment in self.e.unique():
+            rows = self.e == environment
+            yield Outputs(*(part[rows] for part in self))
+
+
+class ClassifierModule(nn.Module):
+    """An encoder and a linear head, trained by cross-entropy and, in subclasses, a penalty.
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)`` of the images as stored.
+    dtype
+        Their numpy dtype.
+    encoder
+        Name or module, see :func:`scbd.nn.build_encoder`.
+    n_labels, n_environments
+        Number of different y and e.
+    **preprocess
+        See :class:`scbd.nn.Preprocess`.
+    """
+
+    style = None  # a single block
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        dtype: str,
+        *,
+        encoder: str | nn.Module,
+        n_labels: int,
+        n_environments: int,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__()
+        self.preprocess = Preprocess(image_shape, dtype, **preprocess)
+        self.content = Features(encoder, self.preprocess.output_shape)
+        self.head = nn.Linear(self.content.n_features, n_labels)
+        self.n_environments = n_environments
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.preprocess.mean.device
+
+    def forward(
+        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """``loss`` of a batch of stored images ``(B, C, H, W)`` with codes ``(B,)``, and its parts.
+
+        Validation looks at cross-entropy alone: a setting is chosen by how well it predicts.
+        """
+        features = self.content(self.preprocess(images, generator))
+        logits = self.head(features).float()
+        if not self.training:
+            return {"loss": F.cross_entropy(logits, y)}
+        with torch.autocast(features.device.type, enabled=False):
+            return self.objective(Outputs(features.float(), logits, y, e), ramp)
+
+    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
+        """``loss`` of a training batch, and its parts; here cross-entropy.
+
+        Parameters
+        ----------
+        batch
+            What the network made of it.
+        ramp
+            Factor of a penalty, below 1 while it warms up.
+        """
+        return {"loss": F.cross_entropy(batch.logits, batch.y)}
+
+    def compile_blocks(self) -> None:
+        """Let :func:`torch.compile` have the encoder, in place."""
+        self.content.compile()
+
+    def width(self, block: str, representation: str) -> int:
+        """Dimension of what :meth:`embed` returns."""
+        return self.content.n_features
+
+    def embed(self, images: Tensor, block: str, representation: str) -> Tensor:
+        """Features before the head ``(B, R)``: embedding and intermediate representation are one here."""
+        return self.content(self.preprocess(images))
+
+    def on_load(self, model: Any, **kwargs: Any) -> None:
+        """Nothing to restore besides the state (part of scvi-tools' loading contract)."""
+
+
+class PenaltyModule(ClassifierModule):
+    """Cross-entropy and a weighted penalty on what differs between environments.
+
+    Parameters
+    ----------
+    penalty
+        Weight.
+    **kwargs
+        See :class:`ClassifierModule`.
+
+    Raises
+    ------
+    ValueError
+        If the weight is negative.
+    """
+
+    def __init__(self, *args: Any, penalty: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not penalty >= 0:
+            msg = f"penalty weighs what is added to cross-entropy and cannot be negative, got {penalty}."
+            raise ValueError(msg)
+        self.penalty = penalty
+
+    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
+        """Cross-entropy and the penalty."""
+        error, penalty = F.cross_entropy(batch.logits, batch.y), self.penalise(batch)
+        return {"loss": error + ramp * self.penalty * penalty, "cross_entropy": error, "penalty": penalty}
+
+    def penalise(self, batch: Outputs) -> Tensor:
+        """The penalty, a scalar."""
+        raise NotImplementedError
+
+
+class ClassifierModel(ImageModel):
+    """Base of the classifiers; a subclass names its module, and what more it takes."""
+
+    _module: ClassVar[type[ClassifierModule]] = ClassifierModule
+
+    def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
+        """Make the module."""
+        images = self._registered(IMAGE_REGISTRY)
+        self.module = self._module(
+            tuple(images["image_shape"]),
+            images["dtype"],
+            encoder=encoder,
+            n_labels=len(self._registered(Y_REGISTRY)["categories"]),
+            n_environments=len(self._registered(E_REGISTRY)["categories"]),
+            **preprocess,
+            **objective,
+        )
+
+    def predict(
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | np.ndarray | None = None,
+        *,
+        return_proba: bool = False,
+        batch_size: int = 512,
+    ) -> np.ndarray:
+        """Predict the perturbation of cells.
+
+        Parameters
+        ----------
+        adata
+            Cells with images; the training data by default.
+        indices
+            Rows, in this order; all by default.
+        return_proba
+            Return probabilities, ``(len(indices), n_labels)``, in the order of the registered categories.
+        batch_size
+            Cells in a forward pass.
+
+        Returns
+        -------
+        Labels, ``(len(indices),)``.
+        """
+        r = torch.from_numpy(self.get_latent_representation(adata, indices, batch_size=batch_size))
+        with torch.inference_mode():
+            logits = self.module.head(r.to(self.module.device)).cpu()
+        if return_proba:
+            return logits.softmax(1).numpy()
+        return np.asarray(self._registered(Y_REGISTRY)["categories"])[logits.argmax(1).numpy()]

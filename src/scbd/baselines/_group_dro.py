@@ -1,0 +1,86 @@
+"""Group DRO: the worst environment counts most (Sagawa et al., 2020)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from scbd.baselines._batches import EnvironmentBatches
+from scbd.baselines._classifier import ClassifierModel, ClassifierModule
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from torch import Tensor, nn
+
+    from scbd.baselines._classifier import Outputs
+
+
+class GroupDROModule(ClassifierModule):
+    r"""Cross-entropy of each environment, weighted by :math:`q`, which grows where it is large.
+
+    Every training batch multiplies :math:`q_e` by :math:`\exp(\eta L_e)` for the environments in it, and divides all by
+    their sum; the loss is :math:`\sum_e q_e L_e`.
+
+    Parameters
+    ----------
+    step_size
+        :math:`\eta`.
+    """
+
+    weights: Tensor
+
+    def __init__(self, *args: Any, step_size: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not step_size >= 0:
+            msg = f"step_size is how fast weights move towards the worst environment, not negative; got {step_size}."
+            raise ValueError(msg)
+        self.step_size = step_size
+        self.register_buffer("weights", torch.full((self.n_environments,), 1 / self.n_environments))
+
+    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
+        """Cross-entropies by the weights they have moved, and the largest of them."""
+        here = batch.e.unique()
+        errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()])
+        with torch.no_grad():
+            self.weights[here] *= torch.exp(ramp * self.step_size * errors)
+            self.weights /= self.weights.sum()
+        return {"loss": (self.weights[here].clone() * errors).sum(), "worst": errors.max()}
+
+
+class GroupDROModel(ClassifierModel):
+    """A classifier trained on whatever environment it is worst in.
+
+    Parameters
+    ----------
+    adata
+        Cells that :meth:`setup_anndata` was called on.
+    encoder
+        See :class:`scbd.SCBDModel`.
+    step_size
+        How fast weights move towards the worst environment; 0.01 in the paper.
+    registry
+        Used by :meth:`load` for a model without data.
+    **preprocess
+        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+
+    References
+    ----------
+    Sagawa et al. (2020), Distributionally robust neural networks for group shifts.
+    """
+
+    _module = GroupDROModule
+    _batches = EnvironmentBatches
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        encoder: str | nn.Module = "resnet18",
+        step_size: float = 0.01,
+        registry: dict[str, Any] | None = None,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        self._set_up(encoder, preprocess, step_size=step_size)

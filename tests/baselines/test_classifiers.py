@@ -1,0 +1,207 @@
+"""The classifiers of domain generalisation, against their definitions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scvi
+import torch
+from conftest import make_cells
+from torch.nn import functional as F
+
+from scbd.baselines import CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel
+from scbd.baselines._batches import AlternatingSampler
+from scbd.baselines._classifier import Outputs
+from scbd.baselines._dann import ReversedGradient
+from scbd.baselines._fish import FishAdamW
+
+QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
+MODELS = [CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel]
+
+
+def make(model_class, cells=None, **kwargs):
+    cells = make_cells() if cells is None else cells
+    scvi.settings.seed = 0
+    model_class.setup_anndata(cells, y_key="gene", e_key="well")
+    return model_class(cells, encoder="small", **kwargs)
+
+
+def outputs(n: int = 30, n_environments: int = 3, seed: int = 0) -> Outputs:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, 5, generator=generator, dtype=torch.float64)
+    logits = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return Outputs(features, logits, torch.arange(n) % 4, torch.arange(n) % n_environments)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_each_learns_saves_and_loads(model_class, tmp_path):
+    model = make(model_class, **({"penalty": 0.01} if model_class is DANNModel else {}))
+    model.train(max_steps=60, **QUICK)
+    genes = model.adata.obs["gene"].to_numpy()
+    assert np.mean(model.predict(indices=model.train_indices) == genes[model.train_indices]) > 0.8
+    assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
+    model.save(str(tmp_path / "model"))
+    loaded = model_class.load(str(tmp_path / "model"), adata=model.adata)
+    np.testing.assert_array_equal(loaded.predict(), model.predict())
+    assert loaded.get_latent_representation().shape == (96, 256)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
+    settings: dict[str, Any] = {"pretrain_steps": 2} if model_class is FishModel else {}
+    half, resumed, whole = (make(model_class, **settings) for _ in range(3))
+    how: dict[str, Any] = QUICK | {"precision": "32-true"}
+    half.train(max_steps=4, checkpoint_dir=tmp_path, **how)
+    resumed.train(max_steps=7, checkpoint_dir=tmp_path, ckpt_path="last", **how)
+    whole.train(max_steps=7, **how)
+    for name, value in whole.module.state_dict().items():
+        torch.testing.assert_close(resumed.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+def test_validation_is_cross_entropy_for_all():
+    images, e = torch.randint(0, 256, (8, 2, 16, 16), dtype=torch.uint8), torch.arange(8) % 3
+    for model_class in MODELS:
+        model = make(model_class)
+        model.module.eval()
+        with torch.no_grad():
+            found = model.module(images, e, e)
+            logits = model.module.head(model.module.embed(images, "c", "embedding"))
+        torch.testing.assert_close(found["loss"], F.cross_entropy(logits, e))
+
+
+def test_coral_compares_means_and_covariances_of_all_pairs():
+    batch = outputs()
+    parts = [batch.features[batch.e == e].numpy() for e in range(3)]
+    expected = np.mean(
+        [
+            np.mean((a.mean(0) - b.mean(0)) ** 2) + np.mean((np.cov(a.T) - np.cov(b.T)) ** 2)
+            for a, b in ((parts[0], parts[1]), (parts[0], parts[2]), (parts[1], parts[2]))
+        ]
+    )
+    module = make(CORALModel, penalty=3.0).module
+    assert float(module.penalise(batch)) == pytest.approx(expected)
+    losses = module.objective(batch, 0.5)
+    assert float(losses["loss"]) == pytest.approx(float(F.cross_entropy(batch.logits, batch.y)) + 1.5 * expected)
+    # nothing to compare with one environment, or with single cells
+    for e in (torch.zeros(30).long(), torch.cat([torch.zeros(29).long(), torch.ones(1).long()])):
+        assert float(module.penalise(batch._replace(e=e))) == 0
+
+
+def test_irm_is_the_product_of_two_slopes():
+    batch = outputs()
+    module = make(IRMModel, penalty=50.0, anneal_steps=1).module
+    expected = []
+    for e in range(3):
+        rows = torch.nonzero(batch.e == e)[:, 0]
+        slopes = []
+        for half in (rows[::2], rows[1::2]):
+            scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+            error = F.cross_entropy(scale * batch.logits[half], batch.y[half])
+            slopes.append(float(torch.autograd.grad(error, scale)[0]))
+        expected.append(math.prod(slopes))
+    # at a weight of 1 until annealed
+    assert 50 * float(module.penalise(batch)) == pytest.approx(np.mean(expected))
+    assert float(module.penalise(batch)) == pytest.approx(np.mean(expected))
+    assert float(module.penalise(batch._replace(e=torch.arange(30)))) == 0
+
+
+def test_group_dro_moves_weights_to_the_worst():
+    batch = outputs()
+    module = make(GroupDROModel, step_size=0.5).module
+    errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()]).numpy()
+    weights = np.exp(0.5 * errors) / np.exp(0.5 * errors).sum()
+    losses = module.objective(batch, 1.0)
+    assert float(losses["loss"]) == pytest.approx((weights * errors).sum(), rel=1e-5)
+    assert float(losses["worst"]) == pytest.approx(errors.max())
+    np.testing.assert_allclose(module.weights, weights, rtol=1e-5)
+    # an environment that is not in a batch keeps its weight beside the others'
+    rows = batch.e > 0
+    module.objective(Outputs(*(part[rows] for part in batch)), 1.0)
+    moved = weights * np.exp(0.5 * errors * [0, 1, 1])
+    np.testing.assert_allclose(module.weights, moved / moved.sum(), rtol=1e-5)
+
+
+def test_dann_works_against_its_discriminator():
+    x = torch.randn(4, 3, requires_grad=True)
+    (ReversedGradient.apply(x, 0.5) * torch.arange(3.0)).sum().backward()
+    torch.testing.assert_close(x.grad, -0.5 * torch.arange(3.0).expand(4, 3))
+    module = make(DANNModel, penalty=2.0).module
+    torch.manual_seed(0)
+    features = torch.randn(30, 256, requires_grad=True)
+    batch = Outputs(features, features[:, :4], torch.arange(30) % 4, torch.arange(30) % 3)
+    losses = module.objective(batch, 1.0)
+    torch.testing.assert_close(losses["loss"], losses["cross_entropy"] + losses["discriminator"])
+    (reversed_gradient,) = torch.autograd.grad(losses["discriminator"], features, retain_graph=True)
+    module.penalty = -1.0  # its own direction
+    (gradient,) = torch.autograd.grad(module.objective(batch, 1.0)["discriminator"], features)
+    torch.testing.assert_close(reversed_gradient, -2 * gradient)
+
+
+def test_fish_keeps_a_share_of_each_round():
+    def gradients(p, step):
+        return (p - torch.tensor([1.0, -1.0, 3.0])[step % 3]) * (1 + step % 2)
+
+    ours, naive = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01}
+    fish = FishAdamW([ours], meta_lr=0.2, n_environments=3, pretrain_steps=4, **settings)
+    plain = torch.optim.AdamW([naive], **settings)
+    start = None
+    for step in range(14):
+        if step >= 4 and step % 3 == 0:
+            start = naive.detach().clone()
+        for p, optimizer in ((ours, fish), (naive, plain)):
+            p.grad = gradients(p.detach(), step)
+            optimizer.step()
+        if start is not None and step % 3 == 2:
+            with torch.no_grad():
+                naive.copy_(start + 0.2 * (naive - start))
+            start = None
+        torch.testing.assert_close(ours, naive)
+        if step == 6:  # in the middle of a round
+            state = fish.state_dict()
+            fish = FishAdamW([ours], meta_lr=0.2, n_environments=3, pretrain_steps=4, **settings)
+            fish.load_state_dict(state)
+
+
+def test_batches_of_one_environment_in_turn():
+    environments = np.repeat([3, 7, 9], [50, 5, 20])
+    sampler = AlternatingSampler(np.arange(75), 10, environments=environments, n_steps=30, seed=1)
+    seen = [environments[batch] for batch in sampler]
+    assert all(len(set(part)) == 1 and len(part) == 10 for part in seen)
+    names = [part[0] for part in seen]
+    assert (
+        all(set(names[i : i + 3]) == {3, 7, 9} for i in range(0, 30, 3))
+        and len(set(map(str, zip(*[iter(names)] * 3, strict=True)))) > 1
+    )
+    np.testing.assert_array_equal(sampler.batch(4), sampler.batch(4))
+    assert len(set(sampler.batch(names.index(3)))) == 10  # none twice where there are enough
+
+
+def test_balanced_batches_have_every_environment():
+    model = make(CORALModel)
+    seen = []
+    objective = model.module.objective
+
+    def watched(batch: Outputs, ramp: float) -> dict[str, torch.Tensor]:
+        seen.append(batch.e)
+        return objective(batch, ramp)
+
+    model.module.objective = watched
+    model.train(max_steps=5, **QUICK)
+    assert all(torch.equal(e.bincount(minlength=3), torch.tensor([8, 8, 8])) for e in seen) and len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("model_class", "settings", "message"),
+    [
+        (CORALModel, {"penalty": -1.0}, "penalty weighs what is added"),
+        (GroupDROModel, {"step_size": -1.0}, "step_size is how fast"),
+        (FishModel, {"meta_lr": 0.0}, "a share above 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(model_class, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(model_class, **settings)
