@@ -69,3 +69,15 @@ def test_cells(channels, lines):
     assert axes.shape == (lines, 3)
     assert all(ax.images[0].get_array().max() <= 1 for ax in axes.flat)
     assert axes[0, 0].get_title().startswith("gene_")
+
+
+def test_components_in_use():
+    health = pd.DataFrame(
+        {"block": ["c", "c", "s"], "component": [0, 1, 0], "divergence": [0.1, 2.0, 3.0], "variance": [0.0, 1.0, 2.0]}
+    )
+    health = health.assign(active=health["variance"] > 0.01, prior_variance=0.5)
+    axes = pl.latent_health(health)
+    assert axes.shape == (2, 3) and axes[0, 0].get_title() == "$z_c$: 1 of 2 components in use"
+    assert [bar.get_height() for bar in axes[0, 0].patches] == [2.0, 0.1]
+    with pytest.raises(ValueError, match="train the model first"):
+        pl.latent_health(pd.DataFrame())

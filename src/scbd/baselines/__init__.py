@@ -6,6 +6,20 @@ from scbd.baselines._erm import ERMModel
 from scbd.baselines._fish import FishModel
 from scbd.baselines._group_dro import GroupDROModel
 from scbd.baselines._irm import IRMModel
+from scbd.baselines._ivae import IVAEModel
+from scbd.baselines._mcvae import MCVAEModel
 from scbd.baselines._pixel_pca import pixel_pca
+from scbd.baselines._vae import VAEModel
 
-__all__ = ["CORALModel", "DANNModel", "ERMModel", "FishModel", "GroupDROModel", "IRMModel", "pixel_pca"]
+__all__ = [
+    "CORALModel",
+    "DANNModel",
+    "ERMModel",
+    "FishModel",
+    "GroupDROModel",
+    "IRMModel",
+    "IVAEModel",
+    "MCVAEModel",
+    "VAEModel",
+    "pixel_pca",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scbd.baselines import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel, pixel_pca
+from scbd import baselines
 from scbd.experiments._seeding import seed_everything
 from scbd.model import SCBDModel
 
@@ -26,15 +26,18 @@ SYSTEMS: dict[str, type[ImageModel]] = {
     "SCBD": SCBDModel,
     "random encoder": SCBDModel,
     "oracle": SCBDModel,
-    "ERM": ERMModel,
-    "CORAL": CORALModel,
-    "DANN": DANNModel,
-    "IRM": IRMModel,
-    "Fish": FishModel,
-    "Group DRO": GroupDROModel,
+    "ERM": baselines.ERMModel,
+    "CORAL": baselines.CORALModel,
+    "DANN": baselines.DANNModel,
+    "IRM": baselines.IRMModel,
+    "Fish": baselines.FishModel,
+    "Group DRO": baselines.GroupDROModel,
+    "VAE": baselines.VAEModel,
+    "iVAE": baselines.IVAEModel,
+    "mcVAE": baselines.MCVAEModel,
 }
 # embeddings that are computed, not learned
-FEATURES: dict[str, Callable[..., np.ndarray]] = {"pixel PCA": pixel_pca}
+FEATURES: dict[str, Callable[..., np.ndarray]] = {"pixel PCA": baselines.pixel_pca}
 
 
 def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, **training: Any) -> ImageModel:

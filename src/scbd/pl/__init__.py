@@ -4,6 +4,7 @@ from scbd.pl._benchmark import benchmark, complexes, relationship_curve
 from scbd.pl._counterfactuals import counterfactuals
 from scbd.pl._history import history
 from scbd.pl._images import cells
+from scbd.pl._latent import latent_health
 from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep
 from scbd.pl._umap import umap, umap_blocks
 
@@ -16,6 +17,7 @@ __all__ = [
     "counterfactuals",
     "history",
     "in_against_out",
+    "latent_health",
     "relationship_curve",
     "sweep",
     "umap",

@@ -1,0 +1,219 @@
+"""What all latent-variable models share: the bound, its gradients kept in check, and its diagnostics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
+from scbd.baselines._vae_networks import Gaussian, ImageDecoder, Posterior
+from scbd.model import ImageModel
+from scbd.model._plan import TrainingPlan
+from scbd.nn import Preprocess
+
+if TYPE_CHECKING:
+    from scbd.data import ImageDataModule
+
+# steps with a longer gradient are left out; what is longer than the second is shortened to it (Child, 2021)
+_SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6
+# variance over cells of a posterior mean, above which a component is in use (Burda et al., 2016)
+_ACTIVE_ABOVE = 0.01
+
+
+class LatentModule(nn.Module):
+    """A variational bound with one or two blocks; a subclass says what posteriors, priors and codes are.
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)`` of the images as stored.
+    dtype
+        Their numpy dtype.
+    n_labels, n_environments
+        Number of different y and e.
+    n_latent
+        Dimension of each block.
+    n_blocks
+        One or two.
+    likelihood
+        ``"auto"``: Bernoulli for intensities between 0 and 1, else Gaussian with one learned scale.
+    n_experts
+        Heads of the posterior of z_s.
+    **preprocess
+        See :class:`scbd.nn.Preprocess`.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        dtype: str,
+        *,
+        n_labels: int,
+        n_environments: int,
+        n_latent: int,
+        n_blocks: int,
+        likelihood: str,
+        n_experts: int = 1,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__()
+        self.preprocess = Preprocess(image_shape, dtype, **preprocess)
+        shape = self.preprocess.output_shape
+        if likelihood == "auto":
+            likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
+        self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
+        self.content = Posterior(shape, n_latent)
+        self.style = Posterior(shape, n_latent, n_experts) if n_blocks == 2 else None
+        self.decoder = ImageDecoder(n_latent * n_blocks, shape, likelihood)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.preprocess.mean.device
+
+    def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of z_c and, if there is one, z_s, of preprocessed images."""
+        return (self.content(images),) if self.style is None else (self.content(images), self.style(images))
+
+    def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of the same."""
+        raise NotImplementedError
+
+    def code(self, z: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        """What is decoded, of samples of the blocks."""
+        return torch.cat(z, dim=1)
+
+    def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
+        """Further terms of the objective, by name."""
+        return {}
+
+    def forward(
+        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """``loss``, nats a cell, and its parts; without a generator at the posteriors' means.
+
+        Parameters
+        ----------
+        images
+            As stored, ``(B, C, H, W)``.
+        y, e
+            Codes, ``(B,)``.
+        ramp
+            Factor of the divergences, below 1 while they warm up.
+        generator
+            Source of the samples and of random orientations.
+        """
+        images = self.preprocess(images, generator)
+        target = self.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
+        posteriors = self.posteriors(images, e)
+        z = tuple(posterior.sample(generator) for posterior in posteriors)
+        parts = {"reconstruction": self.decoder.negative_log_likelihood(target, self.code(z, y))}
+        for name, posterior, prior in zip("cs", posteriors, self.priors(y, e), strict=False):
+            parts[f"divergence_{name}"] = posterior.divergence(prior).sum(1).mean()
+        penalties = self.penalties(posteriors, y)
+        divergence = torch.stack([parts[f"divergence_{name}"] for name in "cs"[: len(posteriors)]]).sum()
+        loss = parts["reconstruction"] + ramp * divergence + sum(penalties.values(), divergence.new_zeros(()))
+        return {"loss": loss, **parts, **penalties}
+
+    def compile_blocks(self) -> None:
+        """Let :func:`torch.compile` have the networks, in place."""
+        for network in (self.content, self.style, self.decoder):
+            if network is not None:
+                network.compile()
+
+    def width(self, block: str, representation: str) -> int:
+        """Dimension of what :meth:`embed` returns."""
+        return self.n_latent
+
+    def embed(self, images: Tensor, block: str, representation: str) -> Tensor:
+        """Mean of the posterior ``(B, D)``; embedding and intermediate representation are one here."""
+        network = self.content if block == "c" else self.style
+        assert network is not None
+        return network(self.preprocess(images)).mean
+
+    def on_load(self, model: Any, **kwargs: Any) -> None:
+        """Nothing to restore besides the state (part of scvi-tools' loading contract)."""
+
+
+class LatentPlan(TrainingPlan):
+    """The plan of all image models, with wild gradients left out, or shortened (Child, 2021)."""
+
+    skipped: Tensor
+
+    def __init__(self, module: Any, **kwargs: Any) -> None:
+        super().__init__(module, **kwargs)
+        self.register_buffer("skipped", torch.zeros(()))
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the length of the gradient."""
+        length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIPPED_ABOVE)
+        if not bool(length <= _SKIPPED_ABOVE):  # NaN is not
+            self.skipped += 1
+            optimizer.zero_grad(set_to_none=True)
+        self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
+
+
+class LatentModel(ImageModel):
+    """Base of the latent-variable models; a subclass makes its module."""
+
+    _plan = LatentPlan
+
+    def _set_up(
+        self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
+    ) -> None:
+        """Make the module."""
+        if kl_warmup_steps < 0:
+            msg = f"kl_warmup_steps={kl_warmup_steps}: a number of steps, 0 for none."
+            raise ValueError(msg)
+        images = self._registered(IMAGE_REGISTRY)
+        self.module = module(
+            tuple(images["image_shape"]),
+            images["dtype"],
+            n_labels=len(self._registered(Y_REGISTRY)["categories"]),
+            n_environments=len(self._registered(E_REGISTRY)["categories"]),
+            **preprocess,
+            **settings,
+        )
+        self._plan_settings = {"n_steps_alpha_warmup": kl_warmup_steps}
+        self.latent_health_ = pd.DataFrame()
+
+    @property
+    def latent_health(self) -> pd.DataFrame:
+        """Which components were in use at the end of training; empty before.
+
+        One row a component: ``block``; ``component``; ``divergence`` of the posterior from the prior in nats, and
+        ``variance`` of its mean over cells, both near 0 where the posterior has collapsed to the prior; ``active``,
+        whether that variance is above 0.01; ``prior_variance``, that of their priors' means, near 0 where the priors
+        of all labels have collapsed to one.
+        """
+        return self.latent_health_
+
+    def _after_training(self, data: ImageDataModule) -> None:
+        """Look at the components on a batch."""
+        batch = {name: part.to(self.device) for name, part in data.example_batch().items()}
+        y, e = batch["y"], batch["e"]
+        with torch.inference_mode():
+            posteriors = self.module.posteriors(self.module.preprocess(batch["images"]), e)
+            rows = [
+                _components(name, posterior, prior)
+                for name, posterior, prior in zip("cs", posteriors, self.module.priors(y, e), strict=False)
+            ]
+        self.latent_health_ = pd.concat(rows, ignore_index=True)
+
+
+def _components(block: str, posterior: Gaussian, prior: Gaussian) -> pd.DataFrame:
+    variance = posterior.mean.var(0).cpu().numpy()
+    return pd.DataFrame(
+        {
+            "block": block,
+            "component": np.arange(len(variance)),
+            "divergence": posterior.divergence(prior).mean(0).cpu().numpy(),
+            "variance": variance,
+            "active": variance > _ACTIVE_ABOVE,
+            "prior_variance": prior.mean.expand_as(posterior.mean).var(0).cpu().numpy(),
+        }
+    )

@@ -1,0 +1,60 @@
+"""VAE: one embedding of everything (Kingma and Welling, 2014)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scbd.baselines._latent import LatentModel, LatentModule
+from scbd.baselines._vae_networks import Gaussian
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from torch import Tensor
+
+
+class VAEModule(LatentModule):
+    """One block, whose prior is the standard normal distribution."""
+
+    def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Mean 0, variance 1."""
+        zero = self.decoder.log_scale.new_zeros((1, self.n_latent))
+        return (Gaussian(zero, zero),)
+
+
+class VAEModel(LatentModel):
+    """A variational autoencoder that knows neither perturbation nor environment.
+
+    Parameters
+    ----------
+    adata
+        Cells that :meth:`setup_anndata` was called on.
+    n_latent
+        Dimension of the embedding.
+    likelihood
+        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any; by default the
+        first where images are scaled to that range (``intensity="scale"``).
+    kl_warmup_steps
+        Steps over which the divergences get their full weight.
+    registry
+        Used by :meth:`load` for a model without data.
+    **preprocess
+        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+
+    References
+    ----------
+    Kingma and Welling (2014), Auto-encoding variational Bayes. Networks as in Makino et al. (2025), appendix.
+    """
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        n_latent: int = 64,
+        likelihood: str = "auto",
+        kl_warmup_steps: int = 0,
+        registry: dict[str, Any] | None = None,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        settings = {"n_latent": n_latent, "n_blocks": 1, "likelihood": likelihood}
+        self._set_up(VAEModule, kl_warmup_steps, preprocess, **settings)

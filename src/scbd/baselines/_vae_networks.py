@@ -1,0 +1,159 @@
+"""Networks of the latent-variable models (paper, appendix: tables of the VAE's encoder and decoder)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# of the last map, a side of which is about this
+_SIDE = 8
+_WIDTH = 64
+
+
+class Gaussian(NamedTuple):
+    """Independent normal distributions."""
+
+    mean: Tensor
+    log_variance: Tensor
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        """One draw, through which gradients flow; the means without a generator."""
+        if generator is None:
+            return self.mean
+        noise = torch.randn(self.mean.shape, generator=generator).to(self.mean)
+        return self.mean + noise * (0.5 * self.log_variance).exp()
+
+    def divergence(self, prior: Gaussian) -> Tensor:
+        """Kullback-Leibler divergence from the prior, in nats, one a component."""
+        error = (self.mean - prior.mean).square() + self.log_variance.exp()
+        return 0.5 * (prior.log_variance - self.log_variance + error * (-prior.log_variance).exp() - 1)
+
+
+def _halvings(image_size: tuple[int, int]) -> int:
+    """Three for 64 pixels, two for 32."""
+    return int(min(3, max(0, math.log2(min(image_size) / _SIDE))))
+
+
+class Posterior(nn.Module):
+    """From images ``(B, C, H, W)`` to a normal distribution of the embedding, by several experts.
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)``.
+    n_latent
+        Dimension of the embedding.
+    n_experts
+        Heads over one network; each image is asked of one of them.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], n_latent: int, n_experts: int = 1) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        halvings = _halvings((height, width))
+        # maps are halved last first
+        strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
+        plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
+        layers: list[nn.Module] = []
+        for n_in, n_out, stride in plan:
+            layers += [nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1), nn.GELU()]
+        self.maps = nn.Sequential(*layers, nn.Flatten())
+        n_features = _WIDTH * math.prod(math.ceil(side / 2**halvings) for side in (height, width))
+        self.heads = nn.Linear(n_features, n_experts * 2 * n_latent)
+        self.n_latent, self.n_experts = n_latent, n_experts
+
+    def forward(self, images: Tensor, experts: Tensor | None = None) -> Gaussian:
+        """Mean and log-variance ``(B, D)``, of the experts asked ``(B,)``, or the experts' average."""
+        said = self.heads(self.maps(images)).float().unflatten(1, (self.n_experts, 2, self.n_latent))
+        chosen = said.mean(1) if experts is None else said[torch.arange(len(said), device=said.device), experts]
+        return Gaussian(chosen[:, 0], chosen[:, 1])
+
+
+class LearnedPrior(nn.Module):
+    """A normal distribution of its own for every label.
+
+    Parameters
+    ----------
+    n_labels
+        How many.
+    n_latent
+        Dimension of the embedding.
+    learn_variance
+        Otherwise it is 1.
+    """
+
+    def __init__(self, n_labels: int, n_latent: int, *, learn_variance: bool = True) -> None:
+        super().__init__()
+        self.mean = nn.Embedding(n_labels, n_latent)
+        self.log_variance = nn.Embedding(n_labels, n_latent)
+        nn.init.zeros_(self.log_variance.weight)
+        self.log_variance.weight.requires_grad_(learn_variance)
+
+    def forward(self, labels: Tensor) -> Gaussian:
+        """Of these labels ``(B,)``."""
+        return Gaussian(self.mean(labels), self.log_variance(labels))
+
+
+class ImageDecoder(nn.Module):
+    """From an embedding to an image's logits or means ``(B, C, H, W)``, with the likelihood of it.
+
+    Parameters
+    ----------
+    n_latent
+        Dimension of the embedding.
+    image_shape
+        ``(C, H, W)``.
+    likelihood
+        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
+    """
+
+    def __init__(self, n_latent: int, image_shape: tuple[int, int, int], likelihood: str) -> None:
+        super().__init__()
+        if likelihood not in ("bernoulli", "gaussian"):
+            msg = f"likelihood={likelihood!r} is not known: use 'auto', 'bernoulli' or 'gaussian'."
+            raise ValueError(msg)
+        channels, height, width = image_shape
+        halvings = _halvings((height, width))
+        first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
+        doubled = [i < halvings for i in range(3)]
+        self.network = nn.Sequential(
+            nn.Linear(n_latent, _WIDTH * math.prod(first)),
+            nn.Unflatten(1, (_WIDTH, *first)),
+            nn.GELU(),
+            _up(64, 64, doubled[0]),
+            nn.GELU(),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.GELU(),
+            _up(64, 32, doubled[1]),
+            nn.GELU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.GELU(),
+            _up(32, channels, doubled[2]),
+        )
+        self.image_size = (height, width)
+        self.likelihood = likelihood
+        self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits or means of embeddings ``(B, D)``."""
+        height, width = self.image_size
+        return self.network(z)[..., :height, :width].float()
+
+    def negative_log_likelihood(self, images: Tensor, z: Tensor) -> Tensor:
+        """Of images: nats a cell, summed over channels and pixels, the mean over cells."""
+        predicted = self(z)
+        if self.likelihood == "bernoulli":
+            return F.binary_cross_entropy_with_logits(predicted, images, reduction="sum") / len(images)
+        error = (images - predicted) * (-self.log_scale).exp()
+        nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
+        return nats.sum() / len(images)
+
+
+def _up(n_in: int, n_out: int, doubled: bool) -> nn.Module:
+    if doubled:
+        return nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1)
+    return nn.Conv2d(n_in, n_out, 3, padding=1)
