@@ -1,6 +1,8 @@
 """Other systems to compare with, under the same contract."""
 
+from scbd.baselines._cellprofiler import cellprofiler_pca
 from scbd.baselines._coral import CORALModel
+from scbd.baselines._corrections import standardize_by_environment, tvn
 from scbd.baselines._dann import DANNModel
 from scbd.baselines._erm import ERMModel
 from scbd.baselines._fish import FishModel
@@ -21,5 +23,8 @@ __all__ = [
     "IVAEModel",
     "MCVAEModel",
     "VAEModel",
+    "cellprofiler_pca",
     "pixel_pca",
+    "standardize_by_environment",
+    "tvn",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scbd import baselines
+from scbd.baselines import standardize_by_environment, tvn
 from scbd.experiments._seeding import seed_everything
 from scbd.model import SCBDModel
 
@@ -36,8 +38,23 @@ SYSTEMS: dict[str, type[ImageModel]] = {
     "iVAE": baselines.IVAEModel,
     "mcVAE": baselines.MCVAEModel,
 }
+
+
+def _corrected_pixels(
+    adata: AnnData, *, correct: Callable[..., np.ndarray], y_key: str, e_key: str, control: str, **settings: Any
+) -> np.ndarray:
+    """Principal components of the pixels, corrected on the controls of each environment."""
+    controls = adata.obs[y_key].to_numpy() == control
+    return correct(baselines.pixel_pca(adata, **settings), adata.obs[e_key].to_numpy(), controls=controls)
+
+
 # embeddings that are computed, not learned
-FEATURES: dict[str, Callable[..., np.ndarray]] = {"pixel PCA": baselines.pixel_pca}
+FEATURES: dict[str, Callable[..., np.ndarray]] = {
+    "pixel PCA": baselines.pixel_pca,
+    "pixel PCA, centred": partial(_corrected_pixels, correct=partial(standardize_by_environment, scale=False)),
+    "pixel PCA, TVN": partial(_corrected_pixels, correct=tvn),
+    "CellProfiler": baselines.cellprofiler_pca,
+}
 
 
 def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, **training: Any) -> ImageModel:
