@@ -10,6 +10,7 @@ from scbd.experiments._protocols import PROTOCOLS
 from scbd.experiments._reproduce import EXPERIMENTS, reproduce
 from scbd.experiments._run import evaluate, run
 from scbd.experiments._scores import generalization_scores
+from scbd.experiments._search import MODEL_SPACE, TRAINING_SPACE, Selection, select
 from scbd.experiments._selection import select_alpha
 from scbd.experiments._systems import SYSTEMS
 from scbd.experiments._trials import Results, Trial
@@ -18,9 +19,12 @@ __all__ = [
     "DATASETS",
     "EXPERIMENTS",
     "PROTOCOLS",
+    "MODEL_SPACE",
     "SYSTEMS",
+    "TRAINING_SPACE",
     "AlphaSelection",
     "Results",
+    "Selection",
     "Trial",
     "check_assumption",
     "choose_alpha",
@@ -32,6 +36,7 @@ __all__ = [
     "reproduce",
     "run",
     "run_trials",
+    "select",
     "select_alpha",
     "selection_regret",
 ]

@@ -86,8 +86,8 @@ def selection_scores(
 
     Returns
     -------
-    ``accuracy``: the nearest class mean on z_c, ``chance``: that of the most frequent class, ``cells``: how many were
-    scored; ``e from z_c``, ``e from r_c``: accuracy of a linear probe of the environment on training cells, and
+    ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the most
+    frequent class; ``cells``: how many were scored; ``e from z_c``, ``e from r_c``: accuracy of a linear probe of the environment on training cells, and
     ``e chance``; and what ``model.health`` says.
 
     Raises
@@ -102,7 +102,10 @@ def selection_scores(
     train, scored = _some(model.train_indices), _some(scored)
     embedded = model.get_latent_representation(indices=train)
     new = model.get_latent_representation(indices=scored)
-    predicted = predict_labels(embedded, y[train], new, classifier="nearest_mean")
+    if hasattr(model, "predict"):
+        predicted = model.predict(indices=scored)
+    else:
+        predicted = predict_labels(embedded, y[train], new, classifier="nearest_mean")
     scores = {
         "accuracy": float(np.mean(predicted == y[scored])),
         "chance": _largest_share(y[scored]),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -16,16 +13,14 @@ from scbd.data.fields import as_columns, label_values
 from scbd.experiments._choice import AlphaSelection, Criterion, choose_alpha
 from scbd.experiments._datasets import Dataset
 from scbd.experiments._files import save_figure, write_table
-from scbd.experiments._grid import run_trial
-from scbd.experiments._trials import Results, Trial
+from scbd.experiments._grid import run_on
+from scbd.experiments._trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
     from matplotlib.figure import Figure
-
-logger = logging.getLogger(__name__)
 
 # each form of the loss has a scale of its own
 _ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
@@ -104,19 +99,10 @@ def select_alpha(
         for fold in folds
         for alpha in alphas
     ]
-    with ExitStack() as stack:
-        directory = Path(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        results = Results(directory / "rows")
-        for number, trial in enumerate(trials, start=1):
-            logger.info("Run %d of %d: alpha %g.", number, len(trials), trial.model["alpha"])
-            if trial not in results:
-                run_trial(trial, adata, dataset, results, directory / "runs" / trial.key)
-        frame = results.frame()
-        found = choose_alpha(frame[frame["key"].isin([trial.key for trial in trials])], criterion=criterion)
-        if out:
-            write_table(found.runs, directory / "runs.csv")
-            write_table(found.curve, directory / "curve.csv", index=True)
-            save_figure(cast("Figure", found.plot().figure), directory / "curve.png")
+    found = choose_alpha(run_on(adata, dataset, trials, out), criterion=criterion)
+    if out:
+        write_table(found.curve, Path(out) / "curve.csv", index=True)
+        save_figure(cast("Figure", found.plot().figure), Path(out) / "curve.png")
     return found
 
 
