@@ -87,8 +87,8 @@ def selection_scores(
     Returns
     -------
     ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the most
-    frequent class; ``cells``: how many were scored; ``e from z_c``, ``e from r_c``: accuracy of a linear probe of the environment on training cells, and
-    ``e chance``; and what ``model.health`` says.
+    frequent class; ``cells``: how many were scored; ``e from z_c``, ``e from r_c``: accuracy of a linear probe of the
+    environment on training cells, and ``e chance``; and what ``model.health`` says.
 
     Raises
     ------
