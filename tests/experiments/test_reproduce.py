@@ -30,8 +30,8 @@ def digits(tmp_path, monkeypatch):
     for part, rows in (("train", slice(0, 400)), ("t10k", slice(400, 600))):
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", images[rows])
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels[rows])
-    model, training = _budgets._SIZES["smoke"]
-    monkeypatch.setitem(_budgets._SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
+    model, training = _budgets.SIZES["smoke"]
+    monkeypatch.setitem(_budgets.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
     monkeypatch.setitem(_budgets._DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
     monkeypatch.setattr(_budgets, "UNTRAINED", _budgets.UNTRAINED | {"max_steps": 2})
     return folder

@@ -60,3 +60,15 @@ def test_the_curve_that_alpha_was_chosen_from():
     assert ax.get_title() == "chosen: alpha 1" and [1, 1] in [
         np.asarray(line.get_xdata()).tolist() for line in ax.lines
     ]
+
+
+def test_one_point_a_setting_and_alpha_as_a_line():
+    rows = [("SCBD", "0", 0.9, 0.2), ("SCBD", "0", 0.7, 0.4), ("SCBD", "10", 0.6, 0.8), ("ERM", "a", 1.0, 0.1)]
+    frame = pd.DataFrame(rows, columns=["system", "setting", "in", "out"])
+    ax = pl.trade_off(frame, "in", "out", traced=["SCBD"])
+    scbd, erm = (container[0] for container in ax.containers)
+    np.testing.assert_allclose(np.asarray(scbd.get_xydata()), [[0.8, 0.3], [0.6, 0.8]])
+    assert scbd.get_linestyle() == "-" and erm.get_linestyle() == "None"
+    assert ax.get_legend_handles_labels()[1] == ["SCBD", "ERM"]
+    with pytest.raises(KeyError, match="no column 'batch'"):
+        pl.trade_off(frame, "in", "batch")

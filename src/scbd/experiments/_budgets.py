@@ -17,15 +17,15 @@ Budget = Literal["smoke", "small", "paper"]
 # what the paper holds fixed for domain generalisation; images in [0, 1], as its own loader leaves them
 _GENERALIZATION: dict[str, Any] = {"n_latent": 128, "style_target": "ye", "standardize": False}
 # the objective as published; the model's defaults are our own
-_PUBLISHED: dict[str, Any] = {"invariance": "listing", "smoothing": 0.0}
+PUBLISHED: dict[str, Any] = {"invariance": "listing", "smoothing": 0.0}
 # the model's defaults spelled out, so that rows say what they are; z_s is left out, which leaves z_c as it is
-_OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}
+OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}
 _OURS_ALPHA = 0.01
 _ALPHAS = (0.0, 0.003, 0.01, 0.03, 0.1, "auto")
-_SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "smoke": (_PUBLISHED | {"encoder": "small"}, {"max_steps": 40, "batch_size": 256, "lr": 1e-3}),
-    "small": (_PUBLISHED | {"encoder": "small"}, {"max_steps": 1000, "batch_size": 512, "lr": 1e-3}),
-    "paper": (_PUBLISHED | {"encoder": "resnet18"}, {"max_steps": 25_000, "batch_size": 2048, "lr": 1e-4}),
+SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "smoke": (PUBLISHED | {"encoder": "small"}, {"max_steps": 40, "batch_size": 256, "lr": 1e-3}),
+    "small": (PUBLISHED | {"encoder": "small"}, {"max_steps": 1000, "batch_size": 512, "lr": 1e-3}),
+    "paper": (PUBLISHED | {"encoder": "resnet18"}, {"max_steps": 25_000, "batch_size": 2048, "lr": 1e-4}),
 }
 _DATA: dict[tuple[str, str], dict[str, Any]] = {
     ("colored_mnist", "smoke"): {"n_train": 4000, "n_test": 1000},
@@ -33,11 +33,14 @@ _DATA: dict[tuple[str, str], dict[str, Any]] = {
     ("camelyon17", "small"): {"n_per_split": 50_000},
     ("rxrx1", "smoke"): {"n_per_split": 2000},
 }
-_SCREENS: dict[str, dict[str, Any]] = {
+SCREENS: dict[str, dict[str, Any]] = {
     "smoke": {"n_cells": 2000, "n_wells": 6, "image_size": 32},
     "small": {"n_cells": 20_000, "n_wells": 34, "image_size": 32},
     "paper": {"n_cells": 20_000, "n_wells": 34, "image_size": 64},
 }
+UNEQUAL_WELLS = {"well_imbalance": 0.6}
+# a fifth is not learned from
+NEW_CELLS = {"train_size": 0.8, "validation_size": 0.02}
 _TRAINING: dict[str, Any] = {"weight_decay": 0.01, "load_best": True}
 _SPLIT: dict[str, Any] = _TRAINING | {"split": "split"}
 
@@ -45,16 +48,16 @@ _SPLIT: dict[str, Any] = _TRAINING | {"split": "split"}
 def cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST: alpha against accuracy, and ERM (paper, table 1, figures 3 and 5)."""
     alphas = {"smoke": (0, 10, 192), "small": (0, 1, 3, 10, 30, 64, 128, 192), "paper": (0, 64, 128, 192)}[budget]
-    return _sweeps("colored_mnist", budget, alphas, _seeds(n_seeds, budget, 5, 10))
+    return _sweeps("colored_mnist", budget, alphas, seeds_of(n_seeds, budget, 5, 10))
 
 
 def cmnist_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST with our form of invariance, between a random encoder and an oracle."""
     model, training = _size("colored_mnist", budget)
-    model |= _OURS
+    model |= OURS
     training |= _our_training(budget, max_steps=1500)
     trials = []
-    for seed in range(_seeds(n_seeds, budget, 10, 3)):
+    for seed in range(seeds_of(n_seeds, budget, 10, 3)):
         trials.append(_scbd("colored_mnist", budget, seed, model | {"alpha": "auto"}, training))
         if seed < 3:
             trials.append(_scbd("colored_mnist", budget, seed, model | {"alpha": _OURS_ALPHA}, training))
@@ -87,7 +90,7 @@ def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
         plan += [(few, {"n_environments": 34, "imbalance": 0.6}, batch)]
         plan += [(few, {"n_digits": n}, batch) for n in (5, 2)]
     trials = []
-    for seed, (forms, cells, size) in product(range(_seeds(n_seeds, budget, 1, 3)), plan):
+    for seed, (forms, cells, size) in product(range(seeds_of(n_seeds, budget, 1, 3)), plan):
         # without invariance, all contrastive forms are one
         settings = [_form(form) | {"alpha": 0.0} for form in few]
         settings += [_form(form) | {"alpha": float(a)} for form, alphas in forms.items() for a in alphas]
@@ -112,13 +115,13 @@ def pacs_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 def screen_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """New cells of a simulated screen with wells of unequal size, with our form at several alphas."""
-    model, training = _SIZES[budget]
-    model = model | _OURS | {"n_latent": 64}
-    training = training | {"weight_decay": 0.01, "load_best": False, "train_size": 0.8, "validation_size": 0.02}
-    data = _SCREENS[budget] | {"well_imbalance": 0.6}
+    model, training = SIZES[budget]
+    model = model | OURS | {"n_latent": 64}
+    training = training | {"weight_decay": 0.01, "load_best": False} | NEW_CELLS
+    data = SCREENS[budget] | UNEQUAL_WELLS
     return [
         Trial("batch correction of new cells", "simulated_screen", "SCBD", seed, data, model | {"alpha": a}, training)
-        for seed in range(_seeds(n_seeds, budget, 5, 5))
+        for seed in range(seeds_of(n_seeds, budget, 5, 5))
         for a in _ALPHAS
     ]
 
@@ -127,13 +130,13 @@ def camelyon17(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Camelyon17-WILDS: alpha against accuracy, and ERM (paper, table 1)."""
     alphas = {"smoke": (0, 10), "small": (0, 3, 10, 30, 192), "paper": (0, 64, 128, 192)}[budget]
     model = {"encoder": "densenet121"} if budget == "paper" else {}
-    return _sweeps("camelyon17", budget, alphas, _seeds(n_seeds, budget, 3, 10), changes=model)
+    return _sweeps("camelyon17", budget, alphas, seeds_of(n_seeds, budget, 3, 10), changes=model)
 
 
 def rxrx1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """RxRx1-WILDS, which the paper does not have: alpha against accuracy."""
     alphas = {"smoke": (0, 1), "small": (0, 1, 10), "paper": (0, 1, 10, 64)}[budget]
-    return _sweeps("rxrx1", budget, alphas, _seeds(n_seeds, budget, 3, 3), erm=False)
+    return _sweeps("rxrx1", budget, alphas, seeds_of(n_seeds, budget, 3, 3), erm=False)
 
 
 def pacs(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -163,27 +166,27 @@ def cmnist_long(budget: Budget, n_seeds: int | None) -> list[Trial]:
     training |= {"max_steps": {"smoke": 60, "small": 15_000, "paper": 100_000}[budget], "load_best": False}
     return [
         _scbd("colored_mnist", budget, seed, model | {"alpha": 192.0}, training)
-        for seed in range(_seeds(n_seeds, budget, 1, 1))
+        for seed in range(seeds_of(n_seeds, budget, 1, 1))
     ]
 
 
 def screen(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """The simulated screen: complexes found, wells not (the paper's protocol, where the truth is known)."""
-    return _correction("simulated_screen", budget, (0, 1, 8), _SCREENS[budget], _seeds(n_seeds, budget, 3, 3))
+    return _correction("simulated_screen", budget, (0, 1, 8), SCREENS[budget], seeds_of(n_seeds, budget, 3, 3))
 
 
 def screen_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """New cells of a simulated screen with wells of unequal size: our form of invariance beside the published one."""
-    model, training = _SIZES[budget]
+    model, training = SIZES[budget]
     model = model | {"n_latent": 64, "style_target": None}
-    training = training | _TRAINING | _our_training(budget) | {"train_size": 0.8, "validation_size": 0.02}
-    data = _SCREENS[budget] | {"well_imbalance": 0.6}
+    training = training | _TRAINING | _our_training(budget) | NEW_CELLS
+    data = SCREENS[budget] | UNEQUAL_WELLS
     data["n_cells"] *= 5  # so many that few are known by heart; a fifth is not learned from
     systems = [{"alpha": alpha} for alpha in (0.0, 1.0, 8.0)]
-    systems += [_OURS | {"alpha": alpha} for alpha in (0.0, _OURS_ALPHA, "auto")]
+    systems += [OURS | {"alpha": alpha} for alpha in (0.0, _OURS_ALPHA, "auto")]
     return [
         Trial("batch correction of new cells", "simulated_screen", "SCBD", seed, data, model | system, training)
-        for seed in range(_seeds(n_seeds, budget, 3, 3))
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
         for system in systems
     ]
 
@@ -191,7 +194,7 @@ def screen_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
 def funk22(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """The screen of Funk et al.: CORUM and wells (paper, figure 4)."""
     data = {"smoke": {"n_cells": 5000}, "small": {"n_cells": 200_000}, "paper": {}}[budget]
-    return _correction("funk22", budget, (0, 1), data, _seeds(n_seeds, budget, 3, 3), image_size=64)
+    return _correction("funk22", budget, (0, 1), data, seeds_of(n_seeds, budget, 3, 3), image_size=64)
 
 
 def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -211,16 +214,17 @@ def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
             model | {"alpha": alpha},
             training | {"decoder": how},
         )
-        for seed, alpha, how in product(range(_seeds(n_seeds, budget, 3, 3)), (0.0, 10.0), (decoder, together))
+        for seed, alpha, how in product(range(seeds_of(n_seeds, budget, 3, 3)), (0.0, 10.0), (decoder, together))
     ]
 
 
-def _seeds(asked: int | None, budget: Budget, small: int, paper: int) -> int:
+def seeds_of(asked: int | None, budget: Budget, small: int, paper: int) -> int:
+    """How many: those asked for, or the budget's."""
     return asked if asked is not None else {"smoke": 1, "small": small, "paper": paper}[budget]
 
 
 def _size(dataset: str, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
-    model, training = _SIZES[budget]
+    model, training = SIZES[budget]
     return _GENERALIZATION | model, training | _SPLIT
 
 
@@ -231,7 +235,7 @@ def _our_training(budget: Budget, **small: Any) -> dict[str, Any]:
 
 def _form(form: str) -> dict[str, Any]:
     """Our objective, or the published one with a contrastive form of invariance; z_c alone."""
-    return _OURS if form == "variance" else _PUBLISHED | {"invariance": form, "style_target": None}
+    return OURS if form == "variance" else PUBLISHED | {"invariance": form, "style_target": None}
 
 
 def _scbd(
@@ -307,7 +311,7 @@ def _held_out(dataset: str, domains: Sequence[str], budget: Budget, n_seeds: int
             dataset,
             budget,
             alphas,
-            _seeds(n_seeds, budget, 3, 3),
+            seeds_of(n_seeds, budget, 3, 3),
             max_steps=steps,
             data={"test_environment": domain},
         )
@@ -319,8 +323,8 @@ def _alphas(dataset: str, budget: Budget, n_seeds: int | None, steps: int, **dat
     model, training = _size(dataset, budget)
     training |= {"max_steps": steps, "load_best": False}
     return [
-        _scbd(dataset, budget, seed, model | _OURS | {"alpha": alpha}, training, **data)
-        for seed in range(_seeds(n_seeds, budget, 5, 5))
+        _scbd(dataset, budget, seed, model | OURS | {"alpha": alpha}, training, **data)
+        for seed in range(seeds_of(n_seeds, budget, 5, 5))
         for alpha in _ALPHAS
     ]
 
@@ -340,7 +344,7 @@ def _ablations(dataset: str, budget: Budget, n_seeds: int | None, **changes: Any
         changed = changed[:2] + changed[-1:]
     return [
         _scbd(dataset, budget, seed, model | m, training | t)
-        for seed in range(_seeds(n_seeds, budget, 3, 3))
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
         for m, t in changed
     ]
 
@@ -348,7 +352,7 @@ def _ablations(dataset: str, budget: Budget, n_seeds: int | None, **changes: Any
 def _correction(
     dataset: str, budget: Budget, alphas: Sequence[float], data: dict[str, Any], n_seeds: int, **changes: Any
 ) -> list[Trial]:
-    settings, training = _SIZES[budget]
+    settings, training = SIZES[budget]
     model = settings | {"n_latent": 64, "style_target": "e"} | changes
     training = training | _TRAINING
     if budget == "paper" and dataset == "funk22":

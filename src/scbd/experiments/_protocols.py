@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd.data import hold_out_environments
+from scbd.data import hold_out_environments, stratified_split
 from scbd.data.fields import label_values
 from scbd.experiments._counterfactuals import counterfactual_scores
 from scbd.experiments._scores import HEALTH, correction_scores, generalization_scores, selection_scores
@@ -49,6 +49,12 @@ def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset
     Of its training cells an encoder may know the perturbation by heart: a gene is then easy to read from them, and the
     well is not, whatever it makes of new ones.
     """
+    if trial.system in FEATURES:
+        labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
+        learned = stratified_split(labels, train_size=trial.training["train_size"], seed=trial.seed).train
+        new = np.setdiff1d(np.arange(adata.n_obs), learned)
+        embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
+        return _correction(adata[new], embedding[new], dataset), None
     model = trained(trial, adata, dataset, directory)
     new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
     return _correction(adata[new], model.get_latent_representation(indices=new), dataset) | _health(model), model

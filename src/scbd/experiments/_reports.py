@@ -83,7 +83,7 @@ def bounded_report(frame: pd.DataFrame, out: Path) -> str:
     """Accuracy between an encoder that was never trained and an oracle: a table."""
     systems = ["random encoder", "SCBD", "oracle"]
     frame = frame.sort_values("system", key=lambda names: names.map(systems.index), kind="stable")
-    return table(frame.assign(name=_names(frame)), ["name"], ACCURACIES | HEALTH)
+    return table(frame.assign(name=names_of(frame)), ["name"], ACCURACIES | HEALTH)
 
 
 def ablation_report(frame: pd.DataFrame, out: Path) -> str:
@@ -111,7 +111,7 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     for column in ("invariance", "system"):
         if column in frame:
             frame = frame.sort_values(column, ascending=column != "system", kind="stable")
-    named = frame.assign(name=_names(frame))
+    named = frame.assign(name=names_of(frame))
     order = list(named["name"].unique())
     long = named.melt("name", [c for c in _CORRECTION if c in named], "metric", "value").dropna()
     long = long.rename(columns={"name": "representation"}).assign(key="")
@@ -137,7 +137,7 @@ def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
 
 def long_report(frame: pd.DataFrame, out: Path) -> str:
     """The course of z_c over a long run; ``runs/`` has the histories."""
-    text = table(frame.assign(name=_names(frame)), ["name", "steps"], ACCURACIES | HEALTH)
+    text = table(frame.assign(name=names_of(frame)), ["name", "steps"], ACCURACIES | HEALTH)
     for key, ceiling in zip(frame["key"], frame["ceiling"], strict=True):
         path = out / "runs" / key / "history.csv"
         if path.is_file():
@@ -164,7 +164,7 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
     chosen = _chosen(erm)
     own = chosen.assign(**{f"r_c {part}": chosen.get(f"own {part}") for part in ("in", "out")})
     rows = pd.concat([part for part in (control, _by_alpha(scbd), own) if len(part)])
-    rows = rows.assign(name=_names(rows))
+    rows = rows.assign(name=names_of(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
     suffix = f"_{environment}" if environment else ""
@@ -212,7 +212,11 @@ def _chosen(erm: pd.DataFrame) -> pd.DataFrame:
     return erm.loc[erm.groupby("seed")["own in"].idxmax()]
 
 
-def _names(frame: pd.DataFrame) -> pd.Series:
+def names_of(frame: pd.DataFrame) -> pd.Series:
+    """What each row is called in a table: the system, and what was varied of it."""
+    if "style_posterior" in frame:
+        only = frame["style_posterior"].eq("x").map({True: ", x only", False: ""})
+        frame = frame.assign(system=frame["system"] + only)
     scbd = frame["system"] == "SCBD"
     if "alpha" not in frame:
         return frame["system"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd.experiments import _budgets, _regimes, _reports
+from scbd.experiments import _budgets, _comparisons, _regimes, _reports
 from scbd.experiments._budgets import Budget
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._files import write_table, write_text
@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
     "cmnist-alphas": Experiment(_budgets.cmnist_alphas, _reports.generalization_report),
     "cmnist-map": Experiment(_budgets.cmnist_map, _regimes.map_report),
+    "cmnist-systems": Experiment(_comparisons.cmnist_systems, _comparisons.systems_report),
     "cmnist-variance": Experiment(_budgets.cmnist_variance, _reports.bounded_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
     "camelyon17": Experiment(_budgets.camelyon17, _reports.generalization_report),
@@ -54,6 +55,7 @@ EXPERIMENTS = {
     "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
     "screen": Experiment(_budgets.screen, _reports.correction_report),
     "screen-alphas": Experiment(_budgets.screen_alphas, _reports.new_cells_report),
+    "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
     "screen-variance": Experiment(_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
 }
@@ -83,6 +85,7 @@ def reproduce(
         ``"cmnist-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``, ``"screen-alphas"`` (what choosing
         alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
+        ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"`` (batch
         correction).
     budget

@@ -5,7 +5,7 @@ from scbd.pl._counterfactuals import counterfactuals
 from scbd.pl._history import history
 from scbd.pl._images import cells
 from scbd.pl._latent import latent_health
-from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep
+from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep, trade_off
 from scbd.pl._umap import umap, umap_blocks
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "latent_health",
     "relationship_curve",
     "sweep",
+    "trade_off",
     "umap",
     "umap_blocks",
 ]

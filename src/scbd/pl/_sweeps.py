@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.3", "0.6")
+_MARKERS = "os^Dv<>PX*"
 # told apart in grey as well
 _STYLES = [
     ("#0072B2", "o", "-"),
@@ -129,6 +131,57 @@ def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes 
     ax.axhline(threshold, color="0.5", ls=":", lw=0.8)
     ax.axvline(sorted(runs["alpha"].unique()).index(alpha), color="0.5", lw=0.8)
     ax.set(ylabel="accuracy", ylim=(0, 1.02), title=f"chosen: alpha {alpha:g}")
+    return ax
+
+
+def trade_off(
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    *,
+    system: str = "system",
+    setting: str = "setting",
+    traced: Sequence[str] = (),
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw one score against another, a point a setting of each system: its mean over seeds, with bars of one sd.
+
+    Parameters
+    ----------
+    frame
+        Rows of an experiment, one a run.
+    x, y
+        Columns of the scores.
+    system, setting
+        Columns of the system, which has one colour and marker, and of what was varied of it.
+    traced
+        Systems whose settings are joined by a line, in the order of the frame, such as one of growing alpha.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    """
+    import matplotlib.pyplot as plt
+
+    _require(frame, [x, y, system, setting])
+    if ax is None:
+        _, ax = plt.subplots(figsize=(5.4, 4.0), layout="constrained")
+    for i, (name, part) in enumerate(frame.groupby(system, sort=False)):
+        color, marker = _COLORS[i % len(_COLORS)], _MARKERS[i % len(_MARKERS)]
+        points = part.groupby(setting, sort=False)[[x, y]]
+        mean, sd = points.mean(), points.std().fillna(0)
+        line = "-" if name in traced else "none"
+        look: dict[str, Any] = {"color": color, "marker": marker, "ls": line, "ms": 6, "mec": "k", "mew": 0.5}
+        ax.errorbar(mean[x], mean[y], xerr=sd[x], yerr=sd[y], elinewidth=0.6, lw=1, label=str(name), **look)
+    ax.set(xlabel=x, ylabel=y)
+    ax.legend(frameon=False, fontsize="small")
     return ax
 
 

@@ -1,0 +1,141 @@
+"""All systems of the paper beside each other: the grids, and what is made of their rows."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+
+from scbd import pl
+from scbd.experiments._budgets import (
+    NEW_CELLS,
+    OURS,
+    SCREENS,
+    SIZES,
+    UNEQUAL_WELLS,
+    cmnist_variance,
+    seeds_of,
+)
+from scbd.experiments._files import save_figure
+from scbd.experiments._published import TABLE_1
+from scbd.experiments._reports import ACCURACIES, correction_report, names_of
+from scbd.experiments._search import MODEL_SPACE, TRAINING_SPACE, settings_of
+from scbd.experiments._tables import table, value_of
+from scbd.experiments._trials import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from scbd.experiments._budgets import Budget
+
+# of the search space, what tells the settings of a system apart
+_SETTINGS = ("lr", "weight_decay", "max_steps", "penalty", "step_size", "meta_lr", "pretrain_steps", "alpha")
+
+
+def cmnist_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: every classifier and the iVAE over the paper's search space, beside SCBD (paper, table 1)."""
+    n_seeds = seeds_of(n_seeds, budget, 3, 10)
+    lengths = {"smoke": (30,), "small": (1500,), "paper": (1500, 30_000, 150_000)}[budget]
+    trials = [
+        _classifier(budget, system, seed, steps, model, training)
+        for seed, system, steps in product(range(n_seeds), MODEL_SPACE, lengths)
+        if system != "iVAE"
+        for model, training in _space(budget, system, steps)
+    ]
+    trials += [_ivae(budget, seed, training) for seed in range(n_seeds) for _, training in _space(budget, "iVAE", 0)]
+    return trials + [trial for trial in cmnist_variance(budget, n_seeds) if trial.system in ("SCBD", "random encoder")]
+
+
+def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells of a simulated screen: features, latent-variable models and SCBD (paper, figure 4)."""
+    published, training = SIZES[budget]
+    contrastive = training | NEW_CELLS | {"weight_decay": 0.01, "load_best": False}
+    bound = contrastive | {"batch_size": {"smoke": 128, "small": 256, "paper": 1024}[budget]}
+    pixels = {"n_components": 64}
+    wells = pixels | {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
+    block = published | {"n_latent": 64, "style_target": None}
+    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("pixel PCA", pixels, NEW_CELLS),
+        ("pixel PCA, centred", wells, NEW_CELLS),
+        ("pixel PCA, TVN", wells, NEW_CELLS),
+        ("VAE", {"n_latent": 64}, bound),
+        ("iVAE", {"n_latent": 64, "style_posterior": "xe"}, bound),
+        ("iVAE", {"n_latent": 64, "style_posterior": "x"}, bound),
+        ("mcVAE", {"n_latent": 32, "kl_warmup_steps": bound["max_steps"] // 2}, bound),
+        *(("SCBD", block | {"alpha": alpha}, contrastive) for alpha in (0.0, 1.0, 8.0)),
+        *(("SCBD", block | OURS | {"alpha": alpha}, contrastive) for alpha in (0.0, 0.003, 0.01, 0.03, "auto")),
+    ]
+    return [
+        Trial("batch correction of new cells", "simulated_screen", system, seed, data, model, how)
+        for data in (SCREENS[budget] | UNEQUAL_WELLS,)
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
+        for system, model, how in systems
+    ]
+
+
+def systems_report(frame: pd.DataFrame, out: Path) -> str:
+    """Each system at its best in distribution, beside the paper; every setting as a point of the trade-off."""
+    # a classifier's own head, else a linear one
+    own = frame.assign(**{f"r_c {part}": frame[f"own {part}"].fillna(frame[f"r_c {part}"]) for part in ("in", "out")})
+    own = own.assign(name=names_of(own), setting=_setting(own))
+    ax = pl.trade_off(own[own["system"] != "random encoder"], "r_c in", "r_c out", setting="setting", traced=["SCBD"])
+    ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution")
+    save_figure(cast("Figure", ax.figure), out / "trade_off.png")
+    chosen = own.loc[own.groupby(["name", "seed"], sort=False)["r_c in"].idxmax()]
+    return table(chosen, ["name"], ACCURACIES, published=TABLE_1.get(frame["dataset"].iloc[0], {}))
+
+
+def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
+    """Biology and batch of each system: a table, bars, and one against the other."""
+    form = frame["invariance"].map({"listing": "SCBD, published", "variance": "SCBD"}).fillna(frame["system"])
+    named = frame.assign(system=form, setting=names_of(frame))
+    traced = ["SCBD, published", "SCBD"]
+    x, y = "e_probe_f1", "relationship_average_precision"
+    ax = pl.trade_off(named, x, y, setting="setting", traced=traced)
+    ax.set(xlabel="F1 of the well (lower is better)", ylabel="average precision of complexes")
+    save_figure(cast("Figure", ax.figure), out / "trade_off.png")
+    return correction_report(frame, out)
+
+
+def _space(budget: Budget, system: str, steps: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The paper's search space; a coarser one, for runs that are shorter than its warm-ups, below that budget."""
+    model: dict[str, Sequence[Any]] = dict(MODEL_SPACE[system])
+    training: Mapping[str, Sequence[Any]] = TRAINING_SPACE
+    if budget != "paper":
+        training = {"lr": (1e-4, 1e-3) if budget == "small" else (1e-3,), "weight_decay": (0.01,)}
+        if system == "Fish":
+            model = {"pretrain_steps": (steps // 3,), "meta_lr": (0.01, 0.1)}
+        if system == "IRM":
+            model["anneal_steps"] = (steps // 3,)
+    if budget == "smoke":
+        model = {name: values[:1] for name, values in model.items()}
+    return list(product(settings_of(model), settings_of(training)))
+
+
+def _classifier(
+    budget: Budget, system: str, seed: int, steps: int, model: dict[str, Any], training: dict[str, Any]
+) -> Trial:
+    model = model | {"encoder": SIZES[budget][0]["encoder"], "standardize": False}
+    how = training | {"max_steps": steps, "batch_size": 32, "split": "split", "load_best": True}
+    return Trial("domain generalization", "colored_mnist", system, seed, _digits(budget), model, how)
+
+
+def _ivae(budget: Budget, seed: int, training: dict[str, Any]) -> Trial:
+    steps, size = {"smoke": (30, 128), "small": (1500, 256), "paper": (50_000, 1024)}[budget]
+    model = {"n_latent": 64, "standardize": False}
+    how = training | {"max_steps": steps, "batch_size": size, "split": "split", "load_best": True}
+    return Trial("domain generalization", "colored_mnist", "iVAE", seed, _digits(budget), model, how)
+
+
+def _digits(budget: Budget) -> dict[str, Any]:
+    return {"n_train": 4000, "n_test": 1000} if budget == "smoke" else {}
+
+
+def _setting(frame: pd.DataFrame) -> pd.Series:
+    """What tells the settings of one system apart, as words."""
+    columns = [column for column in _SETTINGS if column in frame]
+    return frame[columns].map(value_of).agg(" ".join, axis=1)
