@@ -184,7 +184,7 @@ def test_what_was_run_and_how_long():
 
 def test_the_map_of_regimes(tmp_path):
     def row(form, alpha, **settings) -> dict[str, Any]:
-        scores = {"z_c in": 0.9, "z_c out": 0.8, "r_c out": 0.7, "learned_c": 0.6, "supervised_c": 5.0, "ceiling": 6.0}
+        scores = {"z_c in": 0.9, "z_c out": 0.8, "r_c out": 0.7, "e from r_c": 0.5, "learned_c": 0.6, "ceiling": 6.0}
         return {"invariance": form, "alpha": alpha, "batch_size": 512} | scores | settings
 
     rows = [row(form, alpha) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
@@ -196,4 +196,4 @@ def test_the_map_of_regimes(tmp_path):
     assert found["listing", "yes", "128", "2", "10", "1"] == "50.0" and len(found) == len(rows)
     assert {("variance", "yes", "512", n, "10", "1") for n in ("2", "34", "34, unequal")} <= set(found)
     assert {("listing", "no", "512", "2", "10", "1"), ("listing", "yes", "512", "2", "5", "1")} <= set(found)
-    assert {path.name for path in tmp_path.iterdir()} == {"map.png", "learned.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"map.png", "learned.png", "environment.png"}

@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 _DEFAULTS = {"n_environments": 2, "imbalance": 0.0, "n_digits": 10, "include_self": True}
 _FACTORS = {"batch": "cells a batch", "environments": "environments", "labels": "labels"}
 _FORMS = ("listing", "variance", "mean", "mass")
-_FIGURES = {"map": ("z_c out", "white digits from $z_c$"), "learned": ("learned_c", "learned of the labels")}
+_FIGURES = {
+    "map": ("z_c out", "white digits from $z_c$"),
+    "learned": ("learned_c", "learned of the labels"),
+    "environment": ("e from r_c", "environment from $r_c$"),
+}
 
 
 def map_report(frame: pd.DataFrame, out: Path) -> str:
-    """Regimes of alpha by form of invariance, batch, environments and labels: two figures and a table.
+    """Regimes of alpha by form of invariance, batch, environments and labels: three figures and a table.
 
-    A row of panels a form, a column a factor, a line a value of it: white digits in one figure, and in the other how
-    much of what the labels say was learned.
+    A row of panels a form, a column a factor, a line a value of it: white digits, how much of what the labels say was
+    learned, and how well the environment is read.
     """
     import matplotlib.pyplot as plt
 
-    frame = _named(frame)
+    frame = _named(frame).sort_values(["batch_size", "n_environments", "imbalance", "n_digits"], kind="stable")
     usual = frame["with_self"] == "yes"
     base = {"batch": frame["batch"].mode()[0], "environments": "2", "labels": 10}
     forms = [form for form in _FORMS if form in set(frame["form"])]
@@ -39,12 +43,16 @@ def map_report(frame: pd.DataFrame, out: Path) -> str:
         axes = figure.subplots(len(forms), len(_FACTORS), squeeze=False)
         for (form, (factor, title)), ax in zip(product(forms, _FACTORS.items()), axes.flat, strict=True):
             others = {column: value for column, value in base.items() if column != factor}
-            pl.by_group(only(frame[usual], {"form": form} | others), "alpha", score, factor, ax=ax)
+            part = only(frame[usual], {"form": form} | others)
+            if factor != "batch" and part[factor].nunique() == 1:
+                ax.set_axis_off()  # this form was tried at one value of it
+                continue
+            pl.by_group(part, "alpha", score, factor, ax=ax)
             ax.set(title=f"{form}, by {title}", ylabel=label, ylim=(-0.02, 1.02))
         save_figure(figure, out / f"{name}.png")
     by = ["form", "with_self", *_FACTORS, "alpha"]
     shown = {key: ACCURACIES[key] for key in ("z_c in", "z_c out", "r_c out", "e from r_c")}
-    return table(frame.sort_values(by, kind="stable"), by, shown | HEALTH)
+    return table(frame.sort_values(["form", "with_self", "batch"], kind="stable"), by, shown | HEALTH)
 
 
 def _named(frame: pd.DataFrame) -> pd.DataFrame:

@@ -92,7 +92,7 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     score
         Column to draw.
     group
-        Column that tells the lines apart; five values at most.
+        Column that tells the lines apart; five values at most, in the order of the frame.
     ax
         Axes to draw on.
 
@@ -108,7 +108,7 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     _require(frame, [setting, score, group])
     wide = frame.assign(_seed=frame.groupby([setting, group]).cumcount())
     wide = wide.pivot(index=[setting, "_seed"], columns=group, values=score).reset_index()
-    return sweep(wide, setting, {value: f"{value}" for value in frame[group].sort_values().unique()}, ax=ax)
+    return sweep(wide, setting, {value: f"{value}" for value in frame[group].unique()}, ax=ax)
 
 
 def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes | None = None) -> Axes:
