@@ -53,6 +53,8 @@ def test_what_cannot_be_chosen_from_is_refused():
         choose_alpha(sweep({1.0: [0.5, 0.6]}))
     with pytest.raises(KeyError, match="no column 'chance'"):
         choose_alpha(sweep({1.0: [0.5]}).drop(columns="chance"))
+    with pytest.raises(ValueError, match="criterion='test' is not known: use one of kept, unseen"):
+        choose_alpha(sweep({0.0: [0.4], 1.0: [0.5]}), criterion="test")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep=1.6 is the share of the best accuracy"):
         choose_alpha(sweep({0.0: [0.4], 1.0: [0.5]}), keep=1.6)
 

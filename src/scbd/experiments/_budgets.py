@@ -82,10 +82,9 @@ def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
     }
     batch = training["batch_size"]
     # what is swept, on which data, in which batches
-    plan: list[tuple[dict[str, Sequence[float]], dict[str, Any], int]] = [(many, {}, batch), (few, {}, batch // 4)]
-    plan += [(few, {"n_environments": 8}, batch)]
+    plan: list[tuple[dict[str, Sequence[float]], dict[str, Any], int]] = [(many, {}, batch)]
+    plan += [(few if budget == "smoke" else many, {}, batch // 4), (few, {"n_environments": 8}, batch)]
     if budget != "smoke":
-        plan[1] = (many, {}, batch // 4)
         plan += [(few, {}, batch * 4), (few, {"n_environments": 34}, batch)]
         plan += [(few, {"n_environments": 34, "imbalance": 0.6}, batch)]
         plan += [(few, {"n_digits": n}, batch) for n in (5, 2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -82,12 +82,13 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     KeyError
         If a column is missing.
     ValueError
-        If there are fewer than two alphas, or ``keep`` is no share.
+        If there are fewer than two alphas, the criterion is not known, or ``keep`` is no share.
 
     References
     ----------
     Breiman et al. (1984), Classification and regression trees: the one-standard-error rule.
     """
+    check_criterion(criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
     if missing:
         msg = f"The runs have no column {missing[0]!r}; choose_alpha takes those of select_alpha."
@@ -117,6 +118,13 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     else:
         alpha = curve.index[curve["kept"]][-1]
     return AlphaSelection(float(alpha), criterion, threshold, curve, runs)
+
+
+def check_criterion(criterion: str) -> None:
+    """Raise ``ValueError`` unless it is known."""
+    if criterion not in get_args(Criterion):
+        msg = f"criterion={criterion!r} is not known: use one of {', '.join(get_args(Criterion))}."
+        raise ValueError(msg)
 
 
 def selection_regret(frame: pd.DataFrame, *, ins: str = "z_c in", outs: str = "z_c out") -> pd.DataFrame:

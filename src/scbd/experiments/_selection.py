@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.fields import as_columns, label_values
-from scbd.experiments._choice import AlphaSelection, Criterion, choose_alpha
+from scbd.experiments._choice import AlphaSelection, Criterion, check_criterion, choose_alpha
 from scbd.experiments._datasets import Dataset
 from scbd.experiments._files import save_figure, write_table
 from scbd.experiments._grid import run_on
@@ -120,9 +120,7 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
 
 
 def _check(criterion: str, n_folds: int | None, n_seeds: int, model: dict[str, Any], training: dict[str, Any]) -> None:
-    if criterion not in get_args(Criterion):
-        msg = f"criterion={criterion!r} is not known: use one of {', '.join(get_args(Criterion))}."
-        raise ValueError(msg)
+    check_criterion(criterion)
     if n_folds is not None and criterion != "unseen":
         msg = "n_folds is for criterion='unseen', which holds environments out."
         raise ValueError(msg)
