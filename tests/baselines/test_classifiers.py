@@ -61,6 +61,31 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
         torch.testing.assert_close(resumed.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("model_class", "before", "after"),
+    [
+        (CORALModel, {"penalty": 1.0}, {"penalty": 2.0}),
+        (IRMModel, {"anneal_steps": 1}, {"anneal_steps": 2}),
+        (GroupDROModel, {"step_size": 0.1}, {"step_size": 0.2}),
+        (FishModel, {"meta_lr": 0.1}, {"meta_lr": 0.2}),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_objective(model_class, before, after, tmp_path):
+    make(model_class, **before).train(max_steps=1, checkpoint_dir=tmp_path, **QUICK)
+    ((name, value),) = after.items()
+    with pytest.raises(ValueError, match=f"other settings .*{name}: {before[name]} → {value}"):
+        make(model_class, **after).train(max_steps=2, checkpoint_dir=tmp_path, ckpt_path="last", **QUICK)
+
+
+def test_environments_that_cannot_fill_a_batch_are_named():
+    cells = make_cells()
+    cells.obs["well"] = np.where(np.arange(96) < 90, "large", "small")
+    with pytest.raises(
+        ValueError, match="2 environments of .* cells cannot fill a batch of 48 .*: use a smaller batch"
+    ):
+        make(CORALModel, cells).train(max_steps=1, **QUICK | {"batch_size": 48})
+
+
 def test_validation_is_cross_entropy_for_all():
     images, e = torch.randint(0, 256, (8, 2, 16, 16), dtype=torch.uint8), torch.arange(8) % 3
     for model_class in MODELS:

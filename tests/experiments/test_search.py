@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from conftest import make_cells
+from torch import nn
 
 from scbd.baselines import CORALModel
 from scbd.experiments import MODEL_SPACE, SYSTEMS, TRAINING_SPACE, select
@@ -43,6 +44,13 @@ def test_a_part_of_the_space_over_seeds():
 def test_what_cannot_be_searched_is_refused():
     with pytest.raises(ValueError, match="There is no system 'SVM': use one of"):
         select(make_cells(), "SVM", **CELLS)
-    for nothing in ({"n_trials": 0}, {"n_seeds": 0}, {"model_space": {"penalty": ()}}):
+    for nothing in ({"n_trials": 0}, {"model_space": {"penalty": ()}}):
         with pytest.raises(ValueError, match="nothing to search"):
             select(make_cells(), "CORAL", **CELLS, **nothing)
+    # a module would go from run to run with what it has learned
+    shared: Any = CELLS | {"model_kwargs": {"encoder": nn.Flatten()}}
+    with pytest.raises(ValueError, match="give encoder by name"):
+        select(make_cells(), "ERM", **shared)
+    for settings, message in (({"n_seeds": 0}, "at least one seed"), ({"train_size": 1.0}, "no validation cells")):
+        with pytest.raises(ValueError, match=message):
+            select(make_cells(), "ERM", **CELLS, **settings)

@@ -107,18 +107,23 @@ def test_environments_are_held_out_in_turn(monkeypatch):
         ({"n_folds": 2}, "n_folds is for criterion='unseen'"),
         ({"criterion": "unseen", "n_folds": 1}, "n_folds=1, 3 environments"),
         ({"criterion": "unseen", "n_folds": 2}, "hold out at least one at a time, and learn from two"),
-        ({"criterion": "unseen", "split": "split"}, "split is set by select_alpha itself"),
+        ({"criterion": "unseen", "split": "split"}, "split is set by the sweep itself"),
         ({"n_seeds": 0}, "run at least one seed"),
-        ({"seed": 3}, "seed is set by select_alpha itself"),
-        ({"model_kwargs": {"alpha": 1.0}}, "alpha is set by select_alpha itself"),
+        ({"seed": 3}, "seed is set by the sweep itself"),
+        ({"model_kwargs": {"alpha": 1.0}}, "alpha is set by the sweep itself"),
         ({"model_kwargs": {"encoder": object()}}, "give encoder by name"),
         ({"split": np.arange(3)}, "give split as a column of obs"),
         ({"train_size": 1.0}, "no validation cells to choose by"),
+        ({"validation_size": 0.0}, "no validation cells to choose by"),
+        ({"split": "train_only"}, "no validation cells to choose by"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings, message):
+def test_settings_that_do_not_fit_are_refused_before_anything_is_trained(monkeypatch, settings, message):
+    monkeypatch.setattr(SCBDModel, "train", None)
     with pytest.raises(ValueError, match=message):
-        select_alpha(make_cells(), **CELLS | QUICK | settings)
+        cells = make_cells()
+        cells.obs["train_only"] = "train"
+        select_alpha(cells, **CELLS | QUICK | settings)
 
 
 def test_two_environments_cannot_be_held_out():

@@ -23,7 +23,17 @@ class EnvironmentBatches(ImageDataModule):
         environments = self._e[rows]
         wanted = min(len(np.unique(environments)), max(2, batch_size // _CELLS_WANTED))
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed} | world
-        return PerturbationSampler(rows, batch_size, labels=environments, perturbations_per_batch=wanted, **settings)
+        try:
+            return PerturbationSampler(
+                rows, batch_size, labels=environments, perturbations_per_batch=wanted, **settings
+            )
+        except ValueError as error:
+            sizes = np.unique(environments, return_counts=True)[1]
+            msg = (
+                f"{len(sizes)} environments of {sizes.min()} to {sizes.max()} cells cannot fill a batch of {batch_size} "
+                f"with equally many from {wanted} of them: use a smaller batch_size."
+            )
+            raise ValueError(msg) from error
 
 
 class AlternatingSampler(BatchSampler):

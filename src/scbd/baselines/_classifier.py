@@ -143,6 +143,11 @@ class PenaltyModule(ClassifierModule):
             raise ValueError(msg)
         self.penalty = penalty
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the objective; a resumed run must share them."""
+        return {"penalty": self.penalty}
+
     def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
         """Cross-entropy and the penalty."""
         error, penalty = F.cross_entropy(batch.logits, batch.y), self.penalise(batch)

@@ -39,6 +39,11 @@ class GroupDROModule(ClassifierModule):
         self.step_size = step_size
         self.register_buffer("weights", torch.full((self.n_environments,), 1 / self.n_environments))
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the objective; a resumed run must share them."""
+        return {"step_size": self.step_size}
+
     def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
         """Cross-entropies by the weights they have moved, and the largest of them."""
         here = batch.e.unique()

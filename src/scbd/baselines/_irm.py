@@ -37,6 +37,11 @@ class IRMModule(PenaltyModule):
         self.anneal_steps = anneal_steps
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the objective; a resumed run must share them."""
+        return super().settings | {"anneal_steps": self.anneal_steps}
+
     def penalise(self, batch: Outputs) -> Tensor:
         """Mean over environments with two cells or more, in units of the full weight."""
         slopes = []

@@ -63,8 +63,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
 
     .. math:: c + \kappa\,(a - c) - s.
 
-    With ``"kept"``, accuracy is that of cells from the training environments, :math:`\kappa` is 0.97: invariance is as
-    strong as it can be while what is left out is little, and if it is given up for nothing, nothing is lost.
+    With ``"kept"``, accuracy is that of cells from the training environments and :math:`\kappa` is 0.97: as much
+    invariance as can be had for next to nothing.
     With ``"unseen"``, accuracy is that of held-out environments, which is what invariance is for; :math:`\kappa` is 1:
     the one-standard-error rule, in favour of invariance.
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 import time
 import warnings
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scbd.experiments._datasets import DATASETS
-from scbd.experiments._files import write_table
 from scbd.experiments._protocols import PROTOCOLS
 from scbd.experiments._systems import FEATURES, SYSTEMS
 from scbd.experiments._trials import Results
@@ -83,38 +80,6 @@ def run_trials(
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
         run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key)
     return results.frame()
-
-
-def run_on(
-    adata: AnnData, dataset: Dataset, trials: Sequence[Trial], out: str | os.PathLike[str] | None
-) -> pd.DataFrame:
-    """Run trials on cells that are at hand.
-
-    Parameters
-    ----------
-    adata, dataset
-        The cells, and their columns.
-    trials
-        What to run.
-    out
-        As in :func:`run_trials`, and ``runs.csv``; `None` keeps nothing.
-
-    Returns
-    -------
-    The rows of these trials, in their order.
-    """
-    with ExitStack() as stack:
-        directory = Path(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        results = Results(directory / "rows")
-        for number, trial in enumerate(trials, start=1):
-            logger.info("Run %d of %d: %s", number, len(trials), trial.key)
-            if trial not in results:
-                run_trial(trial, adata, dataset, results, directory / "runs" / trial.key)
-        frame = results.frame().set_index("key", drop=False)
-        frame = frame.loc[[trial.key for trial in trials]].reset_index(drop=True)
-        if out:
-            write_table(frame, directory / "runs.csv")
-    return frame
 
 
 def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, directory: Path) -> None:

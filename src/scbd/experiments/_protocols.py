@@ -9,7 +9,7 @@ import numpy as np
 from scbd.data import hold_out_environments, stratified_split
 from scbd.data.fields import label_values
 from scbd.experiments._counterfactuals import counterfactual_scores
-from scbd.experiments._scores import HEALTH, correction_scores, generalization_scores, selection_scores
+from scbd.experiments._scores import correction_scores, generalization_scores, health_scores, selection_scores
 from scbd.experiments._systems import FEATURES, trained
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def batch_correction(trial: Trial, adata: AnnData, dataset: Dataset, directory: 
         embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
         return _correction(adata, embedding, dataset), None
     model = trained(trial, adata, dataset, directory)
-    return _correction(adata, model.get_latent_representation(), dataset) | _health(model), model
+    return _correction(adata, model.get_latent_representation(), dataset) | health_scores(model), model
 
 
 def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -57,7 +57,7 @@ def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset
         return _correction(adata[new], embedding[new], dataset), None
     model = trained(trial, adata, dataset, directory)
     new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
-    return _correction(adata[new], model.get_latent_representation(indices=new), dataset) | _health(model), model
+    return _correction(adata[new], model.get_latent_representation(indices=new), dataset) | health_scores(model), model
 
 
 def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -87,11 +87,6 @@ def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict
     return correction_scores(
         adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key, guide_key=dataset.guide_key, net=net
     )
-
-
-def _health(model: ImageModel) -> dict[str, float]:
-    health = getattr(model, "health", {})
-    return {key: health[key] for key in HEALTH if key in health}
 
 
 PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {

@@ -51,12 +51,8 @@ def generalization_scores(
     split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
     # a third part, such as WILDS' unseen validation environment, is neither in nor out
     train, seen = split == "train", np.isin(split, ["train", "validation"])
-    health = getattr(model, "health", {})
-    blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
-    if health:
-        blocks.append(("z_c", "embedding", "nearest_mean"))
     scores: dict[str, Any] = {}
-    for name, representation, classifier in blocks:
+    for name, representation, classifier in _blocks(model):
         embedding = model.get_latent_representation(representation=representation)
         predicted = predict_labels(embedding[train], y[train], embedding, classifier=classifier)
         scores |= _accuracies(name, predicted, y, split)
@@ -65,7 +61,7 @@ def generalization_scores(
     if hasattr(model, "predict"):
         scores |= _accuracies("own", model.predict(), y, split)
     scores["e chance"] = _largest_share(e[seen])
-    return scores | {key: health[key] for key in HEALTH if key in health}
+    return scores | health_scores(model)
 
 
 def selection_scores(
@@ -87,8 +83,8 @@ def selection_scores(
     Returns
     -------
     ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the most
-    frequent class; ``cells``: how many were scored; ``e from z_c``, ``e from r_c``: accuracy of a linear probe of the
-    environment on training cells, and ``e chance``; and what ``model.health`` says.
+    frequent class; ``cells``: how many were scored; ``e from r_c`` and, for contrastive models, ``e from z_c``: accuracy of
+    a linear probe of the environment on training cells, and ``e chance``; and what ``model.health`` says.
 
     Raises
     ------
@@ -100,23 +96,36 @@ def selection_scores(
         raise ValueError(msg)
     y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))
     train, scored = _some(model.train_indices), _some(scored)
-    embedded = model.get_latent_representation(indices=train)
-    new = model.get_latent_representation(indices=scored)
+    seen = {
+        name: model.get_latent_representation(indices=train, representation=representation)
+        for name, representation, _ in _blocks(model)
+    }
     if hasattr(model, "predict"):
         predicted = model.predict(indices=scored)
     else:
-        predicted = predict_labels(embedded, y[train], new, classifier="nearest_mean")
+        new = model.get_latent_representation(indices=scored)
+        predicted = predict_labels(seen.get("z_c", seen["r_c"]), y[train], new, classifier="nearest_mean")
     scores = {
         "accuracy": float(np.mean(predicted == y[scored])),
         "chance": _largest_share(y[scored]),
         "cells": float(len(scored)),
         "e chance": _largest_share(e[train]),
     }
-    intermediate = model.get_latent_representation(indices=train, representation="intermediate")
-    for name, representation in (("z_c", embedded), ("r_c", intermediate)):
-        scores[f"e from {name}"] = label_probe(representation, e[train], max_cells=_PROBE_CELLS)["accuracy"]
+    for name, embedding in seen.items():
+        scores[f"e from {name}"] = label_probe(embedding, e[train], max_cells=_PROBE_CELLS)["accuracy"]
+    return scores | health_scores(model)
+
+
+def health_scores(model: ImageModel) -> dict[str, float]:
+    """What :data:`HEALTH` names of ``model.health``, for models that have it."""
     health = getattr(model, "health", {})
-    return scores | {key: health[key] for key in HEALTH if key in health}
+    return {key: health[key] for key in HEALTH if key in health}
+
+
+def _blocks(model: ImageModel) -> list[tuple[str, str, Classifier]]:
+    """Name, representation and classifier of what is scored: r_c, and of contrastive models z_c, which differs."""
+    blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
+    return [*blocks, ("z_c", "embedding", "nearest_mean")] if getattr(model, "health", {}) else blocks
 
 
 def _some(rows: np.ndarray) -> np.ndarray:

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import as_columns
-from scbd.experiments._datasets import Dataset
-from scbd.experiments._grid import run_on
 from scbd.experiments._systems import SYSTEMS
-from scbd.experiments._trials import Trial
+from scbd.experiments._user_cells import UserCells
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,7 +108,7 @@ def select(
     Raises
     ------
     ValueError
-        If the system is not known, or there is nothing to search; before anything is trained.
+        If the system is not known, a setting cannot be used, or there is nothing to search; before anything is trained.
     """
     if system not in SYSTEMS:
         msg = f"There is no system {system!r}: use one of {', '.join(SYSTEMS)}."
@@ -119,21 +116,17 @@ def select(
     models = settings_of(MODEL_SPACE.get(system, {}) if model_space is None else model_space)
     trainings = settings_of(TRAINING_SPACE if training_space is None else training_space)
     pairs = list(product(models, trainings))
-    if not pairs or n_seeds < 1 or (n_trials is not None and n_trials < 1):
-        msg = "There is nothing to search: every setting needs a value, n_seeds and n_trials are at least 1."
+    if not pairs or (n_trials is not None and n_trials < 1):
+        msg = "There is nothing to search: every setting needs a value, and n_trials is at least 1."
         raise ValueError(msg)
     if n_trials is not None and n_trials < len(pairs):
         chosen = np.random.default_rng(0).choice(len(pairs), n_trials, replace=False)
         pairs = [pairs[i] for i in np.sort(chosen)]
-    columns = as_columns(e_key)
-    dataset = Dataset(lambda **_: adata, y_key, columns, image_key=image_key)
-    about = {"y_key": y_key, "e_key": columns, "image_key": image_key, "n_cells": adata.n_obs, "held_out": []}
     fixed = model_kwargs or {}
-    candidates = [
-        [Trial("selection", "cells", system, seed, about, fixed | m, train_kwargs | t) for seed in range(n_seeds)]
-        for m, t in pairs
-    ]
-    runs = run_on(adata, dataset, [trial for candidate in candidates for trial in candidate], out)
+    cells = UserCells(adata, y_key, e_key, image_key)
+    cells.check(fixed, train_kwargs, n_seeds)
+    candidates = [[cells.trial(system, seed, fixed | m, train_kwargs | t) for seed in range(n_seeds)] for m, t in pairs]
+    runs = cells.run([trial for candidate in candidates for trial in candidate], out)
     accuracy = runs.set_index("key")["accuracy"]
     accuracies = [float(accuracy[[trial.key for trial in candidate]].mean()) for candidate in candidates]
     best = int(np.argmax(accuracies))

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import as_columns, label_values
+from scbd.data.fields import label_values
 from scbd.experiments._choice import AlphaSelection, Criterion, check_criterion, choose_alpha
-from scbd.experiments._datasets import Dataset
 from scbd.experiments._files import save_figure, write_table
-from scbd.experiments._grid import run_on
-from scbd.experiments._trials import Trial
+from scbd.experiments._user_cells import UserCells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,19 +85,22 @@ def select_alpha(
     """
     model = {"style_target": None} | dict(model_kwargs or {})
     alphas = _alphas(alphas, model.get("invariance", "variance"))
-    _check(criterion, n_folds, n_seeds, model, train_kwargs)
-    columns = as_columns(e_key)
-    names = np.unique(label_values(adata.obs, columns).astype(str))
-    folds = [[]] if criterion == "kept" else _folds(names, n_folds)
-    dataset = Dataset(lambda **_: adata, y_key, e_key if isinstance(e_key, str) else columns, image_key=image_key)
-    about = {"y_key": y_key, "e_key": columns, "image_key": image_key, "n_cells": adata.n_obs}
+    check_criterion(criterion)
+    if n_folds is not None and criterion != "unseen":
+        msg = "n_folds is for criterion='unseen', which holds environments out."
+        raise ValueError(msg)
+    cells = UserCells(adata, y_key, e_key, image_key)
+    held_out = criterion == "unseen"
+    cells.check(model, train_kwargs, n_seeds, varied=["alpha"], held_out=held_out)
+    names = np.unique(label_values(adata.obs, e_key).astype(str))
+    folds = _folds(names, n_folds) if held_out else [[]]
     trials = [
-        Trial("selection", "cells", "SCBD", seed, about | {"held_out": fold}, model | {"alpha": alpha}, train_kwargs)
+        cells.trial("SCBD", seed, model | {"alpha": alpha}, train_kwargs, held_out=fold)
         for seed in range(n_seeds)
         for fold in folds
         for alpha in alphas
     ]
-    found = choose_alpha(run_on(adata, dataset, trials, out), criterion=criterion)
+    found = choose_alpha(cells.run(trials, out), criterion=criterion)
     if out:
         write_table(found.curve, Path(out) / "curve.csv", index=True)
         save_figure(cast("Figure", found.plot().figure), Path(out) / "curve.png")
@@ -117,28 +118,6 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
         msg = f"alphas={list(alphas)}: give at least two different ones, none negative."
         raise ValueError(msg)
     return chosen
-
-
-def _check(criterion: str, n_folds: int | None, n_seeds: int, model: dict[str, Any], training: dict[str, Any]) -> None:
-    check_criterion(criterion)
-    if n_folds is not None and criterion != "unseen":
-        msg = "n_folds is for criterion='unseen', which holds environments out."
-        raise ValueError(msg)
-    if n_seeds < 1:
-        msg = f"n_seeds={n_seeds}: run at least one seed."
-        raise ValueError(msg)
-    taken = {"alpha", "registry"} & set(model) | {"seed", "checkpoint_dir", "ckpt_path"} & set(training)
-    if criterion == "unseen":
-        taken |= {"split"} & set(training)
-    if taken:
-        msg = f"{sorted(taken)[0]} is set by select_alpha itself: leave it out."
-        raise ValueError(msg)
-    if not isinstance(model.get("encoder", ""), str):
-        msg = "select_alpha makes a new model for every run: give encoder by name, a module would be trained on and on."
-        raise ValueError(msg)
-    if not isinstance(training.get("split", ""), (str, type(None))):
-        msg = "select_alpha keeps its settings with its results: give split as a column of obs."
-        raise ValueError(msg)
 
 
 def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:

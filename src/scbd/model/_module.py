@@ -127,6 +127,11 @@ class SCBDModule(nn.Module):
         return self.preprocess.mean.device
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Of the objective; a resumed run must share them."""
+        return {name: getattr(self, name) for name in ("alpha", "smoothing", "invariance")}
+
+    @property
     def current_alpha(self) -> float | Tensor:
         """Alpha as of now: the number given, or what ``"auto"`` has found so far, a scalar."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha

@@ -220,12 +220,13 @@ class TrainMixin:
             "batch_size": data.batch_size,
             "perturbations_per_batch": data.perturbations_per_batch,
             "seed": seed,
-            **{name: getattr(self.module, name, None) for name in ("alpha", "smoothing", "invariance")},
             "lr": lr,
             "weight_decay": weight_decay,
         }
         plan_settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "seed": seed, "settings": settings}
-        settings |= getattr(objective, "settings", {})
+        for part in (self.module, objective):
+            settings |= getattr(part, "settings", {})
+        settings |= self._plan_settings
         plan = self._plan(objective, **plan_settings | dict(self._plan_settings) | (plan_kwargs or {}))
         accelerator, lightning_devices, device = parse_device_args(accelerator, devices, return_device="torch")
         precision = self._precision(precision, device)
