@@ -30,8 +30,8 @@ class EnvironmentBatches(ImageDataModule):
         except ValueError as error:
             sizes = np.unique(environments, return_counts=True)[1]
             msg = (
-                f"{len(sizes)} environments of {sizes.min()} to {sizes.max()} cells cannot fill a batch of {batch_size} "
-                f"with equally many from {wanted} of them: use a smaller batch_size."
+                f"{len(sizes)} environments of {sizes.min()} to {sizes.max()} cells cannot fill a batch of "
+                f"{batch_size} with equally many from {wanted} of them: use a smaller batch_size."
             )
             raise ValueError(msg) from error
 

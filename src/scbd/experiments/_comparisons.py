@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from scbd import pl
-from scbd.experiments._budgets import (
-    NEW_CELLS,
-    OURS,
-    SCREENS,
-    SIZES,
-    UNEQUAL_WELLS,
-    cmnist_variance,
-    seeds_of,
-)
+from scbd.experiments._budgets import SCREENS, SIZES, seeds_of
 from scbd.experiments._files import save_figure
+from scbd.experiments._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS, cmnist_variance
 from scbd.experiments._published import TABLE_1
 from scbd.experiments._reports import ACCURACIES, correction_report, names_of
 from scbd.experiments._search import MODEL_SPACE, TRAINING_SPACE, settings_of

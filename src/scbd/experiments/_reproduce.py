@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd.experiments import _budgets, _comparisons, _regimes, _reports
+from scbd.experiments import _budgets, _comparisons, _form_budgets, _regimes, _reports
 from scbd.experiments._budgets import Budget
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._files import write_table, write_text
@@ -42,21 +42,21 @@ EXPERIMENTS = {
     "cmnist": Experiment(_budgets.cmnist, _reports.generalization_report),
     "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
-    "cmnist-alphas": Experiment(_budgets.cmnist_alphas, _reports.generalization_report),
-    "cmnist-map": Experiment(_budgets.cmnist_map, _regimes.map_report),
+    "cmnist-alphas": Experiment(_form_budgets.cmnist_alphas, _reports.generalization_report),
+    "cmnist-map": Experiment(_form_budgets.cmnist_map, _regimes.map_report),
     "cmnist-systems": Experiment(_comparisons.cmnist_systems, _comparisons.systems_report),
-    "cmnist-variance": Experiment(_budgets.cmnist_variance, _reports.bounded_report),
+    "cmnist-variance": Experiment(_form_budgets.cmnist_variance, _reports.bounded_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
     "camelyon17": Experiment(_budgets.camelyon17, _reports.generalization_report),
     "camelyon17-ablations": Experiment(_budgets.camelyon17_ablations, _reports.ablation_report),
     "rxrx1": Experiment(_budgets.rxrx1, _reports.generalization_report),
     "pacs": Experiment(_budgets.pacs, _reports.generalization_report),
-    "pacs-alphas": Experiment(_budgets.pacs_alphas, _reports.generalization_report),
+    "pacs-alphas": Experiment(_form_budgets.pacs_alphas, _reports.generalization_report),
     "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
     "screen": Experiment(_budgets.screen, _reports.correction_report),
-    "screen-alphas": Experiment(_budgets.screen_alphas, _reports.new_cells_report),
+    "screen-alphas": Experiment(_form_budgets.screen_alphas, _reports.new_cells_report),
     "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
-    "screen-variance": Experiment(_budgets.screen_variance, _reports.correction_report),
+    "screen-variance": Experiment(_form_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
 }
 

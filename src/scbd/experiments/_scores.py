@@ -82,9 +82,9 @@ def selection_scores(
 
     Returns
     -------
-    ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the most
-    frequent class; ``cells``: how many were scored; ``e from r_c`` and, for contrastive models, ``e from z_c``: accuracy of
-    a linear probe of the environment on training cells, and ``e chance``; and what ``model.health`` says.
+    ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the
+    most frequent class; ``cells``: how many were scored; ``e from r_c`` and, for contrastive models, ``e from z_c``:
+    accuracy of a linear probe of the environment on training cells; ``e chance``; and what ``model.health`` says.
 
     Raises
     ------
