@@ -105,10 +105,12 @@ def test_real_tables_of_guides_and_features(shared):
 
 def test_features_of_cells(tmp_path):
     table = pd.DataFrame({"gene_symbol_0": ["A", "B"], "sgRNA_0": ["x", "y"], "plate": [1, 2], "area": [3.0, 4.0]})
+    table["well"] = "B4"
     table.to_csv(tmp_path / "features.csv", index=False)
     adata = funk22_cellprofiler(tmp_path / "features.csv")
     np.testing.assert_array_equal(adata.obsm["X_cellprofiler"], [[3], [4]])
-    assert list(adata.obs) == ["gene", "sgRNA", "plate"]
+    assert list(adata.obs) == ["gene", "sgRNA", "plate", "well"] and list(adata.obs["well"]) == ["1_B4", "2_B4"]
+    assert funk22_cellprofiler(tmp_path / "features.csv", n_cells=1).obs_names[0] in ("0", "1")
 
 
 def test_what_is_wrong_with_tables_is_said(tmp_path):

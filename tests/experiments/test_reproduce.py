@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from scbd.cli import main
-from scbd.experiments import _budgets, reproduce
+from scbd.experiments import DATASETS, _budgets, reproduce
 from scbd.experiments._reproduce import EXPERIMENTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -87,3 +88,27 @@ def test_counterfactuals_end_to_end(tmp_path, digits):
     frame = reproduce("counterfactuals", path=digits, out=tmp_path / "out")
     assert len(frame) == 4 and frame[["digit kept", "color moved", "reader"]].stack().between(0, 1).all()
     assert "with encoders" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_table_of_features_end_to_end(tmp_path, monkeypatch):
+    """Genes of one complex share a direction; wells shift all features, and are gone once standardised."""
+    rng = np.random.default_rng(0)
+    complexes = {f"G{i}": i % 6 for i in range(24)}
+    genes = rng.choice([*complexes, *["nontargeting"] * 24], 1200)
+    wells, directions = rng.integers(4, size=1200), np.eye(6)
+    features = rng.normal(size=(1200, 6)) + 20.0 * wells[:, None]
+    for gene, of in complexes.items():
+        features[genes == gene] += 3 * directions[of]
+    table = pd.DataFrame(features, columns=[f"feature {i}" for i in range(6)])
+    table = table.assign(gene_symbol_0=genes, sgRNA_0=genes, plate="P", well=wells.astype(str))
+    table.to_parquet(tmp_path / "features.parquet")
+    pairs = [(a, b) for a in complexes for b in complexes if a < b and complexes[a] == complexes[b]]
+    net = pd.DataFrame(pairs, columns=["source", "target"])
+    known = replace(DATASETS["funk22_cellprofiler"], relations=lambda adata: net)
+    monkeypatch.setitem(DATASETS, "funk22_cellprofiler", known)
+    frame = reproduce("funk22-cellprofiler", path=tmp_path / "features.parquet", out=tmp_path / "out", n_seeds=1)
+    assert frame["relationship_average_precision"].item() > 0.9 and frame["e_probe_f1"].item() < 0.4
+    assert "| CellProfiler |" in (tmp_path / "out" / "table.md").read_text()
+    table.drop(columns="well").to_parquet(tmp_path / "features.parquet")
+    with pytest.raises(KeyError, match="obs has no 'well'"):
+        reproduce("funk22-cellprofiler", path=tmp_path / "features.parquet", out=tmp_path / "other", n_seeds=1)

@@ -101,7 +101,7 @@ def funk22(
     return AnnData(obs=obs, var=pd.DataFrame(index=_CHANNELS), obsm={IMAGE_KEY: images})
 
 
-def funk22_cellprofiler(path: str | os.PathLike[str]) -> AnnData:
+def funk22_cellprofiler(path: str | os.PathLike[str], *, n_cells: int | None = None, seed: int = 0) -> AnnData:
     """CellProfiler features of the screen, one row a cell or a guide.
 
     Parameters
@@ -109,11 +109,15 @@ def funk22_cellprofiler(path: str | os.PathLike[str]) -> AnnData:
     path
         Parquet or CSV with ``gene_symbol_0``, ``sgRNA_0``, and features: every other column of numbers that is not a
         place (plate, well, tile, …) or a count.
+    n_cells
+        Take so many random rows.
+    seed
+        Seed of the choice.
 
     Returns
     -------
     AnnData with ``obsm["X_cellprofiler"]``, float32, with the features' names in ``uns["cellprofiler_features"]``, and
-    ``obs``: ``gene``, ``sgRNA`` and what else was no feature.
+    ``obs``: ``gene``, ``sgRNA`` and what else was no feature; ``well`` names plate and well where there are both.
 
     Raises
     ------
@@ -130,8 +134,13 @@ def funk22_cellprofiler(path: str | os.PathLike[str]) -> AnnData:
     if not features:
         msg = f"{path} has no column of numbers beside places and counts: it holds no features."
         raise ValueError(msg)
+    if n_cells is not None and n_cells < len(table):
+        chosen = np.random.default_rng(seed).choice(len(table), n_cells, replace=False)
+        table = table.iloc[np.sort(chosen)]
     obs = table.drop(columns=features).rename(columns=_NAMES)
     obs.index = obs.index.astype(str)
+    if {"plate", "well"} <= set(obs):  # as in the crops: a well is one of its plate
+        obs["well"] = obs["plate"].astype(str) + "_" + obs["well"].astype(str)
     return AnnData(
         obs=obs,
         obsm={"X_cellprofiler": table[features].to_numpy(np.float32)},

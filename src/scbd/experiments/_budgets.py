@@ -99,6 +99,16 @@ def funk22(budget: Budget, n_seeds: int | None) -> list[Trial]:
     return _correction("funk22", budget, (0, 1), data, seeds_of(n_seeds, budget, 3, 3), image_size=64)
 
 
+def funk22_cellprofiler(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """The screen of Funk et al., measured by CellProfiler: a table of features a cell (paper, figure 4)."""
+    data = {"smoke": {"n_cells": 5000}, "small": {"n_cells": 200_000}, "paper": {}}[budget]
+    model = {"y_key": "gene", "e_key": "well", "control": "nontargeting", "n_components": 64}
+    return [
+        Trial("batch correction", "funk22_cellprofiler", "CellProfiler", seed, data, model)
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
+    ]
+
+
 def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST: blocks exchanged and decoded (paper, figure 2b), after the encoders and with them."""
     model, training = sized("colored_mnist", budget)

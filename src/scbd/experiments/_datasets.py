@@ -71,6 +71,9 @@ DATASETS = {
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
     "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
     "funk22": Dataset(datasets.funk22, "gene", "well", relations=lambda adata: datasets.corum()),
+    "funk22_cellprofiler": Dataset(
+        datasets.funk22_cellprofiler, "gene", "well", relations=lambda adata: datasets.corum()
+    ),
     "pacs": Dataset(datasets.pacs, "class", "domain"),
     "rxrx1": Dataset(datasets.rxrx1, "sirna", "experiment"),
     "simulated_screen": Dataset(

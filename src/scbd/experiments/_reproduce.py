@@ -58,6 +58,7 @@ EXPERIMENTS = {
     "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
     "screen-variance": Experiment(_form_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
+    "funk22-cellprofiler": Experiment(_budgets.funk22_cellprofiler, _reports.correction_report),
 }
 
 
@@ -86,8 +87,8 @@ def reproduce(
         alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
         ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper);
-        ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"`` (batch
-        correction).
+        ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
+        ``"funk22-cellprofiler"`` (batch correction).
     budget
         ``"smoke"``: minutes on two cores, to see that it works; ``"small"``: hours on two cores, small encoders;
         ``"paper"``: as published, for a GPU.
