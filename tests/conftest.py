@@ -12,6 +12,8 @@ import torch
 from anndata import AnnData
 from hypothesis import settings
 
+IMAGE_KEY = "single_cell_images"
+
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("quick")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
@@ -49,3 +51,22 @@ def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: st
 @pytest.fixture
 def cells() -> AnnData:
     return make_cells()
+
+
+def make_plates(n: int = 3, cells: int = 40, dtype: str = "uint16") -> list[AnnData]:
+    """Plates whose images tell their cells apart."""
+    found = []
+    for number in range(n):
+        plate = make_cells(cells, dtype=dtype, seed=number)
+        plate.obs["plate"] = f"plate_{number}"
+        plate.obsm[IMAGE_KEY][:, 0, 0, 0] = number
+        plate.obsm[IMAGE_KEY][:, 0, 0, 1] = np.arange(cells)
+        found.append(plate)
+    return found
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """A file, or all files of a folder."""
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

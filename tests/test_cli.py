@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from conftest import make_cells
 
 from scbd.cli import main
+from scbd.data import open_screen
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
@@ -31,6 +33,35 @@ def test_select_alpha(tmp_path, capsys):
     assert (tmp_path / "out" / "curve.png").stat().st_size > 1000
     assert main([*arguments, "--alphas", "0.02"]) == 2
     assert "give at least two different ones" in capsys.readouterr().err
+
+
+def test_convert(tmp_path, capsys):
+    cells = make_cells()
+    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
+    np.savez(tmp_path / "late.npz", single_cell_images=make_cells(20).obsm["single_cell_images"])
+    cells.obs.head(20).to_csv(tmp_path / "late.csv")
+    convert = ["convert", "--y-key", "gene"]
+    arguments = [*convert, str(tmp_path / "cells.h5ad"), "--out", str(tmp_path / "screen.zarr")]
+    assert main([*arguments, "--compression", "lz4", "--image-size", "8", "--verify"]) == 0
+    assert f"96 cells of 2 × 8 × 8 uint8: {tmp_path / 'screen.zarr'}" in capsys.readouterr().out
+    assert main([*arguments, "--compression", "lz4"]) == 2
+    assert "exists: it is kept" in capsys.readouterr().err
+    late = [str(tmp_path / "late.npz"), "--table", str(tmp_path / "late.csv"), "--channels", "dna", "actin"]
+    assert main([*convert, *late, "--out", str(tmp_path / "late.h5ad")]) == 0
+    assert list(open_screen(tmp_path / "late.h5ad").var_names) == ["dna", "actin"]
+    both = [str(tmp_path / "cells.h5ad"), *late]
+    assert main([*convert, *both, "--out", str(tmp_path / "x.h5ad")]) == 2
+    assert "--table has the rows of one plate" in capsys.readouterr().err
+
+
+def test_what_the_system_says_is_said(tmp_path, capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device", "screen.h5ad")
+
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    monkeypatch.setattr("scbd.data.write_screen", full)
+    assert main(["convert", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--out", str(tmp_path / "s.h5ad")]) == 2
+    assert "No space left on device: 'screen.h5ad'" in capsys.readouterr().err
 
 
 def test_mistakes_become_one_sentence(tmp_path, capsys):

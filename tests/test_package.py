@@ -17,7 +17,7 @@ ROOMS = {
     "nn": set(),
     "data": {"_keys"},
     "metrics": set(),
-    "datasets": {"_keys"},
+    "datasets": {"_keys", "data"},
     "pl": {"_keys"},
     "model": {"_keys", "nn", "data"},
     "baselines": {"_keys", "nn", "data", "model"},

@@ -1,4 +1,4 @@
-"""The command line: ``scbd demo``, ``scbd run``, ``scbd select-alpha`` and ``scbd reproduce``."""
+"""The command line: ``scbd demo``, ``convert``, ``run``, ``select-alpha`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {message}\n"
     try:
         return arguments.command(arguments)
-    except (FileNotFoundError, FileExistsError, KeyError, TypeError, ValueError) as error:
-        message = error.args[0] if error.args else type(error).__name__
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        message = str(error) if isinstance(error, OSError) or not error.args else error.args[0]
         print(f"scbd: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -45,6 +45,34 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
     demo.add_argument("--seed", type=int, default=0, help="seed of everything")
     demo.set_defaults(command=_demo)
+
+    convert = commands.add_parser(
+        "convert",
+        help="write crops of any kind into one screen that is read by row",
+        formatter_class=show,
+        epilog="Killed and called again, it goes on where it stopped.",
+    )
+    convert.add_argument(
+        "plates",
+        nargs="+",
+        type=Path,
+        help=".h5ad, .h5sc, .zarr, .npz, .npy, a .csv or .parquet that names image files, or the folder of an LMDB",
+    )
+    convert.add_argument("--out", type=_target, required=True, help=".h5ad, .zarr, or the URL of a Zarr store")
+    convert.add_argument("--y-key", required=True, help="column of the perturbation, to sort by")
+    convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
+    convert.add_argument("--table", type=Path, help=".csv or .parquet with a row an image, for a single plate")
+    convert.add_argument("--file-columns", nargs="+", default=["path"], help="of a table: columns of image files")
+    convert.add_argument("--channels", nargs="+", help="names of the channels")
+    convert.add_argument("--image-size", type=int, help="resize to this many pixels a side")
+    convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="of the stored images")
+    convert.add_argument(
+        "--intensity-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="what becomes lowest and highest"
+    )
+    convert.add_argument("--compression", choices=["lz4", "zstd"], help="of a Zarr store")
+    convert.add_argument("--seed", type=int, default=0, help="seed of the order")
+    convert.add_argument("--verify", action="store_true", help="read what was written, and compare with its checksums")
+    convert.set_defaults(command=_convert)
 
     run = commands.add_parser("run", help="train on your cells, embed, evaluate, write", formatter_class=show)
     _add_cells(run)
@@ -89,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cells", type=Path, help="an .h5ad with images in obsm")
+    parser.add_argument("cells", type=_target, help="an .h5ad or .zarr with images in obsm")
     parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
     parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
@@ -155,6 +183,29 @@ def _demo(arguments: argparse.Namespace) -> int:
         f"Table, pictures and model: {arguments.out}/"
     )
     return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from scbd.data import read_crops, verify_screen, write_screen
+
+    if arguments.table is not None and len(arguments.plates) > 1:
+        msg = "--table has the rows of one plate: convert plates one by one, then together."
+        raise ValueError(msg)
+    reading = _named(arguments, "table image_key file_columns channels")
+    adata = write_screen(
+        arguments.out,
+        [read_crops(plate, **reading) for plate in arguments.plates],
+        **_named(arguments, "y_key image_key image_size dtype intensity_range compression seed"),
+    )
+    if arguments.verify:
+        verify_screen(arguments.out, image_key=arguments.image_key)
+    shape = " × ".join(map(str, adata.obsm[arguments.image_key].shape[1:]))
+    print(f"{adata.n_obs:,} cells of {shape} {adata.obsm[arguments.image_key].dtype}: {arguments.out}")
+    return 0
+
+
+def _target(text: str) -> Any:
+    return text if "://" in text else Path(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:

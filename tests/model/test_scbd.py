@@ -17,7 +17,7 @@ from torch import nn
 
 import scbd
 from scbd import SCBDModel
-from scbd.data import ArraySource, ImageDataModule, Split, open_screen
+from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
 from scbd.model._train import _validate_every
 from scbd.nn._log_sums import log_sums
 
@@ -391,15 +391,17 @@ def test_a_broken_embedding_leaves_nothing_behind(trained, tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-def test_memory_mapped_cells_train_like_those_in_memory(tmp_path):
-    cells = make_cells()
-    cells.write_h5ad(tmp_path / "cells.h5ad")
-    runs = []
-    for table in (cells, open_screen(tmp_path / "cells.h5ad")):
+def test_cells_on_disk_train_like_those_in_memory(tmp_path):
+    on_disk = write_screen(tmp_path / "cells.h5ad", make_cells(), y_key="gene")
+    in_memory = on_disk.copy()
+    sharded = write_screen(tmp_path / "cells.zarr", make_cells(), y_key="gene", compression="lz4", block_size=20)
+    trained = []
+    for table in (in_memory, on_disk, sharded):
         model = make_model(table)
         model.train(**QUICK)
-        runs.append(weights(model))
-    assert_same(*runs)
+        trained.append(weights(model) | {"z": torch.from_numpy(model.get_latent_representation(indices=[5, 90, 5]))})
+    assert_same(*trained[:2])
+    assert_same(*trained[1:])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])

@@ -5,14 +5,24 @@ from scbd.data.loading import BatchLoader, ImageDataModule
 from scbd.data.prefetch import prefetch
 from scbd.data.resizing import resize_images
 from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
-from scbd.data.sources import ArraySource, ImageSource, memory_map_h5ad, open_screen
+from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
+from scbd.data.stores import (
+    Crops,
+    memory_map_h5ad,
+    open_screen,
+    read_crops,
+    verify_screen,
+    write_screen,
+)
 from scbd.data.tensors import TensorSource, read_tensor
 
 __all__ = [
     "ArraySource",
     "BatchLoader",
     "BatchSampler",
+    "Crops",
+    "SlicedSource",
     "ImageDataModule",
     "ImageField",
     "ImageSource",
@@ -21,12 +31,16 @@ __all__ = [
     "ShuffleSampler",
     "Split",
     "TensorSource",
+    "ZarrSource",
     "hold_out_environments",
     "memory_map_h5ad",
     "open_screen",
     "prefetch",
+    "read_crops",
     "read_tensor",
     "resize_images",
     "split_by_column",
     "stratified_split",
+    "verify_screen",
+    "write_screen",
 ]

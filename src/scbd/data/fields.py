@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import rich.table
+import zarr
 from scvi.data.fields import BaseAnnDataField
 
-from scbd.data.sources import ArraySource, ImageSource, non_finite_rows
+from scbd.data.sources import ArraySource, ImageSource, ZarrSource, non_finite_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -145,7 +146,8 @@ def image_source(adata: AnnData, image_key: str) -> ImageSource:
     if image_key not in adata.obsm:
         msg = _missing("obsm", image_key, adata.obsm.keys(), "image_key")
         raise KeyError(msg)
-    return ArraySource(adata.obsm[image_key], f"obsm[{image_key!r}]")
+    images, where = adata.obsm[image_key], f"obsm[{image_key!r}]"
+    return ZarrSource(images, where) if isinstance(images, zarr.Array) else ArraySource(images, where)
 
 
 def check_finite(source: ImageSource, image_key: str) -> None:

@@ -47,8 +47,13 @@ def resize_images(images: np.ndarray, image_size: int, *, out: np.ndarray | None
         msg = f"out has shape {out.shape} and dtype {out.dtype}, the resized images {shape} and {source.dtype}."
         raise ValueError(msg)
     for start in range(0, n, _BLOCK):
-        block = torch.from_numpy(source.read(slice(start, start + _BLOCK))).float()
-        block = F.interpolate(block, shape[2:], mode="bilinear", antialias=True, align_corners=False)
+        block = resized(source.read(slice(start, start + _BLOCK)), image_size)
         # a weighted mean never leaves the range of its dtype
         out[start : start + _BLOCK] = (block.round_() if source.dtype.kind == "u" else block).numpy()
     return out
+
+
+def resized(images: np.ndarray, image_size: int) -> torch.Tensor:
+    """Bilinear and antialiased, float32."""
+    size = (image_size, image_size)
+    return F.interpolate(torch.from_numpy(images).float(), size, mode="bilinear", antialias=True, align_corners=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
-_CROP = (4, 100, 100)
-_KEY = ["uid", "plate", "well", "tile", "gene", "index"]
 _WORTH_A_BAR = 20_000
+_BLOCK = 1000
 _NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
 # numbers in a table of cells that are no features
 _NO_FEATURES = {"uid", "plate", "well", "tile", "site", "cell", "index", "label", "i", "j", "count", "n_guides"}
@@ -45,7 +43,8 @@ def funk22(
     ----------
     path
         LMDB of the crops (a folder with ``data.mdb``): keys ``UID_plate_well_tile_gene_index``, values 4 × 100 × 100
-        uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here. Needs ``pip install lmdb``.
+        uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here; :func:`scbd.data.write_screen` makes
+        a screen of all of it. Needs ``pip install lmdb``.
     n_cells
         Take so many random cells: what is returned is in memory, 80 kB a cell.
     genes
@@ -73,31 +72,19 @@ def funk22(
     """
     from anndata import AnnData
 
+    from scbd.data.sources.lmdb_crops import LMDBSource, open_lmdb, parsed_keys
+
     path = Path(path)
-    if not (path / "data.mdb").is_file():
-        msg = f"There is no LMDB at {path}: give the folder that holds data.mdb."
-        raise FileNotFoundError(msg)
-    try:
-        import lmdb
-    except ImportError as error:
-        msg = "The crops of Funk et al. lie in an LMDB, which needs a package more: pip install lmdb."
-        raise ImportError(msg) from error
-    try:
-        database = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
-    except lmdb.Error as error:
-        msg = f"{path} is no LMDB, or is truncated ({error})."
-        raise ValueError(msg) from error
-    with database, database.begin() as transaction:
+    with open_lmdb(path) as database, database.begin() as transaction:
         keys = _chosen_keys(transaction, n_cells, genes, seed)
-        if not keys:
-            msg = f"{path} has no cell{'' if genes is None else ' of the genes asked for'}."
-            raise ValueError(msg)
-        images = np.empty((len(keys), *_CROP), dtype=np.uint16)
-        for row, key in enumerate(tqdm(keys, "Reading crops", unit="cell", disable=len(keys) < _WORTH_A_BAR)):
-            images[row] = _crop(transaction.get(key), key, path)
-    obs = pd.DataFrame([_parsed(key) for key in keys], columns=_KEY).set_index("uid").rename_axis(None)
-    obs["well"] = obs["plate"] + "_" + obs["well"]
-    obs = obs.drop(columns="index").astype("category")
+    if not keys:
+        msg = f"{path} has no cell{'' if genes is None else ' of the genes asked for'}."
+        raise ValueError(msg)
+    obs = parsed_keys(keys)
+    source = LMDBSource(path, keys)
+    images = np.empty(source.shape, source.dtype)
+    for start in tqdm(range(0, len(keys), _BLOCK), "Reading crops", unit="block", disable=len(keys) < _WORTH_A_BAR):
+        source.read(slice(start, start + _BLOCK), out=images[start : start + _BLOCK])
     return AnnData(obs=obs, var=pd.DataFrame(index=_CHANNELS), obsm={IMAGE_KEY: images})
 
 
@@ -208,11 +195,13 @@ def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
 
 def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int) -> list[bytes]:
     """Keys in the order of the database, which is the one that disks like."""
+    from scbd.data.sources.lmdb_crops import parsed_key
+
     rng = np.random.default_rng(seed)
     names = transaction.cursor().iternext(keys=True, values=False)
     if genes is not None:
         wanted = {CONTROL, *genes}
-        keys = [bytes(key) for key in names if _parsed(bytes(key))[4] in wanted]
+        keys = [bytes(key) for key in names if parsed_key(bytes(key))[4] in wanted]
         if n_cells is None or n_cells >= len(keys):
             return keys
         return [keys[i] for i in np.sort(rng.choice(len(keys), n_cells, replace=False))]
@@ -222,28 +211,6 @@ def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | N
         chosen[:] = False
         chosen[rng.choice(n, n_cells, replace=False)] = True
     return [bytes(key) for key, taken in zip(names, chosen, strict=True) if taken]
-
-
-def _parsed(key: bytes) -> list[str]:
-    """UID, plate, well, tile, gene, index; a plate's name may hold underscores."""
-    parts = key.decode(errors="replace").split("_")
-    if len(parts) < len(_KEY):
-        msg = f"The key {key!r} is not of the form UID_plate_well_tile_gene_index."
-        raise ValueError(msg)
-    return [parts[0], "_".join(parts[1:-4]), *parts[-4:]]
-
-
-def _crop(value: Any, key: bytes, path: Path) -> np.ndarray:
-    if len(value) == 2 * int(np.prod(_CROP)):
-        return np.frombuffer(value, np.uint16).reshape(_CROP)
-    try:
-        crop = np.load(io.BytesIO(value), allow_pickle=False)
-    except (ValueError, EOFError, OSError):
-        crop = np.empty(0)
-    if crop.shape != _CROP or crop.dtype != np.uint16:
-        msg = f"{path}: the value of {key!r} is no crop of 4 × 100 × 100 uint16 ({len(value)} bytes)."
-        raise ValueError(msg)
-    return crop
 
 
 def _read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataFrame:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import anndata
 import h5py
 import numpy as np
 import pytest
 import zarr
 from conftest import make_cells
 
-from scbd.data import ArraySource, memory_map_h5ad, open_screen
+from scbd.data import ArraySource, memory_map_h5ad
 from scbd.data.sources import IMAGE_DTYPES, non_finite_rows
 
 KEY = "obsm/single_cell_images"
@@ -55,28 +54,6 @@ def test_what_was_read_is_free_to_change():
     assert images.sum() == 0
 
 
-def test_open_screen_maps_images_and_loads_the_rest(tmp_path):
-    cells = make_cells(12)
-    cells.obsm["X_pca"] = np.arange(24.0).reshape(12, 2)
-    cells.uns["note"] = "kept"
-    cells.write_h5ad(tmp_path / "cells.h5ad")
-    opened = open_screen(tmp_path / "cells.h5ad")
-    assert isinstance(opened.obsm["single_cell_images"], np.memmap)
-    np.testing.assert_array_equal(opened.obsm["single_cell_images"], cells.obsm["single_cell_images"])
-    np.testing.assert_array_equal(opened.obsm["X_pca"], cells.obsm["X_pca"])
-    assert opened.obs.equals(cells.obs)
-    assert opened.uns["note"] == "kept"
-    assert list(opened.var_names) == list(cells.var_names)
-
-
-def test_open_screen_loads_compressed_images(tmp_path):
-    cells = make_cells(12)
-    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
-    images = open_screen(tmp_path / "cells.h5ad").obsm["single_cell_images"]
-    assert type(images) is np.ndarray
-    np.testing.assert_array_equal(images, cells.obsm["single_cell_images"])
-
-
 def test_non_finite_rows_are_found_in_any_block():
     images = np.zeros((10, 2, 3, 3), dtype="float32")
     images[2, 1, 0, 0], images[9, 0, 2, 2] = np.nan, -np.inf
@@ -101,33 +78,3 @@ def test_lazy_arrays_are_refused_rather_than_misread(tmp_path):
     make_cells(6).write_h5ad(tmp_path / "c.h5ad")
     with h5py.File(tmp_path / "c.h5ad") as file, pytest.raises(TypeError, match="h5py.*open_screen"):
         ArraySource(file[KEY])
-
-
-def test_files_that_cannot_be_opened(tmp_path):
-    cells = make_cells(50)
-    path = tmp_path / "cells.h5ad"
-    with pytest.raises(FileNotFoundError, match="There is no file"):
-        open_screen(path)
-    cells.write_h5ad(path)
-    with pytest.raises(KeyError, match="holds no array 'obsm/images'; beside it lie: single_cell_images"):
-        memory_map_h5ad(path, "obsm/images")
-    with pytest.raises(KeyError, match=r"no images at obsm\['images'\]; its obsm keys are: single_cell_images"):
-        open_screen(path, image_key="images")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="truncated or of another kind"):
-        open_screen(path)
-    path.write_text("not a table")
-    with pytest.raises(ValueError, match="truncated or of another kind"):
-        open_screen(path)
-    cells.write_h5ad(path, compression="gzip")
-    with pytest.raises(ValueError, match="compressed or chunked.*write the file without compression"):
-        memory_map_h5ad(path, KEY)
-
-
-def test_backed_reading_is_what_the_map_replaces(tmp_path):
-    """AnnData itself gives the same rows: our reader changes where bytes come from, not which."""
-    cells = make_cells(9)
-    cells.write_h5ad(tmp_path / "c.h5ad")
-    theirs = anndata.read_h5ad(tmp_path / "c.h5ad").obsm["single_cell_images"]
-    np.testing.assert_array_equal(memory_map_h5ad(tmp_path / "c.h5ad", KEY), theirs)

@@ -1,0 +1,29 @@
+"""Where images lie at rest: one small protocol, and what it is there for, from memory to object stores."""
+
+from scbd.data.sources.arrays import (
+    IMAGE_DTYPES,
+    ArraySource,
+    ImageSource,
+    check_images,
+    count_rows,
+    non_finite_rows,
+    target_of,
+)
+from scbd.data.sources.image_files import FileSource
+from scbd.data.sources.lmdb_crops import LMDBSource
+from scbd.data.sources.sliced import SlicedSource
+from scbd.data.sources.zarr_arrays import ZarrSource
+
+__all__ = [
+    "IMAGE_DTYPES",
+    "ArraySource",
+    "FileSource",
+    "SlicedSource",
+    "ImageSource",
+    "LMDBSource",
+    "ZarrSource",
+    "check_images",
+    "count_rows",
+    "non_finite_rows",
+    "target_of",
+]

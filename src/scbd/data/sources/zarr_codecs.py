@@ -1,0 +1,115 @@
+"""How the chunks of a Zarr array are coded, from its metadata: undone here, one chunk at a time."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import zarr
+    from zarr.abc.codec import Codec
+
+    Undo = Callable[[bytes | memoryview], bytes | memoryview]
+
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """How the index of a shard is stored: at its end or its beginning, with a checksum or without."""
+
+    at_end: bool
+    checked: bool
+
+    def plain(self, data: bytes) -> memoryview:
+        """The index without its checksum.
+
+        Raises
+        ------
+        ValueError
+            If the checksum is wrong.
+        """
+        return without_checksum(data) if self.checked else memoryview(data)
+
+
+def codecs_of(array: zarr.Array, where: str) -> tuple[Undo | None, ShardIndex | None]:
+    """What turns the bytes of a chunk into pixels (`None` if nothing needs to), and how shards are indexed, if any.
+
+    Raises
+    ------
+    ValueError
+        If the array is coded in a way that is not read here.
+    """
+    from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+
+    codecs: list[Codec] = list(array.metadata.codecs)  # type: ignore[union-attr]
+    index = None
+    if isinstance(codecs[0], ShardingCodec):
+        sharding = codecs[0]
+        checked = any(isinstance(codec, Crc32cCodec) for codec in sharding.index_codecs)
+        index = ShardIndex(sharding.index_location.value == "end", checked)
+        codecs = list(sharding.codecs)
+    undo: list[Undo] = []
+    for codec in reversed(codecs):
+        if isinstance(codec, BytesCodec):
+            if array.dtype.itemsize > 1 and codec.endian is not None and codec.endian.value != sys.byteorder:
+                raise ValueError(_not_read(where, f"numbers that are {codec.endian.value}-endian"))
+        else:
+            undo.append(_undone(codec, where))
+    if not undo:
+        return None, index
+
+    def decode(data: bytes | memoryview) -> bytes | memoryview:
+        for step in undo:
+            data = step(data)
+        return data
+
+    return decode, index
+
+
+def without_checksum(data: bytes | memoryview) -> memoryview:
+    """All but the last four bytes, which are the checksum of the rest.
+
+    Raises
+    ------
+    ValueError
+        If they are not.
+    """
+    view = memoryview(data)
+    body, stored = view[:-CHECKSUM_BYTES], int.from_bytes(view[-CHECKSUM_BYTES:], "little")
+    if checksum(body) != stored:
+        msg = "a checksum is wrong"
+        raise ValueError(msg)
+    return body
+
+
+def checksum(data: bytes | memoryview | np.ndarray) -> int:
+    """CRC-32C of bytes."""
+    import google_crc32c
+
+    # of a view of bytes it takes arrays alone
+    return google_crc32c.value(np.frombuffer(data, np.uint8))
+
+
+def _undone(codec: Codec, where: str) -> Undo:
+    import numcodecs
+    from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+    if isinstance(codec, Crc32cCodec):
+        return without_checksum
+    if isinstance(codec, BloscCodec):
+        return numcodecs.Blosc().decode
+    if isinstance(codec, ZstdCodec):
+        return numcodecs.Zstd().decode
+    if isinstance(codec, GzipCodec):
+        return numcodecs.GZip().decode
+    raise ValueError(_not_read(where, type(codec).__name__))
+
+
+def _not_read(where: str, what: str) -> str:
+    return f"{where} is stored with {what}, which is not read here: convert the store with scbd.data.write_screen."

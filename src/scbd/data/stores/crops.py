@@ -1,0 +1,62 @@
+"""Crops of cells with their table, wherever they lie: what is written into a screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scbd.data.fields import channel_names, image_source
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+    from scbd.data.sources import ImageSource
+
+
+@dataclass(frozen=True, eq=False)
+class Crops:
+    """Images that are read by row, and what is known of each.
+
+    Attributes
+    ----------
+    images
+        Source of images ``(N, C, H, W)``.
+    obs
+        Table of the cells, N rows.
+    channels
+        Names of the channels.
+    name
+        What errors and progress call them.
+
+    Raises
+    ------
+    ValueError
+        If table and images, or names and channels, differ in number.
+    """
+
+    images: ImageSource
+    obs: pd.DataFrame
+    channels: list[str]
+    name: str = "cells"
+
+    def __post_init__(self) -> None:
+        n, n_channels = self.images.shape[:2]
+        if len(self.obs) != n:
+            msg = f"{self.name}: the table has {len(self.obs)} rows, there are {n} images."
+            raise ValueError(msg)
+        if len(self.channels) != n_channels:
+            msg = f"{self.name}: {len(self.channels)} names for {n_channels} channels ({', '.join(self.channels)})."
+            raise ValueError(msg)
+
+
+def crops_of(adata: AnnData, image_key: str, name: str = "cells") -> Crops:
+    """Crops of an AnnData.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If there are no images at ``obsm[image_key]``.
+    """
+    source = image_source(adata, image_key)
+    return Crops(source, adata.obs, channel_names(adata, source.shape[1]), name)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import anndata
+import h5py
+import numpy as np
+import pytest
+import zarr
+from conftest import make_cells
+
+from scbd.data import memory_map_h5ad, open_screen, write_screen
+
+KEY = "obsm/single_cell_images"
+
+
+def test_open_screen_maps_images_and_loads_the_rest(tmp_path):
+    cells = make_cells(12)
+    cells.obsm["X_pca"] = np.arange(24.0).reshape(12, 2)
+    cells.uns["note"] = "kept"
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    opened = open_screen(tmp_path / "cells.h5ad")
+    assert isinstance(opened.obsm["single_cell_images"], np.memmap)
+    np.testing.assert_array_equal(opened.obsm["single_cell_images"], cells.obsm["single_cell_images"])
+    np.testing.assert_array_equal(opened.obsm["X_pca"], cells.obsm["X_pca"])
+    assert opened.obs.equals(cells.obs)
+    assert opened.uns["note"] == "kept"
+    assert list(opened.var_names) == list(cells.var_names)
+
+
+def test_open_screen_loads_compressed_images(tmp_path):
+    cells = make_cells(12)
+    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
+    images = open_screen(tmp_path / "cells.h5ad").obsm["single_cell_images"]
+    assert type(images) is np.ndarray
+    np.testing.assert_array_equal(images, cells.obsm["single_cell_images"])
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    cells = make_cells(50)
+    path = tmp_path / "cells.h5ad"
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        open_screen(path)
+    cells.write_h5ad(path)
+    with pytest.raises(KeyError, match="holds no array 'obsm/images'; beside it lie: single_cell_images"):
+        memory_map_h5ad(path, "obsm/images")
+    with pytest.raises(KeyError, match=r"no images at obsm\['images'\]; its obsm keys are: single_cell_images"):
+        open_screen(path, image_key="images")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="truncated or of another kind"):
+        open_screen(path)
+    path.write_text("not a table")
+    with pytest.raises(ValueError, match="truncated or of another kind"):
+        open_screen(path)
+    cells.write_h5ad(path, compression="gzip")
+    with pytest.raises(ValueError, match="compressed or chunked.*write the file without compression"):
+        memory_map_h5ad(path, KEY)
+
+
+def test_backed_reading_is_what_the_map_replaces(tmp_path):
+    """AnnData itself gives the same rows: our reader changes where bytes come from, not which."""
+    cells = make_cells(9)
+    cells.write_h5ad(tmp_path / "c.h5ad")
+    theirs = anndata.read_h5ad(tmp_path / "c.h5ad").obsm["single_cell_images"]
+    np.testing.assert_array_equal(memory_map_h5ad(tmp_path / "c.h5ad", KEY), theirs)
+
+
+@pytest.mark.parametrize("how", ["external link", "external bytes", "virtual"])
+def test_a_file_cannot_name_other_files_of_this_machine(tmp_path, how):
+    """A link to another file, or bytes taken from one, would end up in the embedding of whoever opens it."""
+    cells = make_cells(6)
+    images = cells.obsm["single_cell_images"]
+    with h5py.File(tmp_path / "secret.h5", "w") as secret:
+        secret["images"] = images
+    (tmp_path / "secret.bin").write_bytes(images.tobytes())
+    cells.write_h5ad(tmp_path / "c.h5ad")
+    with h5py.File(tmp_path / "c.h5ad", "r+") as file:
+        del file[KEY]
+        if how == "external link":
+            file[KEY] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "images")
+        elif how == "external bytes":
+            bytes_of = [(str(tmp_path / "secret.bin"), 0, images.nbytes)]
+            file["obsm"].create_dataset("single_cell_images", images.shape, "uint8", external=bytes_of)
+        else:
+            layout = h5py.VirtualLayout(images.shape, "uint8")
+            layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "images", shape=images.shape)
+            file["obsm"].create_virtual_dataset("single_cell_images", layout)
+        if how != "external link":
+            file[KEY].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    for opened in (open_screen, lambda path: memory_map_h5ad(path, KEY)):
+        with pytest.raises(ValueError, match="lies in another file, which is not followed"):
+            opened(tmp_path / "c.h5ad")
+
+
+def test_a_zarr_store_is_opened_where_it_is(tmp_path):
+    cells = make_cells(12)
+    cells.uns["note"] = "not of the screen"
+    written = write_screen(tmp_path / "c.zarr", cells, y_key="gene")
+    opened = open_screen(tmp_path / "c.zarr")
+    assert isinstance(opened.obsm["single_cell_images"], zarr.Array)
+    assert opened.obs.equals(written.obs) and opened.obs["gene"].dtype == "category"
+    with pytest.raises(KeyError, match=r"no images at obsm\['x'\]; its obsm keys are: single_cell_images"):
+        open_screen(tmp_path / "c.zarr", image_key="x")
+
+
+def test_zarr_of_an_older_format_is_not_opened(tmp_path):
+    """Its filters may be Python's pickle, which runs code when it is read."""
+    zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
+    with pytest.raises(ValueError, match="is no Zarr store of format 3 .*Older ones can hold code"):
+        open_screen(tmp_path / "old.zarr")
+    (tmp_path / "empty.zarr").mkdir()
+    with pytest.raises(ValueError, match="is no Zarr store of format 3"):
+        open_screen(tmp_path / "empty.zarr")

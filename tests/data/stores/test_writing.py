@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zarr
+from anndata import AnnData
+from conftest import contents, make_cells, make_plates
+from torch.nn import functional as F
+from zarr.storage import MemoryStore
+
+from scbd.data import Crops, open_screen, verify_screen, write_screen
+from scbd.data.fields import image_source
+from scbd.data.sources import ArraySource
+from scbd.data.stores import containers
+
+IMAGES = "single_cell_images"
+KINDS = [("s.h5ad", None), ("s.zarr", None), ("s.zarr", "lz4"), ("s.zarr", "zstd")]
+
+
+def images_of(adata: AnnData) -> np.ndarray:
+    return image_source(adata, IMAGES).read(slice(None))
+
+
+def by_name(adata: AnnData) -> dict[str, np.ndarray]:
+    return dict(zip(adata.obs_names, images_of(adata), strict=True))
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_a_screen_holds_every_cell_once_sorted_by_perturbation_and_shuffled_inside(tmp_path, name, compression):
+    given = make_plates()
+    adata = write_screen(tmp_path / name, given, y_key="gene", compression=compression, block_size=7)
+    assert adata.n_obs == 120 and list(adata.var["channels"]) == ["channel_0", "channel_1"]
+    genes = adata.obs["gene"].astype(str)
+    assert genes.is_monotonic_increasing
+    for _, rows in adata.obs.groupby("gene", observed=True):
+        assert not rows["plate"].astype(str).is_monotonic_increasing and not rows.index.is_monotonic_increasing
+    # every image with its row
+    for name, image in by_name(adata).items():
+        number, row = image[0, 0, :2]
+        assert name == f"cell_{row}-{number}" and adata.obs.loc[name, "plate"] == f"plate_{number}"
+        np.testing.assert_array_equal(image, given[number].obsm[IMAGES][row])
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_killed_after_any_block_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch, name, compression):
+    def write(folder):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        kwargs = {"y_key": "gene", "compression": compression, "block_size": 25}
+        return write_screen(tmp_path / folder / name, make_plates(), **kwargs)
+
+    write("whole")
+    kind = containers.HDF5Container if name.endswith("h5ad") else containers.ZarrContainer
+    original = kind.write
+    for killed_at in range(5):
+        written: list[int] = []
+
+        def write_or_die(self, block, images, written=written, killed_at=killed_at):
+            if len(written) == killed_at:
+                raise KeyboardInterrupt
+            original(self, block, images)
+            written.append(block)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "write", write_or_die)
+            with pytest.raises(KeyboardInterrupt):
+                write(f"killed {killed_at}")
+        assert not (tmp_path / f"killed {killed_at}" / name).exists()
+        again: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "write", lambda self, b, i, again=again: (again.append(b), original(self, b, i)))
+            write(f"killed {killed_at}")
+        assert again == list(range(killed_at, 5))  # what was there is not written again
+        assert contents(tmp_path / f"killed {killed_at}" / name) == contents(tmp_path / "whole" / name)
+
+
+@pytest.mark.parametrize("name", ["s.h5ad", "s.zarr"])
+def test_the_beginning_of_another_store_is_not_gone_on_with(tmp_path, monkeypatch, name):
+    with monkeypatch.context() as patch:
+        for kind in (containers.HDF5Container, containers.ZarrContainer):
+            patch.setattr(kind, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_screen(tmp_path / name, make_plates(), y_key="gene")
+    for changed in ({"plates": make_plates(2)}, {"y_key": "well"}, {"image_size": 8}, {"seed": 1}, {"block_size": 3}):
+        with pytest.raises(ValueError, match="is the beginning of another store"):
+            write_screen(tmp_path / name, **({"plates": make_plates(), "y_key": "gene"} | changed))
+    write_screen(tmp_path / name, make_plates(), y_key="gene")
+    with pytest.raises(FileExistsError, match="exists: it is kept"):
+        write_screen(tmp_path / name, make_plates(), y_key="gene")
+
+
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
+def test_zarr_reads_what_we_write_and_we_read_what_zarr_writes(tmp_path):
+    for compression in (None, "lz4", "zstd"):
+        path = tmp_path / f"{compression}.zarr"
+        adata = write_screen(path, make_plates(), y_key="gene", compression=compression, block_size=16)
+        theirs = zarr.open_array(path, path=f"obsm/{IMAGES}", mode="r")
+        np.testing.assert_array_equal(theirs[:], images_of(adata))
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_a_later_plate_is_added_by_writing_both(tmp_path, name, compression):
+    first = write_screen(tmp_path / name, make_plates(2), y_key="gene", compression=compression)
+    both = write_screen(tmp_path / f"both_{name}", [tmp_path / name, make_plates(3)[2]], y_key="gene")
+    assert both.n_obs == first.n_obs + 40 and set(both.obs["plate"]) == {"plate_0", "plate_1", "plate_2"}
+    assert sorted(map(bytes, images_of(both))) == sorted(bytes(i) for p in make_plates(3) for i in p.obsm[IMAGES])
+
+
+def test_crops_are_made_smaller_on_the_way(tmp_path):
+    given = make_plates(1)[0]
+    given.obsm[IMAGES] = given.obsm[IMAGES] * np.uint16(100)
+    adata = write_screen(
+        tmp_path / "s.h5ad", given, y_key="gene", image_size=8, dtype="uint8", intensity_range=(0, 25_500)
+    )
+    images = images_of(adata)
+    assert images.shape == (40, 2, 8, 8) and images.dtype == np.uint8
+    rows = given.obs_names.get_indexer(adata.obs_names)
+    resized = F.interpolate(
+        torch.from_numpy(given.obsm[IMAGES][rows]).float(), (8, 8), mode="bilinear", antialias=True
+    ).numpy()
+    np.testing.assert_allclose(images, (resized / 100).clip(0, 255), atol=0.51)
+    np.testing.assert_array_equal(adata.uns["scbd_store"]["intensity_range"], [[0, 25_500]] * 2)
+    found = write_screen(tmp_path / "auto.zarr", given, y_key="gene", dtype="uint8")
+    low, high = found.uns["scbd_store"]["intensity_range"].T
+    exact = np.percentile(np.moveaxis(given.obsm[IMAGES], 1, 0).reshape(2, -1), [0.1, 99.9], axis=1)
+    np.testing.assert_allclose([low, high], exact, rtol=1e-6)
+    assert images_of(found).max() == 255 and images_of(found).min() == 0
+    assert images_of(write_screen(tmp_path / "f.zarr", given, y_key="gene", dtype="float32")).dtype == np.float32
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_a_flipped_byte_is_found_and_named(tmp_path, name, compression):
+    path = tmp_path / name
+    write_screen(path, make_plates(), y_key="gene", compression=compression, block_size=30)
+    verify_screen(path)
+    if name.endswith("h5ad"):
+        at = open_screen(path).obsm[IMAGES].offset + 40 * 2 * 16 * 16 * 2 + 5
+        flip(path, at)
+        with pytest.raises(ValueError, match="1 of 4 blocks are damaged: .*s.h5ad is damaged, with rows 30 to 59 of"):
+            verify_screen(path)
+        return
+    shard = path / "obsm" / IMAGES / "c" / "1" / "0" / "0" / "0"
+    flip(shard, 2000)
+    wrong = "is damaged or truncated, with rows 30 to 59 of obsm.*checksum is wrong"
+    with pytest.raises(ValueError, match=f"1 of 4 blocks are damaged: .*{wrong}"):
+        verify_screen(path)
+    with pytest.raises(ValueError, match=f"c/1/0/0/0 {wrong}"):  # when read, too
+        images_of(open_screen(path))
+    os.truncate(shard, 3000)
+    with pytest.raises(ValueError, match="c/1/0/0/0 is damaged or truncated, with rows 30 to 59"):
+        image_source(open_screen(path), IMAGES).read(np.array([45]))
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match="c/1/0/0/0 is missing, with rows 30 to 59 of obsm"):
+        image_source(open_screen(path), IMAGES).read(np.array([3, 45]))
+    # what is whole is read all the same
+    assert len(image_source(open_screen(path), IMAGES).read(np.array([3, 65]))) == 2
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_an_object_store(tmp_path):
+    store = MemoryStore()
+    adata = write_screen(store, make_plates(), y_key="gene", compression="lz4", block_size=16)
+    local = write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene", compression="lz4", block_size=16)
+    source = image_source(adata, IMAGES)
+    rows = np.array([5, 100, 7, 7, 6, 31])
+    np.testing.assert_array_equal(source.read(rows), image_source(local, IMAGES).read(rows))
+    np.testing.assert_array_equal(images_of(adata), images_of(local))
+    verify_screen(store)
+
+
+def test_an_unfinished_store_is_not_opened_as_a_whole_one(monkeypatch):
+    store = MemoryStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(containers.ZarrContainer, "finish", lambda self: None)
+        with pytest.raises(ValueError, match="was not finished: call write_screen again"):
+            write_screen(store, make_plates(), y_key="gene")
+    assert write_screen(store, make_plates(), y_key="gene").n_obs == 120
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    ours = make_plates()
+    other = make_plates(1)[0]
+    other.var_names = ["dna", "actin"]
+    small = make_cells(8, shape=(2, 8, 8), dtype="uint16")
+    unnamed = make_plates(1)[0]
+    unnamed.obs.loc["cell_3", "gene"] = np.nan
+    cases = [
+        (ValueError, "give a path that ends in .h5ad or .zarr", {"path": tmp_path / "s.h5"}),
+        (ValueError, "is memory-mapped, and so is not compressed", {"compression": "lz4"}),
+        (ValueError, "compression='gzip' is not known: use 'lz4', 'zstd' or None", {"compression": "gzip"}),
+        (ValueError, "There is no plate to write", {"plates": []}),
+        (KeyError, "plate 0: obs has no 'perturbation'", {"y_key": "perturbation"}),
+        (ValueError, "plate 1: obs.'gene'. has no value for 1 of 40 cells", {"plates": [ours[0], unnamed]}),
+        (ValueError, "plate 1 has channels dna, actin .uint16., plate 0 has", {"plates": [ours[0], other]}),
+        (ValueError, "plate 1 has 8 × 8 pixels, plate 0 16 × 16: give image_size", {"plates": [ours[0], small]}),
+        (ValueError, "image_size must be a positive number", {"image_size": 0}),
+        (ValueError, "block_size=0: write at least one row", {"block_size": 0}),
+        (TypeError, "dtype='int64' is not one of images", {"dtype": "int64"}),
+        (ValueError, "From uint16 to uint16 intensities stay", {"intensity_range": (0, 1)}),
+        (ValueError, "intensity_range must be .low, high.", {"dtype": "uint8", "intensity_range": (1, 0)}),
+        (FileNotFoundError, "There is nothing at", {"plates": tmp_path / "none.h5ad"}),
+    ]
+    for error, message, changed in cases:
+        arguments = {"path": tmp_path / "s.h5ad", "plates": ours, "y_key": "gene"} | changed
+        with pytest.raises(error, match=message):
+            write_screen(**arguments)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match="takes 0.0 GiB more, the disk has 0.0 GiB free: make room first"):
+        write_screen(tmp_path / "s.h5ad", ours, y_key="gene")
+    assert not list(tmp_path.glob("*"))
+
+
+def test_a_full_disk_leaves_what_can_be_gone_on_with(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_screen(tmp_path / "s.h5ad", make_plates(), y_key="gene")
+    assert not (tmp_path / "s.h5ad").exists()
+    write_screen(tmp_path / "s.h5ad", make_plates(), y_key="gene")
+    verify_screen(tmp_path / "s.h5ad")
+
+
+def test_one_plate_keeps_its_names_and_missing_columns_are_empty(tmp_path):
+    assert set(write_screen(tmp_path / "s.h5ad", make_plates(1), y_key="gene").obs_names) == set(
+        make_plates(1)[0].obs_names
+    )
+    first, second = make_plates(2)
+    second.obs["batch"] = "late"
+    adata = write_screen(tmp_path / "t.h5ad", [first, second], y_key="gene")
+    assert adata.obs["batch"].isna().sum() == 40
+
+
+def test_crops_say_what_does_not_fit():
+    images = ArraySource(np.zeros((3, 2, 4, 4), "uint8"))
+    with pytest.raises(ValueError, match="well A1: the table has 2 rows, there are 3 images"):
+        Crops(images, pd.DataFrame(index=["a", "b"]), ["x", "y"], "well A1")
+    with pytest.raises(ValueError, match="1 names for 2 channels .x."):
+        Crops(images, pd.DataFrame(index=["a", "b", "c"]), ["x"])
+
+
+def test_foreign_files_have_no_checksums(tmp_path):
+    make_cells(10).write_h5ad(tmp_path / "foreign.h5ad")
+    with pytest.raises(ValueError, match="was not written by scbd, and has no checksums"):
+        verify_screen(tmp_path / "foreign.h5ad")
