@@ -10,6 +10,7 @@ from scbd.data.splits import Split, hold_out_environments, split_by_column, stra
 from scbd.data.stores import (
     Crops,
     memory_map_h5ad,
+    open_embedding,
     open_screen,
     read_crops,
     verify_screen,
@@ -34,6 +35,7 @@ __all__ = [
     "ZarrSource",
     "hold_out_environments",
     "memory_map_h5ad",
+    "open_embedding",
     "open_screen",
     "prefetch",
     "read_crops",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-from scbd.data import prefetch, read_tensor
-from scbd.model._memory import freed_memory_kept
+from scbd.model._embed_to import embed_to
+from scbd.model._forward import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from scbd.data import ImageSource
 
 _WORTH_A_BAR = 20_000
+_REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 
 
 class EmbedMixin:
@@ -77,11 +77,8 @@ class EmbedMixin:
             model has no such block.
         """
         self._check_if_trained(warn=True)
-        _one_of("block", block, {"c": "perturbation", "s": "environment"})
-        _one_of("representation", representation, {"embedding": "z", "intermediate": "r"})
-        if block == "s" and self.module.style is None:
-            msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
-            raise ValueError(msg)
+        self._check_block(block)
+        _one_of("representation", representation, _REPRESENTATIONS)
         source = self._source(self._require(adata))
         return embed(
             self.module,
@@ -93,6 +90,84 @@ class EmbedMixin:
             out=out,
             enable_progress_bar=enable_progress_bar,
         )
+
+    def embed_to(
+        self,
+        path: str | os.PathLike[str],
+        adata: AnnData | None = None,
+        *,
+        blocks: Sequence[str] | None = None,
+        representation: str = "embedding",
+        dtype: Literal["float32", "float16"] = "float32",
+        batch_size: int = 512,
+        block_size: int = 65_536,
+        enable_progress_bar: bool | None = None,
+    ) -> AnnData:
+        """Embed any number of cells into a file, in constant memory.
+
+        Killed at any moment and called again with the same model and cells, it goes on where it stopped, to the same
+        bytes. The file appears under its name when it is whole; :func:`scbd.data.verify_screen` compares it with its
+        checksums.
+
+        Parameters
+        ----------
+        path
+            An ``.h5ad`` file to make.
+        adata
+            As for :meth:`get_latent_representation`.
+        blocks
+            ``["c", "s"]``: those that the model has by default. Each image is read once for all of them.
+        representation
+            As for :meth:`get_latent_representation`.
+        dtype
+            Of the file. Half precision halves it, and moves a component of a unit vector by less than .0005.
+        batch_size
+            Cells in a forward pass.
+        block_size
+            Cells that are written at once, about so many: a kill loses no more.
+        enable_progress_bar
+            By default for more than 20,000 cells.
+
+        Returns
+        -------
+        The file, as :func:`scbd.data.open_embedding` opens it: the cells' ``obs``, and embeddings memory-mapped in
+        ``obsm``, ``"X_scbd_c"`` and ``"X_scbd_s"`` (of other models their own name). Metrics read it as it is.
+
+        Raises
+        ------
+        FileExistsError
+            If there is something at ``path``; nothing is overwritten.
+        OSError
+            If the disk is too small.
+        KeyError, TypeError, ValueError
+            See :meth:`get_latent_representation`; or if the beginning of another file lies there.
+        """
+        self._check_if_trained(warn=True)
+        adata = self._require(adata)
+        has = [block for block, part in (("c", self.module.content), ("s", self.module.style)) if part is not None]
+        blocks = has if blocks is None else list(blocks)
+        for block in blocks:
+            self._check_block(block)
+        _one_of("representation", representation, _REPRESENTATIONS)
+        name = type(self).__name__.removesuffix("Model").lower()
+        return embed_to(
+            self.module,
+            self._source(adata),
+            adata.obs,
+            Path(path),
+            {block: f"X_{name}_{block}" for block in blocks},
+            representation=representation,
+            dtype=dtype,
+            batch_size=batch_size,
+            block_size=block_size,
+            enable_progress_bar=enable_progress_bar,
+        )
+
+    def _check_block(self, block: str) -> None:
+        _one_of("block", block, {"c": "perturbation", "s": "environment"})
+        if block == "s" and self.module.style is None:
+            msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
+            raise ValueError(msg)
 
 
 def embed(
@@ -115,16 +190,13 @@ def embed(
         unit="cell",
         disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
     )
-    module.eval()
     try:
         parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
-        reading = (read_tensor(source, part if rows is None else rows[part]) for part in parts)
-        memory = freed_memory_kept() if module.device.type == "cpu" else nullcontext()
-        with bar, memory, torch.inference_mode(), closing(prefetch(reading)) as batches:
-            for part, images in zip(parts, batches, strict=True):
-                images = images.to(module.device, non_blocking=True)
-                target[part] = module.embed(images, block, representation).float().cpu().numpy()
-                bar.update(len(images))
+        wanted = [part if rows is None else rows[part] for part in parts]
+        with bar, closing(embedded(module, source, wanted, [block], representation)) as batches:
+            for part, values in zip(parts, batches, strict=True):
+                target[part] = values[block]
+                bar.update(len(values[block]))
     except BaseException:
         if partial is not None:
             partial.unlink()

@@ -88,12 +88,12 @@ def without_checksum(data: bytes | memoryview) -> memoryview:
     return body
 
 
-def checksum(data: bytes | memoryview | np.ndarray) -> int:
-    """CRC-32C of bytes."""
+def checksum(data: bytes | memoryview | np.ndarray, before: int = 0) -> int:
+    """CRC-32C of bytes, or of what came before and these."""
     import google_crc32c
 
     # of a view of bytes it takes arrays alone
-    return google_crc32c.value(np.frombuffer(data, np.uint8))
+    return google_crc32c.extend(before, np.frombuffer(data, np.uint8))
 
 
 def _undone(codec: Codec, where: str) -> Undo:

@@ -1,13 +1,15 @@
 """Screens on disk: crops from what people have, written once, read by row ever after."""
 
 from scbd.data.stores.crops import Crops
-from scbd.data.stores.opening import memory_map_h5ad, open_screen
+from scbd.data.stores.opening import memory_map_h5ad, open_embedding, open_screen
 from scbd.data.stores.readers import read_crops
-from scbd.data.stores.writing import verify_screen, write_screen
+from scbd.data.stores.verifying import verify_screen
+from scbd.data.stores.writing import write_screen
 
 __all__ = [
     "Crops",
     "memory_map_h5ad",
+    "open_embedding",
     "open_screen",
     "read_crops",
     "verify_screen",

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import h5py
 import numpy as np
+import pandas as pd
+from anndata import AnnData
 
-from scbd.data.sources.zarr_codecs import checksum
+from scbd.data.stores.block_file import STORE_KEY, BlockFile, check_same, partial_path
 from scbd.data.stores.shards import ShardEncoder
 
 if TYPE_CHECKING:
     import zarr
 
     from scbd.data.stores.plan import ScreenPlan
-
-STORE_KEY = "scbd_store"
-# a checksum with this bit is one; without it the block has not been written
-WRITTEN = np.uint64(1 << 32)
 
 
 class Container(Protocol):
@@ -47,58 +43,25 @@ class Container(Protocol):
 
 
 class HDF5Container:
-    """An uncompressed ``.h5ad``: images in one stretch, to be memory-mapped, and a checksum of every block.
-
-    HDF5 writes the tables, reserves the place of images and checksums, and is closed; these are then written to their
-    places in the file, so that no moment leaves a file that HDF5 could not open.
-    """
+    """An uncompressed ``.h5ad``: images in one stretch, to be memory-mapped."""
 
     def __init__(self, path: Path, plan: ScreenPlan, image_key: str) -> None:
-        self._path, self._plan, self._image_key = path, plan, image_key
-        self._partial = partial_path(path)
+        tables = AnnData(obs=plan.obs, var=_var(plan))
+        arrays = {image_key: (plan.shape, plan.dtype)}
+        self._file = BlockFile(path, tables, arrays, plan.block_size, plan.settings() | _scale(plan))
+        self._image_key = image_key
 
     def begin(self) -> np.ndarray:
         """Write the tables, or look at what is there."""
-        if not self._partial.exists():
-            self._write_header()
-        with h5py.File(self._partial, "r") as file:
-            store = file["uns"][STORE_KEY]
-            found = {key: store[key][()].decode() for key in ("format", "digest")}
-            check_same(found, self._plan, self._partial)
-            self._images_at = file["obsm"][self._image_key].id.get_offset()
-            self._checksums_at = store["checksums"].id.get_offset()
-        self._file = os.open(self._partial, os.O_RDWR)
-        size = 8 * self._plan.n_blocks
-        return np.frombuffer(os.pread(self._file, size, self._checksums_at), "<u8") >= WRITTEN
+        return self._file.begin()
 
     def write(self, block: int, images: np.ndarray) -> None:
-        """Images first, their checksum once they are on the disk."""
-        start = self._images_at + self._plan.rows(block).start * self._plan.row_bytes
-        _write_at(self._file, images.data.cast("B"), start)
-        os.fsync(self._file)
-        said = np.uint64(checksum(images)) | WRITTEN
-        _write_at(self._file, memoryview(said.astype("<u8").tobytes()), self._checksums_at + 8 * block)
+        """Images go to their place."""
+        self._file.write(block, {self._image_key: images})
 
     def finish(self) -> None:
         """Rename."""
-        os.fsync(self._file)
-        os.close(self._file)
-        os.replace(self._partial, self._path)
-
-    def _write_header(self) -> None:
-        from anndata import AnnData
-
-        header = partial_path(self._partial)
-        said: dict[str, Any] = self._plan.settings() | {"block_size": self._plan.block_size}
-        AnnData(obs=self._plan.obs, var=_var(self._plan), uns={STORE_KEY: said | _scale(self._plan)}).write_h5ad(header)
-        with h5py.File(header, "r+") as file:
-            _reserve(file["obsm"], self._image_key, self._plan.shape, self._plan.dtype)
-            store = file["uns"][STORE_KEY]
-            _reserve(store, "checksums", (self._plan.n_blocks,), np.dtype("<u8"))
-            store["checksums"][...] = 0
-        with header.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(header, self._partial)
+        self._file.finish()
 
 
 class ZarrContainer:
@@ -117,7 +80,7 @@ class ZarrContainer:
         if key not in group:
             self._write_header(group)
         self._array = cast("zarr.Array", group[key])
-        check_same(self._said, self._plan, self._partial, self._compression)
+        check_same(self._said, self._wanted, self._partial)
         self._encoder = ShardEncoder(self._array)
         from zarr.core.sync import sync
 
@@ -140,6 +103,10 @@ class ZarrContainer:
         self._array.attrs[STORE_KEY] = self._said | {"complete": True}
         if isinstance(self._path, Path):
             os.replace(self._partial, self._path)
+
+    @property
+    def _wanted(self) -> dict[str, str]:
+        return self._plan.settings() | {"compression": str(self._compression)}
 
     @property
     def _said(self) -> dict[str, Any]:
@@ -179,66 +146,12 @@ class ZarrContainer:
             attributes={
                 "encoding-type": "array",
                 "encoding-version": "0.2.0",
-                STORE_KEY: said | {"compression": str(self._compression), "complete": False},
+                STORE_KEY: said | self._wanted | {"complete": False},
             },
         )
 
 
-def partial_path(path: Path) -> Path:
-    """Where a store lies until it is whole."""
-    return path.with_name(f".{path.name}.partial")
-
-
-def check_same(found: dict[str, Any], plan: ScreenPlan, partial: Any, compression: str | None = None) -> None:
-    """Raise if what was begun is another store."""
-    wanted = plan.settings()
-    if {key: found.get(key) for key in wanted} != wanted or found.get("compression", str(compression)) != str(
-        compression
-    ):
-        msg = (
-            f"{partial} is the beginning of another store (other cells, order or settings): move it away, or write to "
-            "another path."
-        )
-        raise ValueError(msg)
-
-
-def check_space(path: Path, size: int) -> None:
-    """Raise if the disk has less room than a store of this size takes beside what has been written of it.
-
-    Raises
-    ------
-    OSError
-        If so.
-    """
-    partial = partial_path(path)
-    written = sum(file.stat().st_blocks * 512 for file in (partial, *partial.rglob("*")) if file.exists())
-    needed, free = size - written, shutil.disk_usage(path.parent).free
-    if needed > free:
-        msg = f"{path} takes {needed / 2**30:.1f} GiB more, the disk has {free / 2**30:.1f} GiB free: make room first."
-        raise OSError(msg)
-
-
-def _reserve(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """A dataset whose place in the file is decided now, and not filled."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)  # the same cells, the same bytes
-    kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape)
-    dataset = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, space, properties))
-    dataset.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-
-
-def _write_at(file: int, data: memoryview, start: int) -> None:
-    done = 0
-    while done < len(data):  # a system call writes at most 2 GiB
-        done += os.pwrite(file, data[done:], start + done)
-
-
-def _var(plan: ScreenPlan) -> Any:
-    import pandas as pd
-
+def _var(plan: ScreenPlan) -> pd.DataFrame:
     return pd.DataFrame({"channels": plan.channels}, index=pd.Index(plan.channels).astype(str))
 
 

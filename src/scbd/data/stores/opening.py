@@ -85,6 +85,32 @@ def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_
     return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
 
 
+def open_embedding(path: str | os.PathLike[str]) -> AnnData:
+    """Open what ``embed_to`` has written: the table in memory, embeddings memory-mapped.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` file.
+
+    Returns
+    -------
+    AnnData with the blocks in ``obsm``; metrics read it as it is.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no such file; if it is truncated, of another kind, or refers to other files.
+    """
+    from anndata import AnnData
+    from anndata.io import read_elem
+
+    with _open_h5(Path(path)) as file:
+        parts = {name: read_elem(file[name]) for name in _TABLES if name in file}
+        mapped = [key for key in file.get("obsm", {}) if _offset(_own(file, f"obsm/{key}")) is not None]
+    return AnnData(**parts, obsm={key: memory_map_h5ad(path, f"obsm/{key}") for key in mapped})
+
+
 def open_tables(
     path: str | os.PathLike[str] | Store, image_key: str
 ) -> tuple[dict[str, Any], np.memmap | h5py.Dataset | zarr.Array]:

@@ -11,10 +11,9 @@ from anndata import AnnData
 from tqdm import tqdm
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import image_source
 from scbd.data.prefetch import prefetch
-from scbd.data.sources.zarr_codecs import checksum
-from scbd.data.stores.containers import STORE_KEY, WRITTEN, Container, HDF5Container, ZarrContainer, check_space
+from scbd.data.stores.block_file import check_space
+from scbd.data.stores.containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores.conversion import conversion
 from scbd.data.stores.crops import Crops, crops_of
 from scbd.data.stores.opening import open_screen
@@ -131,40 +130,6 @@ def write_screen(
             bar.update(size)
     container.finish()
     return open_screen(target, image_key=image_key)
-
-
-def verify_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_KEY) -> None:
-    """Read a whole screen that :func:`write_screen` has written, and compare it with its checksums.
-
-    Parameters
-    ----------
-    path, image_key
-        As for :func:`open_screen`.
-
-    Raises
-    ------
-    ValueError
-        If blocks are damaged or missing (which rows of which files), or the store has no checksums.
-    """
-    adata = open_screen(path, image_key=image_key)
-    if STORE_KEY not in adata.uns:
-        msg = f"{path} was not written by scbd, and has no checksums to verify."
-        raise ValueError(msg)
-    source, store = image_source(adata, image_key), adata.uns[STORE_KEY]
-    size, n = int(store["block_size"]), adata.n_obs
-    damaged = []
-    for block, start in enumerate(tqdm(range(0, n, size), "Verifying", unit="block", disable=n < _WORTH_A_BAR)):
-        rows = slice(start, min(start + size, n))
-        try:
-            images = source.read(rows)
-        except (ValueError, FileNotFoundError) as error:
-            damaged.append(str(error))
-            continue
-        if "checksums" in store and checksum(images) != int(store["checksums"][block] - WRITTEN):
-            damaged.append(f"{path} is damaged, with rows {rows.start} to {rows.stop - 1} of obsm[{image_key!r}]")
-    if damaged:
-        msg = f"{len(damaged)} of {block + 1} blocks are damaged: " + "; ".join(damaged[:5])
-        raise ValueError(msg)
 
 
 def _check_target(target: Any, compression: str | None) -> None:

@@ -1,0 +1,189 @@
+"""An ``.h5ad`` whose large arrays are written block by block, and gone on with after a kill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+from tqdm import tqdm
+
+from scbd.data.sources.zarr_codecs import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from anndata import AnnData
+
+STORE_KEY = "scbd_store"
+# a checksum with this bit is one; without it the block has not been written
+WRITTEN = np.uint64(1 << 32)
+_WORTH_A_BAR = 20_000
+
+
+class BlockFile:
+    """Arrays of an ``.h5ad``, each in one stretch of the file, to be memory-mapped; with a checksum of every block.
+
+    HDF5 writes the tables, reserves the places of arrays and checksums, and is closed; these are then written to their
+    places in the file, so that no moment leaves a file that HDF5 could not open.
+
+    Parameters
+    ----------
+    path
+        Of the whole file; until then it lies beside, see :func:`partial_path`.
+    tables
+        What else is in the file: ``obs``, ``var``.
+    arrays
+        Shape and dtype of each array of ``obsm``, all with the same number of rows.
+    block_size
+        Rows of a block.
+    settings
+        What decides every byte, as text, and what else is kept of it, as arrays: a file that was begun goes on only if
+        the text is the same.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tables: AnnData,
+        arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+        block_size: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._path, self._tables, self._arrays = path, tables, arrays
+        self._block_size, self._settings = block_size, settings
+        self._n_blocks = -(-tables.n_obs // block_size)
+        self._partial = partial_path(path)
+
+    def begin(self) -> np.ndarray:
+        """Write the tables, or look at what is there; which blocks are, boolean ``(n_blocks,)``.
+
+        Raises
+        ------
+        ValueError
+            If another file was begun there.
+        """
+        if not self._partial.exists():
+            self._write_header()
+        with h5py.File(self._partial, "r") as file:
+            store = file["uns"][STORE_KEY]
+            check_same({key: store[key][()] for key in store}, self._settings, self._partial)
+            self._starts = {key: file["obsm"][key].id.get_offset() for key in self._arrays}
+            self._checksums_at = store["checksums"].id.get_offset()
+        self._file = os.open(self._partial, os.O_RDWR)
+        return np.frombuffer(os.pread(self._file, 8 * self._n_blocks, self._checksums_at), "<u8") >= WRITTEN
+
+    def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
+        """Keep the rows of a block: first these, their checksum once they are on the disk."""
+        said = 0
+        for key, (shape, dtype) in self._arrays.items():
+            row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+            _write_at(self._file, values[key].data.cast("B"), self._starts[key] + block * self._block_size * row_bytes)
+            said = checksum(values[key], said)
+        os.fsync(self._file)
+        _write_at(self._file, memoryview((np.uint64(said) | WRITTEN).tobytes()), self._checksums_at + 8 * block)
+
+    def finish(self) -> None:
+        """Give the whole file its name."""
+        os.fsync(self._file)
+        os.close(self._file)
+        os.replace(self._partial, self._path)
+
+    def _write_header(self) -> None:
+        from anndata import AnnData
+
+        header = partial_path(self._partial)
+        said = {"block_size": self._block_size, "arrays": np.array(list(self._arrays))}
+        uns = {STORE_KEY: dict(self._settings) | said}
+        AnnData(obs=self._tables.obs, var=self._tables.var, uns=uns).write_h5ad(header)
+        with h5py.File(header, "r+") as file:
+            for key, (shape, dtype) in self._arrays.items():
+                _reserve(file["obsm"], key, shape, dtype)
+            _reserve(file["uns"][STORE_KEY], "checksums", (self._n_blocks,), np.dtype("u8"))
+            file["uns"][STORE_KEY]["checksums"][...] = 0
+        with header.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(header, self._partial)
+
+
+def damaged_rows(path: Path) -> tuple[list[slice], int]:
+    """Blocks of a file whose checksum is wrong, and how many there are.
+
+    Raises
+    ------
+    ValueError
+        If the file has no checksums.
+    """
+    with h5py.File(path, "r") as file:
+        if "checksums" not in file.get(f"uns/{STORE_KEY}", {}):
+            raise ValueError(no_checksums(path))
+        store = file["uns"][STORE_KEY]
+        checksums, size = store["checksums"][...], int(store["block_size"][()])
+        arrays = [file["obsm"][name.decode()] for name in store["arrays"][...]]
+        n, damaged = len(arrays[0]), []
+        for block, expected in enumerate(tqdm(checksums, "Verifying", unit="block", disable=n < _WORTH_A_BAR)):
+            rows = slice(block * size, min((block + 1) * size, n))
+            said = 0
+            for array in arrays:
+                said = checksum(array[rows], said)
+            if np.uint64(said) | WRITTEN != expected:
+                damaged.append(rows)
+    return damaged, len(checksums)
+
+
+def no_checksums(path: Any) -> str:
+    """A sentence."""
+    return f"{path} was not written by scbd, and has no checksums to verify."
+
+
+def partial_path(path: Path) -> Path:
+    """Where a file or folder lies until it is whole."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> None:
+    """Raise if what was begun is something else."""
+    plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
+    if any(plain.get(key) != value for key, value in wanted.items() if isinstance(value, str)):
+        msg = (
+            f"{partial} is the beginning of something else (other cells, order or settings): move it away, or write to "
+            "another path."
+        )
+        raise ValueError(msg)
+
+
+def check_space(path: Path, size: int) -> None:
+    """Raise if the disk has less room than a store of this size takes beside what has been written of it.
+
+    Raises
+    ------
+    OSError
+        If so.
+    """
+    partial = partial_path(path)
+    written = sum(file.stat().st_blocks * 512 for file in (partial, *partial.rglob("*")) if file.exists())
+    needed, free = size - written, shutil.disk_usage(path.parent).free
+    if needed > free:
+        msg = f"{path} takes {needed / 2**30:.1f} GiB more, the disk has {free / 2**30:.1f} GiB free: make room first."
+        raise OSError(msg)
+
+
+def _reserve(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """A dataset whose place in the file is decided now, and not filled."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)  # the same cells, the same bytes
+    kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape)
+    dataset = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, space, properties))
+    dataset.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+
+
+def _write_at(file: int, data: memoryview, start: int) -> None:
+    done = 0
+    while done < len(data):  # a system call writes at most 2 GiB
+        done += os.pwrite(file, data[done:], start + done)

@@ -1,0 +1,98 @@
+"""Embeddings of any number of cells, written block by block."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from tqdm import tqdm
+
+from scbd.data.stores import open_embedding
+from scbd.data.stores.block_file import BlockFile, check_space
+from scbd.model._forward import embedded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from scbd.data import ImageSource
+
+DTYPES = ("float32", "float16")
+_WORTH_A_BAR = 20_000
+
+
+def embed_to(
+    module: Any,
+    source: ImageSource,
+    obs: pd.DataFrame,
+    path: Path,
+    blocks: Mapping[str, str],
+    *,
+    representation: str,
+    dtype: str,
+    batch_size: int,
+    block_size: int,
+    enable_progress_bar: bool | None,
+) -> AnnData:
+    """Write blocks under their names, or go on with that; see ``EmbedMixin.embed_to``."""
+    _check(path, dtype, batch_size, block_size)
+    n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
+    arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
+    settings = {"digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays])}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_space(path, sum(shape[0] * shape[1] * kind.itemsize for shape, kind in arrays.values()))
+    file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
+    todo = np.flatnonzero(~file.begin())
+    stops = np.minimum((todo + 1) * rows, n)
+    bar = tqdm(
+        total=n,
+        initial=n - int((stops - todo * rows).sum()),
+        desc=f"Embedding to {path.name}",
+        unit="cell",
+        disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
+    )
+    parts = [
+        slice(start, min(start + batch_size, stop))
+        for block, stop in zip(todo, stops, strict=True)
+        for start in range(block * rows, stop, batch_size)
+    ]
+    batches = embedded(module, source, parts, list(blocks), representation)
+    with bar:
+        for block, stop in zip(todo, stops, strict=True):
+            values = {key: np.empty((stop - block * rows, *shape[1:]), kind) for key, (shape, kind) in arrays.items()}
+            for start in range(0, stop - block * rows, batch_size):
+                for name, batch in next(batches).items():
+                    values[blocks[name]][start : start + batch_size] = batch
+                bar.update(len(batch))
+            file.write(int(block), values)
+    batches.close()
+    file.finish()
+    return open_embedding(path)
+
+
+def _check(path: Path, dtype: str, batch_size: int, block_size: int) -> None:
+    if path.suffix != ".h5ad":
+        msg = f"{path}: give a path that ends in .h5ad."
+        raise ValueError(msg)
+    if path.exists():
+        msg = f"{path} exists: it is kept; move it away, or write to another path."
+        raise FileExistsError(msg)
+    if dtype not in DTYPES:
+        msg = f"dtype={dtype!r} is not known: use {' or '.join(DTYPES)}."
+        raise ValueError(msg)
+    if min(batch_size, block_size) < 1:
+        msg = f"batch_size={batch_size} and block_size={block_size} must be positive."
+        raise ValueError(msg)
+
+
+def _digest(module: Any, source: ImageSource, obs: pd.DataFrame, said: list[Any]) -> str:
+    """Of the weights, the cells and the settings; not of the pixels, which would have to be read."""
+    digest = hashlib.sha256(repr([*said, source.shape, source.dtype.name]).encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+    digest.update(pd.util.hash_pandas_object(obs.astype(str)).to_numpy().tobytes())
+    return digest.hexdigest()

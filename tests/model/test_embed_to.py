@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import contents, make_cells
+
+from scbd import SCBDModel
+from scbd.baselines import ERMModel
+from scbd.data import open_embedding, verify_screen, write_screen
+from scbd.data.stores.block_file import BlockFile
+from scbd.metrics import aggregate, batch_probe
+
+
+@pytest.fixture(scope="module")
+def trained():
+    cells = make_cells(200)
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = SCBDModel(cells, encoder="small", n_latent=6)
+    model.train(max_steps=30, batch_size=48, lr=1e-3, accelerator="cpu", perturbations_per_batch=None)
+    return model
+
+
+def test_the_file_holds_what_the_array_would(trained, tmp_path):
+    embedded = trained.embed_to(tmp_path / "z.h5ad", batch_size=16, block_size=60)
+    assert list(embedded.obsm) == ["X_scbd_c", "X_scbd_s"] and embedded.obs.equals(trained.adata.obs)
+    for block in "cs":
+        on_disk = embedded.obsm[f"X_scbd_{block}"]
+        assert isinstance(on_disk, np.memmap) and on_disk.dtype == np.float32
+        np.testing.assert_array_equal(on_disk, trained.get_latent_representation(block=block, batch_size=16))
+    half = trained.embed_to(tmp_path / "half.h5ad", dtype="float16", blocks=["c"], batch_size=16)
+    assert list(half.obsm) == ["X_scbd_c"]
+    np.testing.assert_allclose(half.obsm["X_scbd_c"], embedded.obsm["X_scbd_c"], atol=5e-4)
+    wide = trained.embed_to(tmp_path / "r.h5ad", representation="intermediate", blocks=["s"])
+    assert wide.obsm["X_scbd_s"].shape == (200, trained.module.style.n_features)
+
+
+def test_metrics_read_it_as_it_is(trained, tmp_path):
+    embedded = trained.embed_to(tmp_path / "z.h5ad", dtype="float16")
+    assert aggregate(embedded, "X_scbd_c", gene_key="gene", control="gene_0").n_obs == 3
+    assert 0 <= batch_probe(embedded, "X_scbd_c", "well")["f1"] <= 1
+
+
+def test_other_cells_from_a_store(trained, tmp_path):
+    screen = write_screen(tmp_path / "s.zarr", make_cells(50, seed=3), y_key="gene", compression="lz4")
+    embedded = trained.embed_to(tmp_path / "z.h5ad", screen[:, :])
+    np.testing.assert_array_equal(embedded.obsm["X_scbd_c"], trained.get_latent_representation(screen))
+    assert list(embedded.obs_names) == list(screen.obs_names)
+
+
+def test_killed_after_any_block_it_goes_on_to_the_same_bytes(trained, tmp_path, monkeypatch):
+    arguments = {"batch_size": 16, "block_size": 48}
+    trained.embed_to(tmp_path / "whole.h5ad", **arguments)
+    original = BlockFile.write
+    for killed_at in range(5):
+        path, written, again = tmp_path / f"{killed_at}.h5ad", [], []
+
+        def write_or_die(self, block, values, written=written, killed_at=killed_at):
+            if len(written) == killed_at:
+                raise KeyboardInterrupt
+            original(self, block, values)
+            written.append(block)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockFile, "write", write_or_die)
+            with pytest.raises(KeyboardInterrupt):
+                trained.embed_to(path, **arguments)
+        assert not path.exists()
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockFile, "write", lambda self, b, v, again=again: (again.append(b), original(self, b, v)))
+            trained.embed_to(path, **arguments)
+        assert again == list(range(killed_at, 5))
+        assert contents(path) == contents(tmp_path / "whole.h5ad")
+
+
+def test_the_beginning_of_another_embedding_is_not_gone_on_with(trained, tmp_path, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockFile, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trained.embed_to(tmp_path / "z.h5ad")
+    trained.module.content.projection[-1].bias.data += 1  # other weights
+    try:
+        with pytest.raises(ValueError, match="is the beginning of something else"):
+            trained.embed_to(tmp_path / "z.h5ad")
+    finally:
+        trained.module.content.projection[-1].bias.data -= 1
+    for changed in ({"dtype": "float16"}, {"blocks": ["c"]}, {"adata": make_cells(50)}, {"batch_size": 7}):
+        with pytest.raises(ValueError, match="is the beginning of something else"):
+            trained.embed_to(tmp_path / "z.h5ad", **changed)
+
+
+def test_a_flipped_byte_is_found(trained, tmp_path):
+    path = tmp_path / "z.h5ad"
+    at = trained.embed_to(path, batch_size=16, block_size=48).obsm["X_scbd_s"].offset + 50 * 6 * 4
+    verify_screen(path)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="1 of 5 blocks are damaged: .*z.h5ad is damaged, with rows 48 to 95"):
+        verify_screen(path)
+    path.write_bytes(bytes(data[: len(data) // 2]))
+    with pytest.raises(ValueError, match="truncated or of another kind"):
+        open_embedding(path)
+
+
+def test_what_is_wrong_is_said_before_any_work(trained, tmp_path, monkeypatch):
+    (tmp_path / "there.h5ad").write_text("kept")
+    for error, message, path, changed in [
+        (FileExistsError, "there.h5ad exists: it is kept", "there.h5ad", {}),
+        (ValueError, "give a path that ends in .h5ad", "z.npy", {}),
+        (ValueError, "dtype='float64' is not known: use float32 or float16", "z.h5ad", {"dtype": "float64"}),
+        (ValueError, "block='x' is not known", "z.h5ad", {"blocks": ["c", "x"]}),
+        (ValueError, "representation='q' is not known", "z.h5ad", {"representation": "q"}),
+        (ValueError, "must be positive", "z.h5ad", {"block_size": 0}),
+    ]:
+        with pytest.raises(error, match=message):
+            trained.embed_to(tmp_path / path, **changed)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match="make room first"):
+        trained.embed_to(tmp_path / "z.h5ad")
+    assert [path.name for path in tmp_path.iterdir()] == ["there.h5ad"]
+
+
+def test_models_with_one_block_write_that(tmp_path):
+    cells = make_cells()
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = ERMModel(cells, encoder="small")
+    model.train(max_steps=2, batch_size=24, accelerator="cpu")
+    assert list(model.embed_to(tmp_path / "z.h5ad").obsm) == ["X_erm_c"]
+    with pytest.raises(ValueError, match="has a single block"):
+        model.embed_to(tmp_path / "y.h5ad", blocks=["s"])
