@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -76,3 +78,29 @@ def test_bad_settings_are_said_before_any_work():
         module(perturbations_per_batch="all")
     with pytest.raises(ValueError, match="preload='gpu' is not known: use 'device'"):
         module(preload="gpu")
+
+
+def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
+    images = np.lib.format.open_memmap(tmp_path / "i.npy", mode="w+", dtype="uint8", shape=(120, 1, 2, 2))
+    images[:] = np.arange(120)[:, None, None, None]
+    y, e = np.repeat(np.arange(6), 20), np.random.default_rng(0).integers(3, size=120)
+    settings: dict[str, Any] = {"batch_size": 12, "perturbations_per_batch": 3, "max_steps": 9}
+    cases: list[tuple[ArraySource, np.ndarray, dict[str, Any], bool]] = [
+        (ArraySource(images), e, {}, True),
+        (ArraySource(np.array(images)), e, {}, False),  # memory reads any rows
+        (ArraySource(images), np.arange(120) % 20 // 5, {}, False),  # well after well
+        (ArraySource(images), e, {"preload": "device"}, False),
+        (ArraySource(images), e, {"neighbours": False}, False),
+        (ArraySource(np.array(images)), e, {"neighbours": True}, True),
+    ]
+    for source, wells, kwargs, neighbours in cases:
+        data = ImageDataModule(source, y, wells, Split(train=np.arange(120)), **settings, **kwargs)
+        assert data.neighbours is neighbours
+        stretches = 0
+        for batch in data.train_dataloader():
+            rows = batch["images"][:, 0, 0, 0].numpy().astype(int).reshape(3, 4)
+            assert all(len(set(y[row])) == 1 for row in rows)
+            stretches += sum((np.diff(row) % 20 == 1).all() for row in rows)
+        assert bool(stretches == 27) is neighbours
+    with pytest.raises(ValueError, match="neighbours='some' is not known: use True, False or 'auto'"):
+        module(neighbours="some")

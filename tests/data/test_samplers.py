@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scbd.data import PerturbationSampler, ShuffleSampler
+from scbd.data.samplers import mixed_neighbours
 
 
 @given(st.integers(2, 80), st.integers(2, 30), st.integers(0, 5))
@@ -110,3 +111,47 @@ def test_bad_input_gets_a_sentence():
     # as many perturbations as cells in a batch: nobody would have a partner
     with pytest.raises(ValueError, match="cannot fill a batch of 4 with 1 different cells"):
         PerturbationSampler(np.arange(40), 4, labels=np.arange(40) // 2, perturbations_per_batch=4)
+
+
+@given(st.lists(st.integers(2, 30), min_size=2, max_size=15), st.integers(2, 40), st.integers(1, 20), st.integers(0, 9))
+def test_neighbours_follow_each_other(sizes, batch_size, per_batch, seed):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    shuffled = np.random.default_rng(seed).permutation(len(labels))  # the order of rows given does not matter
+    try:
+        sampler = PerturbationSampler(
+            shuffled + 5,
+            batch_size,
+            labels=labels[shuffled],
+            perturbations_per_batch=per_batch,
+            neighbours=True,
+            n_steps=4,
+            seed=seed,
+        )
+    except ValueError:
+        return
+    starts = set()
+    for batch in sampler:
+        assert len(batch) == len(set(batch)) == batch_size
+        for label in np.unique(labels[batch - 5]):
+            rows = batch[labels[batch - 5] == label]
+            first = 5 + int(np.flatnonzero(labels == label)[0])
+            starts.add(rows[0])
+            # one stretch, or two: behind the last row comes the first
+            breaks = np.flatnonzero(np.diff(rows) != 1)
+            assert len(breaks) <= 1 and all(rows[b + 1] == first for b in breaks)
+            assert len(rows) in (sampler.cells_per_perturbation, sizes[label]) or label == labels[batch[-1] - 5]
+    assert len(starts) > 1 or len(sizes) * min(sizes) <= batch_size
+
+
+def test_neighbours_are_mixed_only_where_wells_are():
+    rng = np.random.default_rng(0)
+    y, e = np.repeat(np.arange(20), 50), rng.integers(6, size=1000)
+    assert mixed_neighbours(y, e)
+    of_wells = np.lexsort([e, y])
+    assert not mixed_neighbours(y[of_wells], e[of_wells])  # well after well inside a perturbation
+    plates = np.lexsort([rng.random(1000), e > 2, y])
+    assert not mixed_neighbours(y[plates], e[plates])  # written plate by plate
+    mixed = rng.permutation(1000)
+    assert not mixed_neighbours(y[mixed], e[mixed])  # not sorted by perturbation
+    assert mixed_neighbours(y, np.zeros(1000, dtype=int))  # a single well is as mixed as can be
+    assert not mixed_neighbours(np.arange(9), np.zeros(9, dtype=int))

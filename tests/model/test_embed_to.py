@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,9 @@ def test_killed_after_any_block_it_goes_on_to_the_same_bytes(trained, tmp_path, 
     trained.embed_to(tmp_path / "whole.h5ad", **arguments)
     original = BlockFile.write
     for killed_at in range(5):
-        path, written, again = tmp_path / f"{killed_at}.h5ad", [], []
+        path = tmp_path / f"{killed_at}.h5ad"
+        written: list[int] = []
+        again: list[int] = []
 
         def write_or_die(self, block, values, written=written, killed_at=killed_at):
             if len(written) == killed_at:
@@ -109,14 +112,15 @@ def test_a_flipped_byte_is_found(trained, tmp_path):
 
 def test_what_is_wrong_is_said_before_any_work(trained, tmp_path, monkeypatch):
     (tmp_path / "there.h5ad").write_text("kept")
-    for error, message, path, changed in [
+    cases: list[tuple[type[Exception], str, str, dict[str, Any]]] = [
         (FileExistsError, "there.h5ad exists: it is kept", "there.h5ad", {}),
         (ValueError, "give a path that ends in .h5ad", "z.npy", {}),
         (ValueError, "dtype='float64' is not known: use float32 or float16", "z.h5ad", {"dtype": "float64"}),
         (ValueError, "block='x' is not known", "z.h5ad", {"blocks": ["c", "x"]}),
         (ValueError, "representation='q' is not known", "z.h5ad", {"representation": "q"}),
         (ValueError, "must be positive", "z.h5ad", {"block_size": 0}),
-    ]:
+    ]
+    for error, message, path, changed in cases:
         with pytest.raises(error, match=message):
             trained.embed_to(tmp_path / path, **changed)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))

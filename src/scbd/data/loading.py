@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from scbd.data.prefetch import prefetch
-from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler, mixed_neighbours
 from scbd.data.tensors import TensorSource, read_tensor
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ class ImageDataModule(pl.LightningDataModule):
     perturbations_per_batch
         P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives an anchor about eight
         partners of its perturbation, and draws P × 8 batches otherwise.
+    neighbours
+        Draw cells of a perturbation that follow each other, see :class:`PerturbationSampler`; ``"auto"``: from images
+        that are not in memory, where :func:`mixed_neighbours` allows it.
     max_steps
         Number of training batches.
     seed
@@ -105,17 +108,24 @@ class ImageDataModule(pl.LightningDataModule):
         *,
         batch_size: int | None = None,
         perturbations_per_batch: int | str | None = "auto",
+        neighbours: bool | Literal["auto"] = "auto",
         max_steps: int = 1,
         seed: int = 0,
         preload: Literal["device"] | None = None,
     ) -> None:
         super().__init__()
+        if neighbours not in (True, False, "auto"):
+            msg = f"neighbours={neighbours!r} is not known: use True, False or 'auto'."
+            raise ValueError(msg)
         if preload not in (None, "device"):
             msg = f"preload={preload!r} is not known: use 'device' to keep all images there, or None."
             raise ValueError(msg)
         self._source, self._y, self._e = source, y, e
         self._at_rest = source
         self._preload = preload
+        self.neighbours = neighbours
+        if neighbours == "auto":
+            self.neighbours = not source.in_memory and preload is None and mixed_neighbours(y, e)
         self.split = split
         self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
@@ -190,6 +200,7 @@ class ImageDataModule(pl.LightningDataModule):
             batch_size,
             labels=self._y[rows],
             perturbations_per_batch=self.perturbations_per_batch,
+            neighbours=bool(self.neighbours),
             n_steps=n_steps,
             seed=self.seed,
             **world,

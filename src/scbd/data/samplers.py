@@ -14,6 +14,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# standard errors
+_SURPRISING = 4.0
+
 
 class BatchSampler(ABC):
     """Batches of row numbers for a fixed number of steps.
@@ -113,6 +116,9 @@ class PerturbationSampler(BatchSampler):
         Perturbation codes of these rows, integers of the same length.
     perturbations_per_batch
         P. More than there are perturbations means all of them.
+    neighbours
+        Take K cells that follow each other, from a random one on, in place of any K: P short reads from a disk where
+        rows are sorted by perturbation and shuffled inside, see :func:`mixed_neighbours`.
     **kwargs
         See :class:`BatchSampler`.
 
@@ -129,13 +135,15 @@ class PerturbationSampler(BatchSampler):
         *,
         labels: np.ndarray,
         perturbations_per_batch: int,
+        neighbours: bool = False,
         **kwargs: int | None,
     ) -> None:
         super().__init__(rows, batch_size, **kwargs)  # type: ignore[arg-type]
+        self._neighbours = neighbours
         order = np.argsort(labels, kind="stable")
         _, counts = np.unique(labels, return_counts=True)
         groups = np.split(self.rows[order], np.cumsum(counts)[:-1])
-        self._groups = [group for group in groups if len(group) > 1]
+        self._groups = [np.sort(group) if neighbours else group for group in groups if len(group) > 1]
         self._sizes = np.array([len(group) for group in self._groups])
         n_perturbations = min(perturbations_per_batch, len(self._groups))
         if n_perturbations < 1:
@@ -158,8 +166,38 @@ class PerturbationSampler(BatchSampler):
         order = np.argsort(rng.exponential(size=len(self._sizes)) / self._sizes)
         taken = np.minimum(self._sizes[order], self.cells_per_perturbation)
         n_groups = int(np.searchsorted(np.cumsum(taken), self.batch_size)) + 1
-        drawn = [
-            rng.choice(self._groups[group], size=k, replace=False, shuffle=False)
-            for group, k in zip(order[:n_groups], taken[:n_groups], strict=True)
-        ]
+        draw = self._following if self._neighbours else self._any
+        drawn = [draw(rng, self._groups[g], k) for g, k in zip(order[:n_groups], taken[:n_groups], strict=True)]
         return np.concatenate(drawn)[: self.batch_size]
+
+    @staticmethod
+    def _any(rng: np.random.Generator, group: np.ndarray, k: int) -> np.ndarray:
+        return rng.choice(group, size=k, replace=False, shuffle=False)
+
+    @staticmethod
+    def _following(rng: np.random.Generator, group: np.ndarray, k: int) -> np.ndarray:
+        """From a random cell on; behind the last comes the first."""
+        return group[(rng.integers(len(group)) + np.arange(k)) % len(group)]
+
+
+def mixed_neighbours(y: np.ndarray, e: np.ndarray) -> bool:
+    """Whether cells of a perturbation lie together, and share the environment with the next no more than with any.
+
+    Parameters
+    ----------
+    y, e
+        Codes of perturbation and environment in the order of the rows, int64 ``(N,)``.
+
+    Returns
+    -------
+    If so, K cells that follow each other are as good as any K. If cells of a well lay together, they would be each
+    other's partners, and nothing would be learned across wells.
+    """
+    same = y[1:] == y[:-1]
+    counts = np.unique(y, return_counts=True)[1].astype(float)
+    if np.count_nonzero(~same) + 1 > len(counts) or not same.any():
+        return False
+    both = np.unique(y * (e.max() + 1) + e, return_counts=True)[1].astype(float)
+    expected = (both * (both - 1)).sum() / (counts * (counts - 1)).sum()
+    shared = np.mean(e[1:][same] == e[:-1][same])
+    return bool(shared <= expected + _SURPRISING * np.sqrt(expected * (1 - expected) / same.sum()) + 1e-9)

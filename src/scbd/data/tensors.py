@@ -43,6 +43,8 @@ class TensorSource:
         Shape ``(N, C, H, W)``.
     """
 
+    in_memory = True
+
     def __init__(self, images: torch.Tensor) -> None:
         self._images = images
 

@@ -66,6 +66,7 @@ class TrainMixin:
         weight_decay: float = 0.01,
         batch_size: int | None = None,
         perturbations_per_batch: int | str | None = "auto",
+        neighbours: bool | Literal["auto"] = "auto",
         split: str | Split | None = None,
         train_size: float = 0.9,
         validation_size: float | None = None,
@@ -100,6 +101,10 @@ class TrainMixin:
         perturbations_per_batch
             Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
             where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
+        neighbours
+            Of P perturbations draw cells that follow each other in the table, which a disk reads at once. By default
+            for images that are not in memory, where rows are sorted by perturbation and shuffled inside, as
+            :func:`scbd.data.write_screen` writes them.
         split
             A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
             By default a random split, stratified by y and e.
@@ -167,6 +172,7 @@ class TrainMixin:
         weight_decay: float,
         batch_size: int | None,
         perturbations_per_batch: int | str | None,
+        neighbours: bool | Literal["auto"],
         split: str | Split | None,
         train_size: float,
         validation_size: float | None,
@@ -206,6 +212,7 @@ class TrainMixin:
             parts,
             batch_size=batch_size,
             perturbations_per_batch=perturbations_per_batch,
+            neighbours=neighbours,
             seed=seed,
             preload=preload,
         )
@@ -219,6 +226,7 @@ class TrainMixin:
             "n_train": len(parts.train),
             "batch_size": data.batch_size,
             "perturbations_per_batch": data.perturbations_per_batch,
+            "neighbours": data.neighbours,
             "seed": seed,
             "lr": lr,
             "weight_decay": weight_decay,

@@ -25,6 +25,11 @@ class ImageSource(Protocol):
         """As stored."""
         ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows that lie together are read no faster than others."""
+        ...
+
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order, ``(len(rows), C, H, W)``, as stored and free to change.
 
@@ -71,6 +76,11 @@ class ArraySource:
     def dtype(self) -> np.dtype:
         """As stored."""
         return self._images.dtype
+
+    @property
+    def in_memory(self) -> bool:
+        """Unless memory-mapped."""
+        return not isinstance(self._images, np.memmap)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order, as stored and free to change.

@@ -34,6 +34,8 @@ class FileSource:
         If a path leaves the folder, or the first cell's files are no images of one size and kind.
     """
 
+    in_memory = False
+
     def __init__(self, folder: Path, paths: Sequence[Sequence[str]]) -> None:
         self._folder = folder.resolve()
         self._paths = paths

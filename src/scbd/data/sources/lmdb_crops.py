@@ -40,6 +40,8 @@ class LMDBSource:
         If there is no database, or it is none.
     """
 
+    in_memory = False
+
     def __init__(
         self, path: Path, keys: Sequence[bytes], *, shape: tuple[int, int, int] = (4, 100, 100), dtype: str = "uint16"
     ) -> None:

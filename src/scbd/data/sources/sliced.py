@@ -37,6 +37,8 @@ class SlicedSource:
         self._images = images
         self._where = where
 
+    in_memory = False
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(N, C, H, W)."""

@@ -68,6 +68,8 @@ class ZarrSource:
         # a store of ours leaves no chunk out: what is missing is lost, and not meant to be empty
         self._complete = "scbd_store" in images.attrs
 
+    in_memory = False
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(N, C, H, W)."""
