@@ -515,7 +515,9 @@ def test_any_module_is_an_encoder(tmp_path):
     assert model.get_latent_representation(representation="intermediate").shape == (96, 10)
     assert "Sequential" in repr(model)
     model.save(tmp_path / "model")
-    loaded = SCBDModel.load(tmp_path / "model", model.adata)
+    with pytest.raises(ValueError, match=r"holds Python objects \(.*making them could run any code"):
+        SCBDModel.load(tmp_path / "model", model.adata)
+    loaded = SCBDModel.load(tmp_path / "model", model.adata, allow_pickle=True)
     np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
 
 
@@ -591,6 +593,43 @@ def test_files_that_are_no_saved_model(trained, tmp_path):
     torch.save(saved, path)
     with pytest.raises(ValueError, match=r"holds a IVAEModel, not a SCBDModel: load it with IVAEModel\.load"):
         SCBDModel.load(tmp_path / "model")
+
+
+class Harm:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_hostile_model_runs_no_code(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    path, harm = tmp_path / "model" / "model.pt", tmp_path / "harm"
+    for place in ("attr_dict", "model_state_dict"):
+        saved = torch.load(path, weights_only=False)
+        saved[place]["extra_"] = Harm(harm)
+        torch.save(saved, path)
+        with pytest.raises(ValueError, match=r"model.pt holds Python objects \(posix.mkdir\).*allow_pickle=True"):
+            SCBDModel.load(tmp_path / "model")
+        trained.save(tmp_path / "model", overwrite=True)
+    torch.save({"attr_dict": Harm(harm)}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match="is no saved scbd model"):
+        SCBDModel.load(tmp_path / "model")
+    assert not harm.exists()
+
+
+def test_a_hostile_checkpoint_runs_no_code(tmp_path):
+    model, harm = make_model(), tmp_path / "harm"
+    model.train(**QUICK, checkpoint_dir=tmp_path / "run")
+    path = tmp_path / "run" / "last.ckpt"
+    state = torch.load(path, weights_only=False)
+    torch.save(state | {"extra": Harm(harm)}, path)
+    with pytest.raises(ValueError, match=r"last.ckpt holds Python objects \(posix.mkdir\)"):
+        make_model().train(**QUICK | {"max_steps": 9}, checkpoint_dir=tmp_path / "run", ckpt_path="last")
+    assert not harm.exists()
 
 
 def test_summary_tells_the_next_step(trained):

@@ -19,7 +19,7 @@ from scbd.data import ImageField, LabelField
 from scbd.data.fields import as_columns, check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
-from scbd.model._files import read_header
+from scbd.model._files import plain, read_header, restored
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -129,8 +129,20 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         finally:
             shutil.rmtree(partial)
 
+    def _get_user_attributes(self) -> list[tuple[str, Any]]:
+        """What is saved (part of scvi-tools' contract), without what would be pickled."""
+        attributes = super()._get_user_attributes()
+        return [(key, plain(value) if key.endswith("_") else value) for key, value in attributes]
+
     @classmethod
-    def load(cls, dir_path: str, adata: AnnData | bool | None = None, *args: Any, **kwargs: Any) -> ImageModel:
+    def load(
+        cls,
+        dir_path: str,
+        adata: AnnData | bool | None = None,
+        *args: Any,
+        allow_pickle: bool = False,
+        **kwargs: Any,
+    ) -> ImageModel:
         """Load a saved model.
 
         Parameters
@@ -140,6 +152,9 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         adata
             Cells to attach, which need images but no labels; `None` takes those saved with the model, if any;
             ``False`` attaches none.
+        allow_pickle
+            Also load a file that holds Python objects, such as an encoder of your own. Such a file can run any code
+            when it is loaded: do so only if you know where it comes from.
         *args, **kwargs
             See :meth:`scvi.model.base.BaseModelClass.load`.
 
@@ -148,9 +163,9 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         FileNotFoundError
             If nothing is saved there.
         ValueError
-            If the file is truncated or foreign, of another class, or written by a newer scbd.
+            If the file is truncated or foreign, of another class, written by a newer scbd, or holds Python objects.
         """
-        _check_saved(cls, Path(dir_path) / f"{kwargs.get('prefix') or ''}model.pt")
+        _check_saved(cls, Path(dir_path) / f"{kwargs.get('prefix') or ''}model.pt", allow_pickle)
         if adata is None and not (Path(dir_path) / f"{kwargs.get('prefix') or ''}adata.h5ad").exists():
             adata = False
         # scvi-tools would say of a local file that it was already downloaded
@@ -158,9 +173,13 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         level = note.level
         note.setLevel(logging.WARNING)
         try:
-            return super().load(dir_path, adata, *args, **kwargs)
+            model = super().load(dir_path, adata, *args, **kwargs)
         finally:
             note.setLevel(level)
+        for name, value in list(vars(model).items()):
+            if name.endswith("_") and isinstance(value, dict):
+                setattr(model, name, restored(value))
+        return model
 
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
         """Variable names of the data the model was set up with."""
@@ -184,12 +203,12 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         return source
 
 
-def _check_saved(cls: type[ImageModel], path: Path) -> None:
+def _check_saved(cls: type[ImageModel], path: Path, allow_pickle: bool) -> None:
     """Say what is wrong with a saved model before anything is built from it; reads no weights."""
     if not path.is_file():
         msg = f"There is no saved model at {path}."
         raise FileNotFoundError(msg)
-    attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model")
+    attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle)
     name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
     if name != cls.__name__:
         msg = f"{path} holds a {name}, not a {cls.__name__}: load it with {name}.load."

@@ -1,10 +1,12 @@
-"""Read what torch saved, or say in a sentence why not."""
+"""Read what torch saved, without running any of it; or say in a sentence why not."""
 
 from __future__ import annotations
 
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 if TYPE_CHECKING:
@@ -21,9 +23,19 @@ _UNREADABLE = (
     AttributeError,
     ValueError,
 )
+_FRAME = "scbd.frame"
+# beside tensors and plain values, what may be in a file: numbers and containers, nothing that could act
+_SAFE: list[Any] = [
+    bytes,
+    np.ndarray,
+    np.dtype,
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    np._core.multiarray.scalar,  # type: ignore[attr-defined]
+    *(getattr(np.dtypes, name) for name in np.dtypes.__all__ if name not in ("ObjectDType", "VoidDType")),
+]
 
 
-def read_header(path: Path, wanted: Callable[[Any], Any], what: str) -> Any:
+def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
     """Part of a file that :func:`torch.save` wrote; tensors stay on disk.
 
     Parameters
@@ -34,14 +46,60 @@ def read_header(path: Path, wanted: Callable[[Any], Any], what: str) -> Any:
         Takes the part out of the whole.
     what
         How an error calls such a file.
+    allow_pickle
+        Make Python objects of any kind, which can run any code.
 
     Raises
     ------
     ValueError
-        If the file is truncated, foreign, or holds no such part.
+        If the file is truncated, foreign, holds no such part, or holds Python objects that are not allowed.
     """
     try:
-        return wanted(torch.load(path, map_location="cpu", weights_only=False, mmap=True))
+        if not allow_pickle:
+            _check_safe(path, what)
+        with torch.serialization.safe_globals(_SAFE):
+            return wanted(torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=True))
+    except _UnsafeFile as error:
+        raise ValueError(str(error)) from None
     except _UNREADABLE as error:
         msg = f"{path} is no {what}, or is truncated ({type(error).__name__}): use another copy of it."
         raise ValueError(msg) from error
+
+
+class _UnsafeFile(Exception):
+    pass
+
+
+def _check_safe(path: Path, what: str) -> None:
+    with torch.serialization.safe_globals(_SAFE):
+        objects = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    if objects:
+        msg = (
+            f"{path} holds Python objects ({', '.join(sorted(objects)[:3])}), and making them could run any code. If "
+            f"you know where this {what} comes from, load a model with allow_pickle=True."
+        )
+        raise _UnsafeFile(msg)
+
+
+def plain(value: Any) -> Any:
+    """Dictionaries of any kind as plain ones, frames as their columns: saved without pickling an object."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, pd.DataFrame):
+        columns = {str(name): _values(value[name]) for name in value}
+        return {_FRAME: {"index": _values(value.index), "name": value.index.name, "columns": columns}}
+    return value
+
+
+def restored(value: Any) -> Any:
+    """What :func:`plain` was made of."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_FRAME}:
+        saved = value[_FRAME]
+        return pd.DataFrame(saved["columns"], index=pd.Index(saved["index"], name=saved["name"]))
+    return {key: restored(part) for key, part in value.items()}
+
+
+def _values(column: pd.Series | pd.Index) -> Any:
+    return column.to_numpy() if column.dtype.kind in "biuf" else column.astype(str).tolist()

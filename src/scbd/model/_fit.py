@@ -120,7 +120,7 @@ def fit(
         if trainer.strategy.root_device.type == "cpu":
             stack.enter_context(freed_memory_kept())
         try:
-            trainer.fit(plan, data, ckpt_path=resume, weights_only=False)
+            trainer.fit(plan, data, ckpt_path=resume, weights_only=True)
         except TrainingInterrupted:
             where = f"; resume with checkpoint_dir={str(checkpoint_dir)!r}, ckpt_path='last'" if keep else ""
             logger.warning("Training interrupted after %d steps%s.", trainer.global_step, where)
@@ -130,7 +130,7 @@ def fit(
                 raise KeyboardInterrupt from None
             raise
         if validates and load_best and best.best_model_path:
-            state = torch.load(best.best_model_path, map_location=plan.device, weights_only=False)["state_dict"]
+            state = torch.load(best.best_model_path, map_location=plan.device, weights_only=True)["state_dict"]
             plan.load_state_dict(state)
             logger.info("Kept the weights of the lowest validation loss, %.4f.", best.best_model_score)
     return trainer, history
