@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd.model import ImageModel
-from scbd.nn import Features, Preprocess
+from scbd.nn import Features, Preprocess, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +90,7 @@ class ClassifierModule(nn.Module):
         if not self.training:
             return {"loss": F.cross_entropy(logits, y)}
         with torch.autocast(features.device.type, enabled=False):
-            return self.objective(Outputs(features.float(), logits, y, e), ramp)
+            return self.objective(Outputs(*map(gather, (features.float(), logits, y, e))), ramp)
 
     def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
         """``loss`` of a training batch, and its parts; here cross-entropy.

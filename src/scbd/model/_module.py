@@ -12,6 +12,7 @@ from scbd.nn import (
     AdditiveDecoder,
     Block,
     Preprocess,
+    gather,
     invariance_loss,
     invariance_statistic,
     log_normaliser,
@@ -37,6 +38,10 @@ class Embedded(NamedTuple):
     """z_c and, unless it is left out, z_s, each ``(B, D)``."""
     passed: list[Tensor]
     """What the images were on the way to z_c, if the form of invariance looks there: a vector a stage, and r_c."""
+
+    def gathered(self) -> Embedded:
+        """The joint batch of all processes."""
+        return Embedded(tuple(map(gather, self.z)), list(map(gather, self.passed)))
 
 
 class SCBDModule(nn.Module):
@@ -163,7 +168,8 @@ class SCBDModule(nn.Module):
         return Embedded((z_c,) if self.style is None else (z_c, self.style(images)), passed)
 
     def losses(self, embedded: Embedded, y: Tensor, e: Tensor, *, ramp: float = 1.0) -> dict[str, Tensor]:
-        """Objective of embedded cells, see :meth:`forward`."""
+        """Objective of embedded cells, those of all processes together, see :meth:`forward`."""
+        embedded, y, e = embedded.gathered(), gather(y), gather(e)
         z_c, *z_s = embedded.z
         shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
         # all losses on z_c read the same Gram matrix

@@ -115,4 +115,11 @@ class TrainingPlan(pl.LightningModule):
                 shown = f"{part}_loss" if name == "loss" else f"{part}_{name}"
                 # on_step and on_epoch apart, so that names carry no suffix
                 training = part == "train"
-                self.log(shown, value.detach(), on_step=training, on_epoch=not training, batch_size=batch_size)
+                self.log(
+                    shown,
+                    value.detach(),
+                    on_step=training,
+                    on_epoch=not training,
+                    sync_dist=not training,
+                    batch_size=batch_size,
+                )

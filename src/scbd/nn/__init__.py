@@ -1,6 +1,7 @@
 """Tensors in, tensors out: losses, networks, preprocessing. Knows nothing of AnnData, scvi-tools or Lightning."""
 
 from scbd.nn.decoders import AdditiveDecoder
+from scbd.nn.distributed import gather
 from scbd.nn.encoders import ENCODERS, Block, Features, build_encoder
 from scbd.nn.health import effective_rank, spread
 from scbd.nn.losses import (
@@ -23,6 +24,7 @@ __all__ = [
     "contrastive_ceiling",
     "effective_rank",
     "explained_variance",
+    "gather",
     "invariance_loss",
     "invariance_statistic",
     "log_normaliser",

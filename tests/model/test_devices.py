@@ -1,0 +1,71 @@
+"""Two processes, as torchrun starts them, train like one on the joint batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from conftest import make_cells
+from torch import nn
+
+from scbd import SCBDModel
+
+SCRIPT = """
+import os, sys
+sys.path[:0] = [{tests!r}]
+import torch
+torch.set_num_threads(1)
+from model.test_devices import make, SETTINGS
+
+model = make()
+settings = SETTINGS | {{"devices": 2, "strategy": "ddp", "checkpoint_dir": {out!r}}}
+model.train(**settings | {{"max_steps": 3}})
+torch.distributed.barrier()
+model = make()
+model.train(**settings, ckpt_path="last")
+torch.save(model.module.state_dict(), os.path.join({out!r}, os.environ["RANK"] + ".pt"))
+"""
+SETTINGS: dict[str, Any] = {
+    "max_steps": 6,
+    "batch_size": 24,
+    "lr": 1e-3,
+    "accelerator": "cpu",
+    "precision": "32-true",
+    "enable_progress_bar": False,
+    "perturbations_per_batch": None,
+}
+
+
+def make() -> SCBDModel:
+    """Without BatchNorm, whose statistics are those of a process."""
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(2, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 8, 3, 2), nn.ReLU(), nn.Flatten())
+    return SCBDModel(cells, encoder=encoder, n_latent=4, style_target=None)
+
+
+def test_two_processes_train_like_one_and_resume(tmp_path):
+    code = SCRIPT.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path))
+    (tmp_path / "script.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*command, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = make()
+    model.train(**SETTINGS)
+    expected = model.module.state_dict()
+    for rank in range(2):
+        weights = torch.load(tmp_path / f"{rank}.pt")
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+    # one history, of the joint losses
+    history = pd.read_csv(tmp_path / "history.csv").dropna(subset="train_loss").set_index("step")["train_loss"]
+    expected = model.history["train_loss"]["train_loss"].astype(float)
+    both = pd.concat([history, expected], axis=1, join="inner", keys=["two", "one"])
+    assert len(both) > 1
+    np.testing.assert_allclose(both["two"], both["one"], rtol=1e-4)

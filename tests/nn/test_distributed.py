@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scbd.nn import gather, invariance_statistic, supervised_contrastive_loss
+
+WORLD = 2
+BATCH = 12
+
+
+def cells() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, 5, generator=generator, dtype=torch.float64)
+    return x, torch.arange(BATCH) % 3, torch.randint(2, (BATCH,), generator=generator)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).double()
+
+
+def objective(features: torch.Tensor, y: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+    features, y, e = gather(features), gather(y), gather(e)
+    z = nn.functional.normalize(features)
+    return supervised_contrastive_loss(z, y) + 0.1 * invariance_statistic((features, z), e, y)
+
+
+def one_process(rank: int, port: int, out: str) -> None:
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    x, y, e = (part.chunk(WORLD)[rank] for part in cells())
+    model = DistributedDataParallel(network())
+    loss = objective(model(x), y, e)
+    loss.backward()
+    torch.save([loss.detach(), gather(y), *(p.grad for p in model.parameters())], f"{out}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_learn_from_the_joint_batch(tmp_path):
+    """Loss and gradients are those of a single process with all cells."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(one_process, (port, str(tmp_path)), nprocs=WORLD)
+    model = network()
+    loss = objective(model(cells()[0]), *cells()[1:])
+    loss.backward()
+    expected = [loss.detach(), cells()[1], *(p.grad for p in model.parameters())]
+    for rank in range(WORLD):
+        for one, other in zip(torch.load(tmp_path / f"{rank}.pt"), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_single_process_keeps_its_rows():
+    rows = torch.ones(3, requires_grad=True)
+    assert gather(rows) is rows
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+def test_gathering_is_of_any_shape(shape):
+    assert gather(torch.zeros(shape)).shape == shape
