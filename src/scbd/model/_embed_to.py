@@ -94,5 +94,5 @@ def _digest(module: Any, source: ImageSource, obs: pd.DataFrame, said: list[Any]
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
-    digest.update(pd.util.hash_pandas_object(obs.astype(str)).to_numpy().tobytes())
+    digest.update(pd.util.hash_pandas_object(obs).to_numpy().tobytes())
     return digest.hexdigest()

@@ -32,23 +32,14 @@ class SlicedSource:
         If it does not hold images, see :class:`ArraySource`.
     """
 
-    def __init__(self, images: h5py.Dataset | zarr.Array, where: str = "images") -> None:
-        check_images(images.shape, images.dtype, where)
-        self._images = images
-        self._where = where
-
     in_memory = False
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
-        n, channels, height, width = self._images.shape
-        return n, channels, height, width
-
-    @property
-    def dtype(self) -> np.dtype:
-        """As stored."""
-        return self._images.dtype
+    def __init__(self, images: h5py.Dataset | zarr.Array, where: str = "images") -> None:
+        check_images(images.shape, images.dtype, where)
+        self.shape: tuple[int, int, int, int] = images.shape  # type: ignore[assignment]
+        self.dtype: np.dtype = images.dtype
+        self._images = images
+        self._where = where
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order, as stored and free to change.

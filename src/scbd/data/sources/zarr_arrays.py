@@ -50,8 +50,12 @@ class ZarrSource:
         way that is not read.
     """
 
+    in_memory = False
+
     def __init__(self, images: zarr.Array, where: str = "images") -> None:
         check_images(images.shape, images.dtype, where)
+        self.shape: tuple[int, int, int, int] = images.shape  # type: ignore[assignment]
+        self.dtype: np.dtype = images.dtype
         if images.chunks[1:] != images.shape[1:] or images.metadata.zarr_format != 3:
             msg = (
                 f"{where} is cut into chunks of {images.chunks} (format {images.metadata.zarr_format}): chunks must "
@@ -67,19 +71,6 @@ class ZarrSource:
         self._shards: dict[int, _Shard] = {}
         # a store of ours leaves no chunk out: what is missing is lost, and not meant to be empty
         self._complete = "scbd_store" in images.attrs
-
-    in_memory = False
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
-        n, channels, height, width = self._images.shape
-        return n, channels, height, width
-
-    @property
-    def dtype(self) -> np.dtype:
-        """As stored."""
-        return self._images.dtype
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order, as stored and free to change.

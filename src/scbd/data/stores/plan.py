@@ -83,7 +83,7 @@ class ScreenPlan:
 
     def settings(self) -> dict[str, str]:
         """What decides every byte, as text: a store that was begun goes on only if it is the same."""
-        hashes = pd.util.hash_pandas_object(self.obs.astype(str)).to_numpy()
+        hashes = pd.util.hash_pandas_object(self.obs).to_numpy()
         digest = hashlib.sha256(hashes.tobytes() + self.plate_of.tobytes() + self.row_of.tobytes())
         scale = self.convert.intensity_range
         said = [
@@ -129,7 +129,7 @@ def screen_plan(
     sizes = [len(plate.obs) for plate in plates]
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), sizes)
     row_of = np.concatenate([np.arange(size) for size in sizes])
-    codes = obs[y_key].astype(str).astype("category").cat.codes.to_numpy()
+    codes = label_values(obs, y_key).cat.codes.to_numpy()
     shuffled = np.random.default_rng(seed).permutation(len(obs))
     order = shuffled[np.argsort(codes[shuffled], kind="stable")]
     shape = (len(obs), *convert.shape(*first.images.shape[1:]))
