@@ -18,7 +18,7 @@ import precision
 from _compare import machine
 from _report import as_text, write_docs
 
-NAMES = ["losses", "step", "data", "embed", "metrics", "scaling", "end_to_end", "tried"]
+NAMES = ["losses", "step", "data", "stores", "embed", "metrics", "scaling", "end_to_end", "tried"]
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--compression", choices=["lz4", "zstd"], help="of a Zarr store")
     convert.add_argument("--seed", type=int, default=0, help="seed of the order")
+    convert.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     convert.add_argument("--verify", action="store_true", help="read what was written, and compare with its checksums")
     convert.set_defaults(command=_convert)
 
@@ -195,8 +196,11 @@ def _convert(arguments: argparse.Namespace) -> int:
     adata = write_screen(
         arguments.out,
         [read_crops(plate, **reading) for plate in arguments.plates],
-        **_named(arguments, "y_key image_key image_size dtype intensity_range compression seed"),
+        **_named(arguments, "y_key image_key image_size dtype intensity_range compression seed shard"),
     )
+    if arguments.image_key not in adata.obsm:
+        print(f"Share {arguments.shard[0]} of {arguments.shard[1]} is written; others are missing.")
+        return 0
     if arguments.verify:
         verify_screen(arguments.out, image_key=arguments.image_key)
     shape = " × ".join(map(str, adata.obsm[arguments.image_key].shape[1:]))

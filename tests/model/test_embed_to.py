@@ -137,3 +137,11 @@ def test_models_with_one_block_write_that(tmp_path):
     assert list(model.embed_to(tmp_path / "z.h5ad").obsm) == ["X_erm_c"]
     with pytest.raises(ValueError, match="has a single block"):
         model.embed_to(tmp_path / "y.h5ad", blocks=["s"])
+
+
+def test_shares_of_several_devices(trained, tmp_path):
+    arguments = {"batch_size": 16, "block_size": 48}
+    trained.embed_to(tmp_path / "whole.h5ad", **arguments)
+    assert not trained.embed_to(tmp_path / "z.h5ad", shard=(2, 2), **arguments).obsm
+    assert len(trained.embed_to(tmp_path / "z.h5ad", shard=(1, 2), **arguments).obsm) == 2
+    assert contents(tmp_path / "z.h5ad") == contents(tmp_path / "whole.h5ad")

@@ -101,6 +101,7 @@ class EmbedMixin:
         dtype: Literal["float32", "float16"] = "float32",
         batch_size: int = 512,
         block_size: int = 65_536,
+        shard: tuple[int, int] = (1, 1),
         enable_progress_bar: bool | None = None,
     ) -> AnnData:
         """Embed any number of cells into a file, in constant memory.
@@ -125,13 +126,17 @@ class EmbedMixin:
             Cells in a forward pass.
         block_size
             Cells that are written at once, about so many: a kill loses no more.
+        shard
+            ``(i, n)``: embed only the i-th of n contiguous shares, for n processes or jobs, a device each, with the
+            same model, cells and path; whichever is the last gives the file its name.
         enable_progress_bar
             By default for more than 20,000 cells.
 
         Returns
         -------
         The file, as :func:`scbd.data.open_embedding` opens it: the cells' ``obs``, and embeddings memory-mapped in
-        ``obsm``, ``"X_scbd_c"`` and ``"X_scbd_s"`` (of other models their own name). Metrics read it as it is.
+        ``obsm``, ``"X_scbd_c"`` and ``"X_scbd_s"`` (of other models their own name). Metrics read it as it is. The
+        table alone while other shares are missing.
 
         Raises
         ------
@@ -160,6 +165,7 @@ class EmbedMixin:
             dtype=dtype,
             batch_size=batch_size,
             block_size=block_size,
+            shard=shard,
             enable_progress_bar=enable_progress_bar,
         )
 

@@ -11,7 +11,7 @@ from anndata import AnnData
 from tqdm import tqdm
 
 from scbd.data.stores import open_embedding
-from scbd.data.stores.block_file import BlockFile, check_space
+from scbd.data.stores.block_file import BlockFile, check_space, share_of
 from scbd.model._forward import embedded
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def embed_to(
     dtype: str,
     batch_size: int,
     block_size: int,
+    shard: tuple[int, int],
     enable_progress_bar: bool | None,
 ) -> AnnData:
     """Write blocks under their names, or go on with that; see ``EmbedMixin.embed_to``."""
@@ -45,14 +46,14 @@ def embed_to(
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path, sum(shape[0] * shape[1] * kind.itemsize for shape, kind in arrays.values()))
     file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
-    todo = np.flatnonzero(~file.begin())
+    todo = share_of(file.begin(), shard)
     stops = np.minimum((todo + 1) * rows, n)
+    total = int((stops - todo * rows).sum())
     bar = tqdm(
-        total=n,
-        initial=n - int((stops - todo * rows).sum()),
+        total=total,
         desc=f"Embedding to {path.name}",
         unit="cell",
-        disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
+        disable=not (total > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
     )
     parts = [
         slice(start, min(start + batch_size, stop))
@@ -69,8 +70,7 @@ def embed_to(
                 bar.update(len(batch))
             file.write(int(block), values)
     batches.close()
-    file.finish()
-    return open_embedding(path)
+    return open_embedding(path) if file.finish() else AnnData(obs=obs)
 
 
 def _check(path: Path, dtype: str, batch_size: int, block_size: int) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -185,9 +187,11 @@ def test_an_object_store(tmp_path):
 def test_an_unfinished_store_is_not_opened_as_a_whole_one(monkeypatch):
     store = MemoryStore()
     with monkeypatch.context() as patch:
-        patch.setattr(containers.ZarrContainer, "finish", lambda self: None)
-        with pytest.raises(ValueError, match="was not finished: call write_screen again"):
+        patch.setattr(containers.ZarrContainer, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
             write_screen(store, make_plates(), y_key="gene")
+    with pytest.raises(ValueError, match="was not finished: call write_screen again"):
+        open_screen(store)
     assert write_screen(store, make_plates(), y_key="gene").n_obs == 120
 
 
@@ -259,3 +263,31 @@ def test_foreign_files_have_no_checksums(tmp_path):
     make_cells(10).write_h5ad(tmp_path / "foreign.h5ad")
     with pytest.raises(ValueError, match="was not written by scbd, and has no checksums"):
         verify_screen(tmp_path / "foreign.h5ad")
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_shares_are_written_in_any_order_by_any_number_of_processes(tmp_path, name, compression):
+    arguments: dict[str, Any] = {"plates": make_plates(), "y_key": "gene", "compression": compression, "block_size": 13}
+    write_screen(tmp_path / f"whole_{name}", **arguments)
+    path = tmp_path / name
+    for share in (3, 1, 3):
+        part = write_screen(path, shard=(share, 3), **arguments)
+        assert part.n_obs == 120 and not part.obsm and not path.exists()
+    (tmp_path / f".{name}.partial.12345").write_text("left by a process that was killed")
+    assert IMAGES in write_screen(path, shard=(2, 3), **arguments).obsm
+    assert contents(path) == contents(tmp_path / f"whole_{name}")
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(ValueError, match="shard=4/3: the first number counts from 1 to the second"):
+        write_screen(tmp_path / f"other_{name}", shard=(4, 3), **arguments)
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS[::2])
+def test_processes_at_once(tmp_path, name, compression):
+    """Both make the tables, one of which stays; both see the end, and one of them names it."""
+    arguments: dict[str, Any] = {"plates": make_plates(), "y_key": "gene", "compression": compression, "block_size": 4}
+    write_screen(tmp_path / f"whole_{name}", **arguments)
+    with ThreadPoolExecutor(4) as pool:
+        shares = [pool.submit(write_screen, tmp_path / name, shard=(i, 4), **arguments) for i in (1, 2, 3, 4)]
+        opened = [share.result() for share in shares]
+    assert any(IMAGES in part.obsm for part in opened)
+    assert contents(tmp_path / name) == contents(tmp_path / f"whole_{name}")

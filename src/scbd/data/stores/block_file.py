@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import h5py
 import numpy as np
@@ -74,7 +77,7 @@ class BlockFile:
             self._starts = {key: file["obsm"][key].id.get_offset() for key in self._arrays}
             self._checksums_at = store["checksums"].id.get_offset()
         self._file = os.open(self._partial, os.O_RDWR)
-        return np.frombuffer(os.pread(self._file, 8 * self._n_blocks, self._checksums_at), "<u8") >= WRITTEN
+        return self.done()
 
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
         """Keep the rows of a block: first these, their checksum once they are on the disk."""
@@ -86,16 +89,26 @@ class BlockFile:
         os.fsync(self._file)
         _write_at(self._file, memoryview((np.uint64(said) | WRITTEN).tobytes()), self._checksums_at + 8 * block)
 
-    def finish(self) -> None:
-        """Give the whole file its name."""
+    def done(self) -> np.ndarray:
+        """Which blocks are there, boolean ``(n_blocks,)``."""
+        return np.frombuffer(os.pread(self._file, 8 * self._n_blocks, self._checksums_at), "<u8") >= WRITTEN
+
+    def finish(self) -> bool:
+        """Give the file its name if it is whole; whether it is."""
+        whole = bool(self.done().all())
         os.fsync(self._file)
         os.close(self._file)
-        os.replace(self._partial, self._path)
+        if whole:
+            with suppress(FileNotFoundError):  # another process was faster
+                os.replace(self._partial, self._path)
+            remove_headers(self._partial)
+        return whole
 
     def _write_header(self) -> None:
         from anndata import AnnData
 
-        header = partial_path(self._partial)
+        # a name of its own: other processes may be at it, too, and the first one's file stays
+        header = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
         said = {"block_size": self._block_size, "arrays": np.array(list(self._arrays))}
         uns = {STORE_KEY: dict(self._settings) | said}
         AnnData(obs=self._tables.obs, var=self._tables.var, uns=uns).write_h5ad(header)
@@ -106,7 +119,9 @@ class BlockFile:
             file["uns"][STORE_KEY]["checksums"][...] = 0
         with header.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(header, self._partial)
+        with suppress(FileExistsError):
+            os.link(header, self._partial)
+        header.unlink()
 
 
 def damaged_rows(path: Path) -> tuple[list[slice], int]:
@@ -137,6 +152,28 @@ def damaged_rows(path: Path) -> tuple[list[slice], int]:
 def no_checksums(path: Any) -> str:
     """A sentence."""
     return f"{path} was not written by scbd, and has no checksums to verify."
+
+
+def remove_headers(partial: Path) -> None:
+    """What processes that were killed in their first moments have left."""
+    for left in partial.parent.glob(f"{glob.escape(partial.name)}.*"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def share_of(done: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
+    """Blocks that are still to be written by one of several processes, each of which has a contiguous range.
+
+    Raises
+    ------
+    ValueError
+        If the shard is out of range.
+    """
+    index, n = shard
+    if not 1 <= index <= n:
+        msg = f"shard={index}/{n}: the first number counts from 1 to the second."
+        raise ValueError(msg)
+    mine = np.array_split(np.arange(len(done)), n)[index - 1]
+    return mine[~done[mine]]
 
 
 def partial_path(path: Path) -> Path:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from uuid import uuid4
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scbd.data.stores.block_file import STORE_KEY, BlockFile, check_same, partial_path
+from scbd.data.stores.block_file import STORE_KEY, BlockFile, check_same, partial_path, remove_headers
 from scbd.data.stores.shards import ShardEncoder
 
 if TYPE_CHECKING:
@@ -37,8 +40,8 @@ class Container(Protocol):
         """Keep the images of a block; when this returns, they survive a kill."""
         ...
 
-    def finish(self) -> None:
-        """Give the whole store its name."""
+    def finish(self) -> bool:
+        """Give the store its name if it is whole; whether it is."""
         ...
 
 
@@ -59,9 +62,9 @@ class HDF5Container:
         """Images go to their place."""
         self._file.write(block, {self._image_key: images})
 
-    def finish(self) -> None:
-        """Rename."""
-        self._file.finish()
+    def finish(self) -> bool:
+        """Rename it if it is whole."""
+        return self._file.finish()
 
 
 class ZarrContainer:
@@ -75,17 +78,23 @@ class ZarrContainer:
         """Write the tables, or look at what is there."""
         import zarr
 
-        group = zarr.open_group(self._partial, mode="a", zarr_format=3)
-        key = f"obsm/{self._image_key}"
-        if key not in group:
-            self._write_header(group)
-        self._array = cast("zarr.Array", group[key])
+        if isinstance(self._partial, Path):
+            if not self._partial.exists():
+                # a name of its own: other processes may be at it, too, and the first one's folder stays
+                header = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
+                self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
+                with suppress(OSError):
+                    os.rename(header, self._partial)
+                shutil.rmtree(header, ignore_errors=True)
+            group = zarr.open_group(self._partial, mode="r+")
+        else:
+            group = zarr.open_group(self._partial, mode="a", zarr_format=3)
+            if f"obsm/{self._image_key}" not in group:
+                self._write_header(group)
+        self._array = cast("zarr.Array", group[f"obsm/{self._image_key}"])
         check_same(self._said, self._wanted, self._partial)
         self._encoder = ShardEncoder(self._array)
-        from zarr.core.sync import sync
-
-        exists = [self._array.store.exists(self._key(block)) for block in range(self._plan.n_blocks)]
-        return np.array([sync(found) for found in exists])
+        return self._done()
 
     def write(self, block: int, images: np.ndarray) -> None:
         """A shard appears under its name when it is whole."""
@@ -98,11 +107,25 @@ class ZarrContainer:
             with (self._partial / self._key(block)).open("rb+") as file:
                 os.fsync(file.fileno())
 
-    def finish(self) -> None:
-        """Mark as complete, and rename."""
-        self._array.attrs[STORE_KEY] = self._said | {"complete": True}
+    def finish(self) -> bool:
+        """Rename it if it is whole; what has no name to change is marked."""
+        if isinstance(self._path, Path) and self._path.exists():
+            return True  # another process was faster
+        if not self._done().all():
+            return False
         if isinstance(self._path, Path):
-            os.replace(self._partial, self._path)
+            with suppress(FileNotFoundError):
+                os.rename(self._partial, self._path)
+            remove_headers(self._partial)
+        else:
+            self._array.attrs[STORE_KEY] = self._said | {"complete": True}
+        return True
+
+    def _done(self) -> np.ndarray:
+        from zarr.core.sync import sync
+
+        exists = [self._array.store.exists(self._key(block)) for block in range(self._plan.n_blocks)]
+        return np.array([sync(found) for found in exists])
 
     @property
     def _wanted(self) -> dict[str, str]:
@@ -146,7 +169,7 @@ class ZarrContainer:
             attributes={
                 "encoding-type": "array",
                 "encoding-version": "0.2.0",
-                STORE_KEY: said | self._wanted | {"complete": False},
+                STORE_KEY: said | self._wanted | {"complete": isinstance(self._path, Path)},
             },
         )
 

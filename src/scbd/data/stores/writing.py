@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
 from anndata import AnnData
 from tqdm import tqdm
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.prefetch import prefetch
-from scbd.data.stores.block_file import check_space
+from scbd.data.stores.block_file import check_space, share_of
 from scbd.data.stores.containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores.conversion import conversion
 from scbd.data.stores.crops import Crops, crops_of
@@ -43,6 +42,7 @@ def write_screen(
     compression: Literal["lz4", "zstd"] | None = None,
     block_size: int | None = None,
     seed: int = 0,
+    shard: tuple[int, int] = (1, 1),
     enable_progress_bar: bool | None = None,
 ) -> AnnData:
     """Write plates of crops into one screen, to be opened with :func:`open_screen`.
@@ -78,12 +78,15 @@ def write_screen(
         Rows that are written at once, those of a Zarr store's files; 64 MiB by default.
     seed
         Seed of the shuffling, and of the sample of intensities.
+    shard
+        ``(i, n)``: write only the i-th of n shares, for n processes or jobs with the same cells and path, at once or
+        one after the other; whichever is the last gives the store its name.
     enable_progress_bar
         By default for more than 20,000 cells.
 
     Returns
     -------
-    The screen, as :func:`open_screen` opens it.
+    The screen, as :func:`open_screen` opens it; its table alone while other shares are missing.
 
     Raises
     ------
@@ -114,12 +117,11 @@ def write_screen(
         if compression is None:
             check_space(target, plan.shape[0] * plan.row_bytes)
     done = container.begin()
-    todo = np.flatnonzero(~done)
+    todo = share_of(done, shard)
     sizes = [len(range(*plan.rows(int(block)).indices(plan.shape[0]))) for block in todo]
-    n = plan.shape[0]
+    n = sum(sizes)
     bar = tqdm(
         total=n,
-        initial=n - sum(sizes),
         desc=f"Writing {target.name if isinstance(target, Path) else target}",
         unit="cell",
         disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
@@ -128,8 +130,7 @@ def write_screen(
         for block, size, images in zip(todo, sizes, prefetch(map(plan.images, todo.tolist())), strict=True):
             container.write(int(block), images)
             bar.update(size)
-    container.finish()
-    return open_screen(target, image_key=image_key)
+    return open_screen(target, image_key=image_key) if container.finish() else AnnData(obs=plan.obs)
 
 
 def _check_target(target: Any, compression: str | None) -> None:

@@ -1,0 +1,100 @@
+"""Crops on disk: stretches of neighbours from each kind of store, by its library and by scbd; writing them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import zarr
+from _compare import Row, compared, timed
+from anndata import AnnData
+
+from scbd.data import open_screen, write_screen
+from scbd.data.fields import image_source
+from scbd.datasets import simulated_screen
+
+IMAGES = "single_cell_images"
+CELLS, BATCH, NEIGHBOURS = 8192, 2048, 8
+# Zarr's own reading takes milliseconds a crop
+SLOW = BATCH // 8
+
+
+def crops() -> AnnData:
+    """4×100×100 uint16: simulated cells and the noise of a camera."""
+    cells = simulated_screen(n_cells=2048, n_wells=8, image_size=100, seed=0)
+    rng = np.random.default_rng(0)
+    images = np.concatenate([cells.obsm[IMAGES]] * (CELLS // 2048)).astype(np.uint16) * np.uint16(16)
+    images += rng.poisson(30, images.shape).astype(np.uint16)
+    obs = pd.DataFrame({"gene": rng.integers(0, 64, CELLS).astype(str)}, index=np.arange(CELLS).astype(str))
+    return AnnData(obs=obs, obsm={IMAGES: images})
+
+
+def batch_of_neighbours(seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    starts = rng.choice(CELLS // NEIGHBOURS, BATCH // NEIGHBOURS, replace=False) * NEIGHBOURS
+    return (starts[:, None] + np.arange(NEIGHBOURS)).reshape(-1)
+
+
+def reading(folder: Path, repeats: int) -> list[Row]:
+    table = []
+    for name in ("screen.h5ad", "raw.zarr", "lz4.zarr", "zstd.zarr"):
+        source = image_source(open_screen(folder / name), IMAGES)
+        library = through_library(folder / name)
+        out = np.empty((BATCH, *source.shape[1:]), source.dtype)
+        memory = np.ascontiguousarray(source.read(slice(None)))
+        seconds, copies = np.empty((repeats, 2)), np.empty(repeats)
+        source.read(batch_of_neighbours(0), out)
+        for repeat in range(repeats):
+            rows = batch_of_neighbours(repeat)
+            some = np.sort(rows)[:SLOW]
+            seconds[repeat, 0] = timed(lambda some=some: library(some))[0] * BATCH / SLOW
+            seconds[repeat, 1] = timed(lambda rows=rows: source.read(rows, out))[0]
+            copies[repeat] = timed(lambda rows=rows: np.take(memory, rows, axis=0, out=out, mode="clip"))[0]
+        row = compared(seconds)
+        share = float(np.median(copies / seconds[:, 1]))
+        size = sum(file.stat().st_size for file in [folder / name, *(folder / name).rglob("*")] if file.is_file())
+        rate = f"{BATCH / row['ours_s']:,.0f} crops/s, {share:.0%} of a copy in memory"
+        row["note"] = f"{rate}; {memory.nbytes / size:.2f}× smaller"
+        row["difference"] = float(np.abs(source.read(some).astype(int) - library(some).astype(int)).max())
+        table.append({"claim": f"2,048 crops of 4×100×100 uint16 in stretches of 8, {name}", **row})
+    return table
+
+
+def through_library(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """Rows as h5py or Zarr give them."""
+    if path.suffix == ".h5ad":
+        dataset = h5py.File(path)["obsm"][IMAGES]
+        return lambda rows: dataset[rows]
+    array = zarr.open_array(path, path=f"obsm/{IMAGES}", mode="r")
+    return lambda rows: np.asarray(array.oindex[rows])
+
+
+def writing(folder: Path, cells: AnnData) -> list[Row]:
+    table = []
+    forms: list[tuple[str, dict[str, Any]]] = [
+        ("screen.h5ad", {}),
+        ("raw.zarr", {}),
+        ("lz4.zarr", {"compression": "lz4"}),
+        ("zstd.zarr", {"compression": "zstd"}),
+        ("small.zarr", {"compression": "lz4", "image_size": 64, "dtype": "uint8"}),
+    ]
+    for name, how in forms:
+        seconds = timed(lambda name=name, how=how: write_screen(folder / name, cells, y_key="gene", **how))[0]
+        note = f"{CELLS / seconds:,.0f} crops/s, synchronised to the disk"
+        what = "resized to 64 pixels, uint8, " if "image_size" in how else ""
+        table.append(
+            {"claim": f"writing {CELLS:,} crops of 4×100×100 uint16, {what}{name}", "ours_s": seconds, "note": note}
+        )
+    return table
+
+
+def rows(repeats: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        cells = crops()
+        written = writing(Path(folder), cells)
+        return reading(Path(folder), repeats) + written
