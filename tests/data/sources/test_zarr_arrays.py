@@ -34,7 +34,9 @@ def stored(store, *, chunks=1, shards=None, images=IMAGES, **kwargs):
 @pytest.mark.parametrize("where", ["disk", "object store"])
 def test_rows_as_asked_from_any_layout(tmp_path, where, chunks, shards, compressors):
     store = tmp_path / "a.zarr" if where == "disk" else MemoryStore()
-    source = ZarrSource(stored(store, chunks=chunks, shards=shards, compressors=compressors))
+    array = stored(store, chunks=chunks, shards=shards, compressors=compressors)
+    np.testing.assert_array_equal(ZarrSource(array, verify=True).read(slice(None)), IMAGES)
+    source = ZarrSource(array)
     assert source.shape == SHAPE and source.dtype == np.uint16
     for rows in (np.array([22, 0, 7, 8, 9, 7, 7]), slice(3, 20), slice(None), np.array([], dtype=int), np.arange(23)):
         out = np.empty_like(IMAGES[rows])

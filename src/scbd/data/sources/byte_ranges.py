@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zarr import Array
     from zarr.abc.store import Store
 
 _OPEN_FILES = 256
+# of one system call; Linux takes 1,024
+_TARGETS = 512
 
 
 class ByteRanges(Protocol):
@@ -75,8 +79,8 @@ class LocalFiles:
             raise EOFError(msg)
         return data
 
-    def read_into(self, key: str, start: int, target: memoryview) -> None:
-        """Fill ``target`` with bytes from ``start``, without a copy.
+    def read_into(self, key: str, start: int, targets: Sequence[memoryview]) -> None:
+        """Fill one target after the other with bytes from ``start``, without a copy.
 
         Raises
         ------
@@ -85,13 +89,19 @@ class LocalFiles:
         EOFError
             If it is shorter.
         """
-        descriptor, done = self._descriptor(key), 0
-        while done < len(target):  # a system call reads at most 2 GiB
-            n = os.preadv(descriptor, [target[done:]], start + done)
-            if not n:
-                msg = f"{done} of {len(target)} bytes at {start}"
-                raise EOFError(msg)
-            done += n
+        descriptor = self._descriptor(key)
+        for first in range(0, len(targets), _TARGETS):
+            some = list(targets[first : first + _TARGETS])
+            while some:
+                n = os.preadv(descriptor, some, start)
+                if not n:
+                    msg = f"{sum(map(len, some))} bytes are missing at {start}"
+                    raise EOFError(msg)
+                start += n
+                while some and n >= len(some[0]):
+                    n -= len(some.pop(0))
+                if n:  # a system call reads at most 2 GiB
+                    some[0] = some[0][n:]
 
     def size(self, key: str) -> int:
         """Number of bytes."""

@@ -34,7 +34,8 @@ class ZarrSource:
     """Images in a Zarr array (format 3) whose chunks hold whole images.
 
     Zarr's own reading of random rows takes milliseconds a chunk; this takes the offsets of chunks from each shard's
-    index, once, and reads bytes. Checksums are tested where the store has them.
+    index, once, and reads bytes. Checksums of compressed images are tested as they are read; testing those of others
+    would take longer than reading does, and is left to :func:`verify_screen`.
 
     Parameters
     ----------
@@ -42,6 +43,8 @@ class ZarrSource:
         Shape ``(N, C, H, W)``; sharded or not; uncompressed, or compressed with blosc (lz4, zstd, …), zstd or gzip.
     where
         How an error should call it.
+    verify
+        Test all checksums.
 
     Raises
     ------
@@ -52,7 +55,7 @@ class ZarrSource:
 
     in_memory = False
 
-    def __init__(self, images: zarr.Array, where: str = "images") -> None:
+    def __init__(self, images: zarr.Array, where: str = "images", *, verify: bool = False) -> None:
         check_images(images.shape, images.dtype, where)
         self.shape: tuple[int, int, int, int] = images.shape  # type: ignore[assignment]
         self.dtype: np.dtype = images.dtype
@@ -65,7 +68,9 @@ class ZarrSource:
         self._images = images
         self._where = where
         self._files = byte_ranges(images)
-        self._decode, self._sharding = codecs_of(images, where)
+        self._decode, self._sharding, trailer = codecs_of(images, where)
+        # behind each image that is stored as it is, its checksum; `None` where it is not, or to be tested
+        self._trailer = None if trailer and verify else trailer
         self._chunk_rows = images.chunks[0]
         self._chunks_per_shard = 1 if images.shards is None else images.shards[0] // images.chunks[0]
         self._shards: dict[int, _Shard] = {}
@@ -120,19 +125,23 @@ class ZarrSource:
 
     def _direct(self, shard: _Shard) -> bool:
         """Whether bytes of the file are images as they are, one after the other."""
-        return self._decode is None and self._chunk_rows == 1 and shard.dense
+        return self._trailer is not None and self._chunk_rows == 1 and shard.dense
 
     def _read_raw(self, key: str, shard: _Shard, local: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
         """Neighbours that stay neighbours are read at once, to where they belong."""
         assert isinstance(self._files, LocalFiles)
-        size = int(shard.lengths[0])
+        size = out[0].nbytes
         flat = out.data.cast("B")
+        checksum = memoryview(bytearray(self._trailer or 0))
         breaks = np.flatnonzero((np.diff(local) != 1) | (np.diff(places) != 1)) + 1
         edges = [0, *breaks.tolist(), len(local)]
         for start, stop in zip(edges[:-1], edges[1:], strict=True):
-            first = int(places[start]) * size
-            target = flat[first : first + (stop - start) * size]
-            self._files.read_into(key, int(shard.offsets[local[start]]), target)
+            first = int(places[start])
+            targets = [flat[first * size : (first + stop - start) * size]]
+            if checksum:
+                images = (flat[i * size : (i + 1) * size] for i in range(first, first + stop - start))
+                targets = [part for image in images for part in (image, checksum)]
+            self._files.read_into(key, int(shard.offsets[local[start]]), targets)
 
     def _read_chunks(
         self, key: str, shard: _Shard, rows: np.ndarray, local: np.ndarray, places: np.ndarray, out: np.ndarray
@@ -144,19 +153,20 @@ class ZarrSource:
             rows, local, places = rows[~empty], local[~empty], places[~empty]
         wanted, first = np.unique(local, return_index=True)
         last = [*first[1:].tolist(), len(local)]
+        chunk = np.empty((self._chunk_rows, *self.shape[1:]), self.dtype)
         offsets, ends = shard.offsets[wanted], shard.offsets[wanted] + shard.lengths[wanted]
         for start, stop in _close(offsets, ends):
             base = int(offsets[start])
             data = memoryview(self._files.read(key, base, int(ends[stop - 1]) - base))
             for i in range(start, stop):
-                chunk = self._decoded(data[int(offsets[i]) - base : int(ends[i]) - base])
+                coded = data[int(offsets[i]) - base : int(ends[i]) - base]
                 cells = slice(int(first[i]), last[i])
-                out[places[cells]] = chunk[rows[cells] % self._chunk_rows]
-
-    def _decoded(self, data: memoryview) -> np.ndarray:
-        plain = data if self._decode is None else self._decode(data)
-        shape = (self._chunk_rows, *self.shape[1:])
-        return np.frombuffer(plain, self.dtype).reshape(shape)
+                if chunk.shape[0] == last[i] - first[i] == 1:
+                    place = int(places[first[i]])
+                    self._decode(coded, out[place : place + 1])
+                else:
+                    self._decode(coded, chunk)
+                    out[places[cells]] = chunk[rows[cells] % self._chunk_rows]
 
     def _index(self, number: int) -> _Shard:
         if number not in self._shards:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import zarr
     from zarr.abc.codec import Codec
 
-    Undo = Callable[[bytes | memoryview], bytes | memoryview]
+    Undo = Callable[..., bytes | memoryview]
+    Decode = Callable[[bytes | memoryview, np.ndarray], None]
 
 CHECKSUM_BYTES = 4
 
@@ -37,8 +38,13 @@ class ShardIndex:
         return without_checksum(data) if self.checked else memoryview(data)
 
 
-def codecs_of(array: zarr.Array, where: str) -> tuple[Undo | None, ShardIndex | None]:
-    """What turns the bytes of a chunk into pixels (`None` if nothing needs to), and how shards are indexed, if any.
+def codecs_of(array: zarr.Array, where: str) -> tuple[Decode, ShardIndex | None, int | None]:
+    """How chunks are decoded, and shards indexed.
+
+    Returns
+    -------
+    What turns the bytes of a chunk into pixels, written to an array; the index of shards, if there are any; where
+    pixels are stored as they are, the number of bytes behind them.
 
     Raises
     ------
@@ -61,15 +67,14 @@ def codecs_of(array: zarr.Array, where: str) -> tuple[Undo | None, ShardIndex | 
                 raise ValueError(_not_read(where, f"numbers that are {codec.endian.value}-endian"))
         else:
             undo.append(_undone(codec, where))
-    if not undo:
-        return None, index
+    last = undo.pop() if undo and undo[-1] is not without_checksum else _copied
 
-    def decode(data: bytes | memoryview) -> bytes | memoryview:
+    def decode(data: bytes | memoryview, out: np.ndarray) -> None:
         for step in undo:
             data = step(data)
-        return data
+        last(data, out)
 
-    return decode, index
+    return decode, index, CHECKSUM_BYTES * len(undo) if last is _copied else None
 
 
 def without_checksum(data: bytes | memoryview) -> memoryview:
@@ -94,6 +99,10 @@ def checksum(data: bytes | memoryview | np.ndarray, before: int = 0) -> int:
 
     # of a view of bytes it takes arrays alone
     return google_crc32c.extend(before, np.frombuffer(data, np.uint8))
+
+
+def _copied(data: bytes | memoryview, out: np.ndarray) -> None:
+    out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
 
 
 def _undone(codec: Codec, where: str) -> Undo:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import image_source
+from scbd.data.sources import ZarrSource
 from scbd.data.stores.block_file import STORE_KEY, damaged_rows, no_checksums
 from scbd.data.stores.opening import open_screen
 
@@ -52,7 +52,8 @@ def _of_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[lis
     adata = open_screen(path, image_key=image_key)
     if STORE_KEY not in adata.uns:
         raise ValueError(no_checksums(path))
-    source, size, n = image_source(adata, image_key), int(adata.uns[STORE_KEY]["block_size"]), adata.n_obs
+    source = ZarrSource(adata.obsm[image_key], f"obsm[{image_key!r}]", verify=True)
+    size, n = int(adata.uns[STORE_KEY]["block_size"]), adata.n_obs
     damaged, starts = [], range(0, n, size)
     for start in tqdm(starts, "Verifying", unit="block", disable=n < _WORTH_A_BAR):
         try:
