@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import socket
 
-import pytest
 import torch
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -58,8 +57,3 @@ def test_two_processes_learn_from_the_joint_batch(tmp_path):
 def test_a_single_process_keeps_its_rows():
     rows = torch.ones(3, requires_grad=True)
     assert gather(rows) is rows
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 2)])
-def test_gathering_is_of_any_shape(shape):
-    assert gather(torch.zeros(shape)).shape == shape

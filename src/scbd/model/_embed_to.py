@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,8 +61,7 @@ def embed_to(
         for block, stop in zip(todo, stops, strict=True)
         for start in range(block * rows, stop, batch_size)
     ]
-    batches = embedded(module, source, parts, list(blocks), representation)
-    with bar:
+    with bar, closing(embedded(module, source, parts, list(blocks), representation)) as batches:
         for block, stop in zip(todo, stops, strict=True):
             values = {key: np.empty((stop - block * rows, *shape[1:]), kind) for key, (shape, kind) in arrays.items()}
             for start in range(0, stop - block * rows, batch_size):
@@ -69,7 +69,6 @@ def embed_to(
                     values[blocks[name]][start : start + batch_size] = batch
                 bar.update(len(batch))
             file.write(int(block), values)
-    batches.close()
     return open_embedding(path) if file.finish() else AnnData(obs=obs)
 
 

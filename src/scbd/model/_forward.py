@@ -25,7 +25,10 @@ def embedded(
     module.eval()
     memory = freed_memory_kept() if module.device.type == "cpu" else nullcontext()
     reading = (read_tensor(source, part) for part in parts)
-    with memory, torch.inference_mode(), closing(prefetch(reading)) as batches:
+    with memory, closing(prefetch(reading)) as batches:
         for images in batches:
             images = images.to(module.device, non_blocking=True)
-            yield {name: module.embed(images, name, representation).float().cpu().numpy() for name in blocks}
+            # left before the caller goes on, who may be interrupted and train
+            with torch.inference_mode():
+                values = {name: module.embed(images, name, representation).float().cpu().numpy() for name in blocks}
+            yield values

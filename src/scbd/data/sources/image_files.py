@@ -12,7 +12,8 @@ from scbd.data.sources.arrays import check_images, target_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DTYPES = {"L": np.uint8, "I;16": np.uint16, "RGB": np.uint8, "RGBA": np.uint8, "F": np.float32}
+# of Pillow: grey of 8, 16 and 32 bits, and colours
+_MODES = ("L", "I;16", "F", "RGB", "RGBA")
 
 
 class FileSource:
@@ -97,7 +98,7 @@ def _channels(path: Path) -> np.ndarray:
 
 
 def _known(mode: str, path: Path) -> bool:
-    if mode not in _DTYPES:
+    if mode not in _MODES:
         msg = f"{path} holds pixels of mode {mode!r}: save it as 8- or 16-bit grey, RGB or 32-bit float."
         raise ValueError(msg)
     return True

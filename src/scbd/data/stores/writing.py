@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -126,8 +127,8 @@ def write_screen(
         unit="cell",
         disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
     )
-    with bar:
-        for block, size, images in zip(todo, sizes, prefetch(map(plan.images, todo.tolist())), strict=True):
+    with bar, closing(prefetch(map(plan.images, todo.tolist()))) as read:
+        for block, size, images in zip(todo, sizes, read, strict=True):
             container.write(int(block), images)
             bar.update(size)
     return open_screen(target, image_key=image_key) if container.finish() else AnnData(obs=plan.obs)
