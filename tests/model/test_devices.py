@@ -34,6 +34,8 @@ SETTINGS: dict[str, Any] = {
     "max_steps": 6,
     "batch_size": 24,
     "lr": 1e-3,
+    "train_size": 0.5,
+    "validate_every": 1,
     "accelerator": "cpu",
     "precision": "32-true",
     "enable_progress_bar": False,
@@ -64,8 +66,9 @@ def test_two_processes_train_like_one_and_resume(tmp_path):
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
     # one history, of the joint losses
-    history = pd.read_csv(tmp_path / "history.csv").dropna(subset="train_loss").set_index("step")["train_loss"]
-    expected = model.history["train_loss"]["train_loss"].astype(float)
-    both = pd.concat([history, expected], axis=1, join="inner", keys=["two", "one"])
-    assert len(both) > 1
-    np.testing.assert_allclose(both["two"], both["one"], rtol=1e-4)
+    history = pd.read_csv(tmp_path / "history.csv").set_index("step")
+    for name in ("train_loss", "validation_loss"):
+        expected = model.history[name][name].astype(float)
+        both = pd.concat([history[name].dropna(), expected], axis=1, join="inner", keys=["two", "one"])
+        assert len(both) > 1
+        np.testing.assert_allclose(both["two"], both["one"], rtol=1e-4)

@@ -157,22 +157,22 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Batches from the trainer's current step to ``max_steps``."""
-        world = {}
-        if self.trainer is not None:
-            world = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
-            world["start"] = self.trainer.global_step
-        return self._loader(self._sampler(self.split.train, self.batch_size, self.max_steps, **world))
+        start = 0 if self.trainer is None else self.trainer.global_step
+        return self._loader(
+            self._sampler(self.split.train, self.batch_size, self.max_steps, start=start, **self._world())
+        )
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """One pass over the validation cells, the same each time; nothing if there are fewer than two."""
-        n = len(self.split.validation)
-        if n < 2:
+        """One pass over the validation cells, the same each time; nothing if there are fewer than two a device."""
+        world = self._world()
+        n, n_devices = len(self.split.validation), world.get("world_size", 1)
+        batch_size = min(self.batch_size, n // n_devices * n_devices)
+        if batch_size < 2 * n_devices:
             return []
-        batch_size = min(self.batch_size, n)
         try:
-            sampler = self._sampler(self.split.validation, batch_size, n // batch_size)
+            sampler = self._sampler(self.split.validation, batch_size, n // batch_size, **world)
         except ValueError:  # too few cells of a perturbation for P x K batches
-            sampler = ShuffleSampler(self.split.validation, batch_size, seed=self.seed)
+            sampler = ShuffleSampler(self.split.validation, batch_size, seed=self.seed, **world)
         return self._loader(sampler)
 
     def example_batch(self) -> dict[str, torch.Tensor]:
@@ -205,6 +205,11 @@ class ImageDataModule(pl.LightningDataModule):
             seed=self.seed,
             **world,
         )
+
+    def _world(self) -> dict[str, int]:
+        """Which share of every batch is this process's."""
+        trainer = self.trainer
+        return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
     def _loader(self, sampler: BatchSampler) -> BatchLoader:
         return BatchLoader(self._source, self._y, self._e, sampler)
