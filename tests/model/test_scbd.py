@@ -13,6 +13,7 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells
+from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 import scbd
@@ -160,8 +161,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
 def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
-    from lightning.pytorch.callbacks import Callback
-
     class PressCtrlC(Callback):
         def on_train_batch_start(self, trainer, *args):
             if trainer.global_step == 3:
@@ -262,12 +261,16 @@ def test_alpha_follows_what_is_learned(tmp_path):
     h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
     learned, alpha = h["train_learned_c"].to_numpy(), h["alpha"].to_numpy()
     assert alpha[0] == 0 and len(alpha) == 80
-    expected, mean = [], 0.0
-    for share in learned:
-        expected.append(0.05 * mean)
+    new_cells = h["validation_learned_c"].to_numpy()
+    expected, mean, kept = [], 0.0, 1.0
+    for share, share_of_new in zip(learned, new_cells, strict=True):
+        expected.append(0.05 * mean * kept)
         mean += (max(share, 0) - mean) / 50
+        if mean > 0.02:
+            kept = min(max(share_of_new / mean, 0), 1)
     np.testing.assert_allclose(alpha, expected, atol=1e-6)
-    assert alpha[-1] > 0.005
+    assert alpha.max() > 0.005
+    mean *= kept
     # that is what the statistic is weighed by
     np.testing.assert_allclose(h["train_loss"], h["train_supervised_c"] + alpha * h["train_invariance_c"], atol=1e-4)
     assert model.health["final_alpha"] == pytest.approx(0.05 * mean, rel=1e-3)
@@ -280,15 +283,55 @@ def test_alpha_follows_what_is_learned(tmp_path):
     assert loaded.history["alpha"].iloc[-1, 0] == pytest.approx(0.05 * mean, rel=1e-3)
 
 
-def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path):
-    settings: dict[str, Any] = QUICK | {"lr": 3e-3, "checkpoint_dir": tmp_path}
-    half = make_model(alpha="auto")
-    half.train(**settings | {"max_steps": 4})
-    resumed, whole = make_model(alpha="auto"), make_model(alpha="auto")
-    resumed.train(**settings | {"max_steps": 8, "ckpt_path": "last"})
-    whole.train(**settings | {"max_steps": 8, "checkpoint_dir": None})
+def test_what_was_learned_by_heart_bears_no_invariance():
+    """Labels that images do not show: training cells are told apart all the same, new ones are not."""
+    noise = make_cells()
+    noise.obs["gene"] = np.random.default_rng(0).permutation(noise.obs["gene"])
+    model = make_model(noise, alpha="auto", smoothing=0, style_target=None)
+    model.train(**QUICK | {"max_steps": 300, "lr": 3e-3, "batch_size": 48}, validate_every=100)
+    assert float(model.module.auto_alpha.learned) > 0.1
+    assert float(model.module.current_alpha) < 0.2 * 0.05 * float(model.module.auto_alpha.learned)
+
+
+@pytest.mark.parametrize(
+    "told", [[], [0.0, 0.0]], ids=["no validation batches", "validation batches whose labels say nothing"]
+)
+def test_alpha_is_not_weighed_by_validation_cells_that_say_nothing(told):
+    alpha = scbd.model.AutoAlpha()
+    for _ in range(50):
+        alpha.observe(torch.tensor(0.5))
+    before = float(alpha.alpha)
+    alpha.validate(torch.tensor(told))
+    assert float(alpha.alpha) == before > 0.01
+    alpha.validate(torch.tensor([0.1, 0.0, 0.1]))
+    assert float(alpha.alpha) == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("interrupted", [4, 5, 6])
+def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
+    """Wherever it was interrupted: at a step with a validation, or between."""
+    settings: dict[str, Any] = QUICK | {"lr": 1e-2, "checkpoint_dir": tmp_path, "validate_every": 2, "max_steps": 9}
+
+    class PressCtrlC(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == interrupted - 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def make():
+        model = make_model(alpha="auto")
+        model.module.auto_alpha.learned.fill_(0.9)  # more than new cells bear out
+        return model
+
+    half = make()
+    with pytest.raises(KeyboardInterrupt):
+        half.train(**settings, callbacks=[PressCtrlC()])
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == interrupted
+    resumed, whole = make(), make()
+    resumed.train(**settings, ckpt_path="last")
+    whole.train(**settings | {"checkpoint_dir": None})
     assert_same(weights(resumed), weights(whole))
-    assert "auto_alpha.learned" in weights(whole)
+    assert weights(whole)["auto_alpha.kept"] < 1
+    assert resumed.history["validation_loss"].index.tolist() == [2, 4, 6, 8]
     with pytest.raises(ValueError, match="alpha: 'auto' → 0.01"):
         make_model(alpha=0.01).train(**settings | {"ckpt_path": "last"})
 
@@ -296,11 +339,12 @@ def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path):
 def test_alpha_follows_what_is_learned_beside_a_decoder():
     model = make_model(alpha="auto")
     model.train(**QUICK | {"lr": 3e-3, "max_steps": 30})
-    alpha = float(model.module.current_alpha)
+    auto = model.module.auto_alpha
+    before = float(auto.learned), float(auto.kept)
     model.train_decoder(**QUICK | {"max_steps": 2}, width=8)
-    assert float(model.module.current_alpha) == alpha > 0
+    assert (float(auto.learned), float(auto.kept)) == before
     model.train_decoder(**QUICK | {"max_steps": 2}, joint=True, width=8)
-    assert float(model.module.current_alpha) > alpha
+    assert float(auto.learned) > before[0] > 0
 
 
 def test_the_pair_as_style_target(cells):

@@ -15,6 +15,8 @@ GENTLE_ALPHA = 0.01
 _FULL_ALPHA = 0.05
 # batches that are looked back on
 _HORIZON = 50
+# a share of the labels below which it is too early to say what new cells take of it
+_SOMETHING = 0.02
 
 
 class AutoAlpha(nn.Module):
@@ -23,29 +25,40 @@ class AutoAlpha(nn.Module):
     How much invariance an embedding bears depends on how clear its labels are: where z_c can tell them all, the
     supervised loss has force to spare; where most cells do not show what was done to them, the noise of the invariance
     loss is soon louder than they are. What a run shows of that is :math:`q`, the share of what the labels say that z_c
-    tells (:func:`scbd.nn.share_learned`): 0 for a point, 1 at best. So
+    tells (:func:`scbd.nn.share_learned`): 0 for a point, 1 at best. Cells that are learned by heart show more than they
+    have to say, so that :math:`q` counts as far as validation cells bear it out:
 
-    .. math:: \alpha = 0.05\, \langle \max(q, 0) \rangle,
+    .. math:: \alpha = 0.05\, \langle \max(q, 0) \rangle\, \frac{\max(q_{new}, 0)}{\langle q \rangle},
 
-    averaged over the last fifty training batches or so, and 0 before the first. Alpha warms up with
-    learning, and falls where it is too much: an embedding that becomes a point has none. Nothing else is looked at, and
-    no environment that is left out.
+    averaged over the last fifty training batches or so, and 0 before the first; :math:`q_{new}` is that of
+    the last validation, and the ratio is at most 1, as it is before the first or without validation cells. Alpha warms up with learning, and falls where it is
+    too much: an embedding that becomes a point has none. Nothing else is looked at, and no environment that is left
+    out.
 
-    The state is in a buffer: it is saved with the weights, and whatever run goes on with those goes on with it.
+    The state is in buffers: it is saved with the weights, and whatever run goes on with those goes on with it.
     """
 
     learned: Tensor
+    kept: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("learned", torch.zeros(()))
+        self.register_buffer("kept", torch.ones(()))
 
     @property
     def alpha(self) -> Tensor:
         """As of now, a scalar."""
-        return _FULL_ALPHA * self.learned
+        return _FULL_ALPHA * self.learned * self.kept
 
     @torch.no_grad()
     def observe(self, learned: Tensor) -> None:
         """Look at what a training batch says was learned, a scalar."""
         self.learned.lerp_(learned.to(self.learned).clamp(min=0), 1 / _HORIZON)
+
+    @torch.no_grad()
+    def validate(self, learned: Tensor) -> None:
+        """Look at what validation batches say was learned, one number each: 0 are those whose labels say nothing."""
+        told = learned[learned != 0].to(self.learned)
+        if len(told) and self.learned > _SOMETHING:
+            self.kept.copy_((told.mean() / self.learned).clamp(0, 1))

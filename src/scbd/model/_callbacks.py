@@ -120,7 +120,8 @@ class LastState(Callback):
     """Keep the state a run can be resumed from: every so many steps, at the end, and on Ctrl-C.
 
     The first Ctrl-C lets the step at hand finish, since one cut in half would leave half of the parameters updated; a
-    second one stops at once.
+    second one stops at once. What a validation finds (``alpha="auto"`` does) belongs to the step before it, so that a
+    step with a validation ends with that: a state in between would go on without it.
 
     Parameters
     ----------
@@ -143,10 +144,13 @@ class LastState(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         """Save when it is time; stop here if asked to."""
-        if self._asked or trainer.global_step % self._every == 0:
-            self._save(trainer)
-        if self._asked:
-            raise TrainingInterrupted
+        due = trainer.global_step % self._every == 0
+        if not (due and any(trainer.num_val_batches)):
+            self._end_step(trainer, due)
+
+    def on_validation_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Save; stop here if asked to."""
+        self._end_step(trainer, due=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end, from which a longer run can go on."""
@@ -157,6 +161,12 @@ class LastState(Callback):
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
+
+    def _end_step(self, trainer: pl.Trainer, due: bool) -> None:
+        if self._asked or due:
+            self._save(trainer)
+        if self._asked:
+            raise TrainingInterrupted
 
     def _save(self, trainer: pl.Trainer) -> None:
         if self._path is not None:

@@ -56,6 +56,7 @@ class TrainingPlan(pl.LightningModule):
         self.seed = seed
         self.settings = dict(settings or {})
         self._embeddings: list[Tensor] = []
+        self._learned: list[Tensor] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
@@ -80,11 +81,16 @@ class TrainingPlan(pl.LightningModule):
         """Losses of a validation batch, at the final alpha, or at what ``"auto"`` has found so far."""
         losses = self.module(**batch)
         self._log("validation", losses, len(batch["y"]))
+        if self._auto_alpha is not None:
+            self._learned.append(losses["learned_c"])
         if "z_c" in losses and sum(map(len, self._embeddings)) < _HEALTH_CELLS:
             self._embeddings.append(losses["z_c"])
 
     def on_validation_epoch_end(self) -> None:
-        """Log how alive z_c is, for modules that return it."""
+        """Log how alive z_c is, for modules that return it; alpha follows what was learned, where it does."""
+        if self._auto_alpha is not None:
+            self._auto_alpha.validate(torch.stack(self._learned))
+            self._learned.clear()
         if not self._embeddings:
             return
         z_c = torch.cat(self._embeddings)

@@ -53,9 +53,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
-        ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns, from 0 to 0.05 where
-        it tells all that the labels say: clean labels bear more than those of a noisy screen, which bears about 0.01.
-        See :class:`scbd.model.AutoAlpha`.
+        ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns and can tell of
+        validation cells, from 0 to 0.05 where that is all that the labels say: clean labels bear more than those of a
+        noisy screen, which bears less than 0.01. See :class:`scbd.model.AutoAlpha`.
     temperature
         Temperature of the contrastive losses.
     smoothing
