@@ -145,4 +145,7 @@ def test_shares_of_several_devices(trained, tmp_path):
     trained.embed_to(tmp_path / "whole.h5ad", **arguments)
     assert not trained.embed_to(tmp_path / "z.h5ad", shard=(2, 2), **arguments).obsm
     assert len(trained.embed_to(tmp_path / "z.h5ad", shard=(1, 2), **arguments).obsm) == 2
+    with pytest.raises(ValueError, match="shard=0/2: the first number counts from 1 to the second"):
+        trained.embed_to(tmp_path / "other.h5ad", shard=(0, 2))
+    assert not list(tmp_path.glob("*other*"))
     assert contents(tmp_path / "z.h5ad") == contents(tmp_path / "whole.h5ad")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
+
+from scbd.data.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,10 +56,10 @@ def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
             raise ValueError(msg) from error
         images[row] = np.asarray(square).transpose(2, 0, 1)
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        rows = pool.map(read, range(len(paths)))
-        for _ in tqdm(rows, "Reading images", len(paths), unit="image", disable=len(paths) < _WORTH_A_BAR):
-            pass
+    bar = progress_bar("Reading images", len(paths), worth=_WORTH_A_BAR, unit="image")
+    with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(read, range(len(paths))):
+            bar.update()
     return images
 
 

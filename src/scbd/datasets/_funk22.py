@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from scbd._keys import IMAGE_KEY
+from scbd.data.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
-_WORTH_A_BAR = 20_000
 _BLOCK = 1000
 _NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
 # numbers in a table of cells that are no features
@@ -83,8 +82,11 @@ def funk22(
     obs = parsed_keys(keys)
     source = LMDBSource(path, keys)
     images = np.empty(source.shape, source.dtype)
-    for start in tqdm(range(0, len(keys), _BLOCK), "Reading crops", unit="block", disable=len(keys) < _WORTH_A_BAR):
-        source.read(slice(start, start + _BLOCK), out=images[start : start + _BLOCK])
+    with progress_bar("Reading crops", len(keys)) as bar:
+        for start in range(0, len(keys), _BLOCK):
+            part = images[start : start + _BLOCK]
+            source.read(slice(start, start + _BLOCK), out=part)
+            bar.update(len(part))
     return AnnData(obs=obs, var=pd.DataFrame(index=_CHANNELS), obsm={IMAGE_KEY: images})
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scbd.data.stores.block_file import check_shard
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._protocols import PROTOCOLS
 from scbd.experiments._systems import FEATURES, SYSTEMS
@@ -63,9 +64,7 @@ def run_trials(
         If interrupted; finished rows are kept.
     """
     index, n_shards = shard
-    if not 1 <= index <= n_shards:
-        msg = f"shard={index}/{n_shards}: the first number counts from 1 to the second."
-        raise ValueError(msg)
+    check_shard(shard)
     for trial in trials:
         for name, known in ((trial.dataset, DATASETS), (trial.system, SYSTEMS | FEATURES), (trial.protocol, PROTOCOLS)):
             if name not in known:

@@ -30,10 +30,10 @@ class AutoAlpha(nn.Module):
 
     .. math:: \alpha = 0.05\, \langle \max(q, 0) \rangle\, \frac{\max(q_{new}, 0)}{\langle q \rangle},
 
-    averaged over the last fifty training batches or so, and 0 before the first; :math:`q_{new}` is that of
-    the last validation, and the ratio is at most 1, as it is before the first or without validation cells. Alpha warms up with learning, and falls where it is
-    too much: an embedding that becomes a point has none. Nothing else is looked at, and no environment that is left
-    out.
+    averaged over the last fifty training batches or so, and 0 before the first; :math:`q_{new}` is that of the last
+    validation, and the ratio is at most 1, as it is before the first or without validation cells. Alpha warms up with
+    learning, and falls where it is too much: an embedding that becomes a point has none. Nothing else is looked at, and
+    no environment that is left out.
 
     The state is in buffers: it is saved with the weights, and whatever run goes on with those goes on with it.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,8 @@ import pandas as pd
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from tqdm import tqdm
+
+from scbd.data.progress import progress_bar
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -87,15 +87,8 @@ class Progress(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the bar."""
         if trainer.is_global_zero:
-            # a log file wants a line now and then, not ten a second
-            interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
-            self._bar = tqdm(
-                total=trainer.max_steps,
-                initial=trainer.global_step,
-                desc="Training",
-                unit="step",
-                mininterval=interval,
-                maxinterval=interval,
+            self._bar = progress_bar(
+                "Training", trainer.max_steps, unit="step", initial=trainer.global_step, shown=True
             )
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:

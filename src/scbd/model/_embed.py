@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
+from scbd.data.progress import progress_bar
 from scbd.model._embed_to import embed_to
 from scbd.model._forward import embedded
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from scbd.data import ImageSource
 
-_WORTH_A_BAR = 20_000
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 
 
@@ -190,12 +189,8 @@ def embed(
     """Embed rows of a source (all if `None`), in order; see ``get_latent_representation``."""
     n = source.shape[0] if rows is None else len(rows)
     target, partial = _target(out, (n, module.width(block, representation)))
-    bar = tqdm(
-        total=n,
-        desc=f"Embedding z_{block}" if representation == "embedding" else f"Embedding r_{block}",
-        unit="cell",
-        disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
-    )
+    name = f"{'z' if representation == 'embedding' else 'r'}_{block}"
+    bar = progress_bar(f"Embedding {name}", n, shown=enable_progress_bar)
     try:
         parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
         wanted = [part if rows is None else rows[part] for part in parts]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from tqdm import tqdm
 
+from scbd.data.progress import progress_bar
 from scbd.data.stores import open_embedding
-from scbd.data.stores.block_file import BlockFile, check_space, share_of
+from scbd.data.stores.block_file import BlockFile, check_shard, check_space, share_of
 from scbd.model._forward import embedded
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from scbd.data import ImageSource
 
 DTYPES = ("float32", "float16")
-_WORTH_A_BAR = 20_000
 
 
 def embed_to(
@@ -40,6 +39,7 @@ def embed_to(
     enable_progress_bar: bool | None,
 ) -> AnnData:
     """Write blocks under their names, or go on with that; see ``EmbedMixin.embed_to``."""
+    check_shard(shard)
     _check(path, dtype, batch_size, block_size)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
@@ -49,13 +49,7 @@ def embed_to(
     file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
     todo = share_of(file.begin(), shard)
     stops = np.minimum((todo + 1) * rows, n)
-    total = int((stops - todo * rows).sum())
-    bar = tqdm(
-        total=total,
-        desc=f"Embedding to {path.name}",
-        unit="cell",
-        disable=not (total > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
-    )
+    bar = progress_bar(f"Embedding to {path.name}", int((stops - todo * rows).sum()), shown=enable_progress_bar)
     parts = [
         slice(start, min(start + batch_size, stop))
         for block, stop in zip(todo, stops, strict=True)

@@ -280,6 +280,7 @@ def test_shares_are_written_in_any_order_by_any_number_of_processes(tmp_path, na
     assert not list(tmp_path.glob(".*"))
     with pytest.raises(ValueError, match="shard=4/3: the first number counts from 1 to the second"):
         write_screen(tmp_path / f"other_{name}", shard=(4, 3), **arguments)
+    assert not list(tmp_path.glob("*other*"))
 
 
 @pytest.mark.parametrize(("name", "compression"), KINDS[::2])

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import h5py
 import numpy as np
-from tqdm import tqdm
 
+from scbd.data.progress import progress_bar
 from scbd.data.sources.zarr_codecs import checksum
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 STORE_KEY = "scbd_store"
 # a checksum with this bit is one; without it the block has not been written
 WRITTEN = np.uint64(1 << 32)
-_WORTH_A_BAR = 20_000
 
 
 class BlockFile:
@@ -139,13 +138,15 @@ def damaged_rows(path: Path) -> tuple[list[slice], int]:
         checksums, size = store["checksums"][...], int(store["block_size"][()])
         arrays = [file["obsm"][name.decode()] for name in store["arrays"][...]]
         n, damaged = len(arrays[0]), []
-        for block, expected in enumerate(tqdm(checksums, "Verifying", unit="block", disable=n < _WORTH_A_BAR)):
-            rows = slice(block * size, min((block + 1) * size, n))
-            said = 0
-            for array in arrays:
-                said = checksum(array[rows], said)
-            if np.uint64(said) | WRITTEN != expected:
-                damaged.append(rows)
+        with progress_bar("Verifying", n) as bar:
+            for block, expected in enumerate(checksums):
+                rows = slice(block * size, min((block + 1) * size, n))
+                said = 0
+                for array in arrays:
+                    said = checksum(array[rows], said)
+                if np.uint64(said) | WRITTEN != expected:
+                    damaged.append(rows)
+                bar.update(rows.stop - rows.start)
     return damaged, len(checksums)
 
 
@@ -161,19 +162,18 @@ def remove_headers(partial: Path) -> None:
 
 
 def share_of(done: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
-    """Blocks that are still to be written by one of several processes, each of which has a contiguous range.
+    """Blocks that are still to be written by one of several processes, each of which has a contiguous range."""
+    index, n = shard
+    mine = np.array_split(np.arange(len(done)), n)[index - 1]
+    return mine[~done[mine]]
 
-    Raises
-    ------
-    ValueError
-        If the shard is out of range.
-    """
+
+def check_shard(shard: tuple[int, int]) -> None:
+    """Raise unless it is one of so many."""
     index, n = shard
     if not 1 <= index <= n:
         msg = f"shard={index}/{n}: the first number counts from 1 to the second."
         raise ValueError(msg)
-    mine = np.array_split(np.arange(len(done)), n)[index - 1]
-    return mine[~done[mine]]
 
 
 def partial_path(path: Path) -> Path:

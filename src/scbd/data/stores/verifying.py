@@ -6,17 +6,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from scbd._keys import IMAGE_KEY
+from scbd.data.progress import progress_bar
 from scbd.data.sources import ZarrSource
 from scbd.data.stores.block_file import STORE_KEY, damaged_rows, no_checksums
 from scbd.data.stores.opening import open_screen
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
-
-_WORTH_A_BAR = 20_000
 
 
 def verify_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_KEY) -> None:
@@ -55,9 +52,12 @@ def _of_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[lis
     source = ZarrSource(adata.obsm[image_key], f"obsm[{image_key!r}]", verify=True)
     size, n = int(adata.uns[STORE_KEY]["block_size"]), adata.n_obs
     damaged, starts = [], range(0, n, size)
-    for start in tqdm(starts, "Verifying", unit="block", disable=n < _WORTH_A_BAR):
-        try:
-            source.read(slice(start, min(start + size, n)))
-        except (ValueError, FileNotFoundError) as error:
-            damaged.append(str(error))
+    with progress_bar("Verifying", n) as bar:
+        for start in starts:
+            stop = min(start + size, n)
+            try:
+                source.read(slice(start, stop))
+            except (ValueError, FileNotFoundError) as error:
+                damaged.append(str(error))
+            bar.update(stop - start)
     return damaged, len(starts)

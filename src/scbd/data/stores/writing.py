@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from anndata import AnnData
-from tqdm import tqdm
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.prefetch import prefetch
-from scbd.data.stores.block_file import check_space, share_of
+from scbd.data.progress import progress_bar
+from scbd.data.stores.block_file import check_shard, check_space, share_of
 from scbd.data.stores.containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores.conversion import conversion
 from scbd.data.stores.crops import Crops, crops_of
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
-
-_WORTH_A_BAR = 20_000
 
 
 def write_screen(
@@ -100,6 +98,7 @@ def write_screen(
         lies there.
     """
     target: Any = path if not isinstance(path, (str, os.PathLike)) or "://" in str(path) else Path(path)
+    check_shard(shard)
     _check_target(target, compression)
     given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
     if not given:
@@ -120,13 +119,8 @@ def write_screen(
     done = container.begin()
     todo = share_of(done, shard)
     sizes = [len(range(*plan.rows(int(block)).indices(plan.shape[0]))) for block in todo]
-    n = sum(sizes)
-    bar = tqdm(
-        total=n,
-        desc=f"Writing {target.name if isinstance(target, Path) else target}",
-        unit="cell",
-        disable=not (n > _WORTH_A_BAR if enable_progress_bar is None else enable_progress_bar),
-    )
+    name = target.name if isinstance(target, Path) else target
+    bar = progress_bar(f"Writing {name}", sum(sizes), shown=enable_progress_bar)
     with bar, closing(prefetch(map(plan.images, todo.tolist()))) as read:
         for block, size, images in zip(todo, sizes, read, strict=True):
             container.write(int(block), images)
