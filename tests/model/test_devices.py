@@ -14,6 +14,7 @@ from conftest import make_cells
 from torch import nn
 
 from scbd import SCBDModel
+from scbd.data import open_embedding
 
 SCRIPT = """
 import os, sys
@@ -29,6 +30,12 @@ torch.distributed.barrier()
 model = make()
 model.train(**settings, ckpt_path="last")
 torch.save(model.module.state_dict(), os.path.join({out!r}, os.environ["RANK"] + ".pt"))
+for block_size in (32, 100_000):  # some for each, and none for one
+    whole = model.embed_to(os.path.join({out!r}, str(block_size) + ".h5ad"), block_size=block_size, batch_size=16)
+    assert "X_scbd_c" in whole.obsm
+model = make("small")
+model.train(**SETTINGS | {{"devices": 2, "strategy": "ddp", "max_steps": 2}})
+torch.save(model.module.state_dict(), os.path.join({out!r}, "small " + os.environ["RANK"] + ".pt"))
 """
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
@@ -43,13 +50,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def make() -> SCBDModel:
-    """Without BatchNorm, whose statistics are those of a process."""
+def make(encoder: str | None = None) -> SCBDModel:
+    """By default without BatchNorm, whose statistics are those of a process."""
     cells = make_cells()
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
     torch.manual_seed(0)
-    encoder = nn.Sequential(nn.Conv2d(2, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 8, 3, 2), nn.ReLU(), nn.Flatten())
-    return SCBDModel(cells, encoder=encoder, n_latent=4, style_target=None)
+    plain = nn.Sequential(nn.Conv2d(2, 6, 3, 2), nn.ReLU(), nn.Conv2d(6, 8, 3, 2), nn.ReLU(), nn.Flatten())
+    return SCBDModel(cells, encoder=encoder or plain, n_latent=4, style_target=None)
 
 
 def test_two_processes_train_like_one_and_resume(tmp_path):
@@ -65,6 +72,17 @@ def test_two_processes_train_like_one_and_resume(tmp_path):
         weights = torch.load(tmp_path / f"{rank}.pt")
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+    # each embeds a share, and no cell is lost or there twice
+    expected = model.get_latent_representation(batch_size=16)
+    for block_size in (32, 100_000):
+        embedded = open_embedding(tmp_path / f"{block_size}.h5ad")
+        assert list(embedded.obs_names) == list(model.adata.obs_names)
+        np.testing.assert_allclose(embedded.obsm["X_scbd_c"], expected, atol=1e-3)
+    # afterwards all have the same network, with one's statistics
+    one, two = (torch.load(tmp_path / f"small {rank}.pt") for rank in range(2))
+    assert any("running_mean" in name for name in one)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=0, msg=name)
     # one history, of the joint losses
     history = pd.read_csv(tmp_path / "history.csv").set_index("step")
     for name in ("train_loss", "validation_loss"):

@@ -100,7 +100,7 @@ class EmbedMixin:
         dtype: Literal["float32", "float16"] = "float32",
         batch_size: int = 512,
         block_size: int = 65_536,
-        shard: tuple[int, int] = (1, 1),
+        shard: tuple[int, int] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> AnnData:
         """Embed any number of cells into a file, in constant memory.
@@ -127,7 +127,9 @@ class EmbedMixin:
             Cells that are written at once, about so many: a kill loses no more.
         shard
             ``(i, n)``: embed only the i-th of n contiguous shares, for n processes or jobs, a device each, with the
-            same model, cells and path; whichever is the last gives the file its name.
+            same model, cells and path; whichever is the last gives the file its name. By default all cells, or where
+            torch's processes know of each other (after training on several devices) one share each, and all of them
+            wait for the file.
         enable_progress_bar
             By default for more than 20,000 cells.
 

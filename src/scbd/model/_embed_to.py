@@ -14,6 +14,7 @@ from scbd.data.progress import progress_bar
 from scbd.data.stores import open_embedding
 from scbd.data.stores.block_file import BlockFile, check_shard, check_space, share_of
 from scbd.model._forward import embedded
+from scbd.nn.distributed import wait_for_all, world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +36,13 @@ def embed_to(
     dtype: str,
     batch_size: int,
     block_size: int,
-    shard: tuple[int, int],
+    shard: tuple[int, int] | None,
     enable_progress_bar: bool | None,
 ) -> AnnData:
     """Write blocks under their names, or go on with that; see ``EmbedMixin.embed_to``."""
-    check_shard(shard)
+    rank, n_processes = world()
+    share = (rank + 1, n_processes) if shard is None else shard
+    check_shard(share)
     _check(path, dtype, batch_size, block_size)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
@@ -47,7 +50,9 @@ def embed_to(
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path, sum(shape[0] * shape[1] * kind.itemsize for shape, kind in arrays.values()))
     file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
-    todo = share_of(file.begin(), shard)
+    todo = share_of(file.begin(), share)
+    if shard is None:  # a process without blocks must not begin when others have given the file its name
+        wait_for_all()
     stops = np.minimum((todo + 1) * rows, n)
     bar = progress_bar(f"Embedding to {path.name}", int((stops - todo * rows).sum()), shown=enable_progress_bar)
     parts = [
@@ -63,7 +68,10 @@ def embed_to(
                     values[blocks[name]][start : start + batch_size] = batch
                 bar.update(len(batch))
             file.write(int(block), values)
-    return open_embedding(path) if file.finish() else AnnData(obs=obs)
+    whole = file.finish()
+    if shard is None:
+        wait_for_all()
+    return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
 
 
 def _check(path: Path, dtype: str, batch_size: int, block_size: int) -> None:

@@ -1,11 +1,11 @@
-"""Rows of all processes as one batch: a contrastive loss learns from pairs, also those between devices."""
+"""Several processes: rows of all of them as one batch, since a contrastive loss learns from pairs; and one network."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 
 def gather(rows: Tensor) -> Tensor:
@@ -24,9 +24,29 @@ def gather(rows: Tensor) -> Tensor:
     -------
     ``(W B, ...)``; ``rows`` themselves where there is a single process.
     """
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if world()[1] == 1:
         return rows
     return _Gather.apply(rows) if rows.requires_grad else _gathered(rows)
+
+
+def world() -> tuple[int, int]:
+    """Rank of this process, and how many there are."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def agree_on_buffers(module: nn.Module) -> None:
+    """Take those of the first process: BatchNorm's statistics differ by what each has seen, and parameters do not."""
+    if world()[1] > 1:
+        for buffer in module.buffers():
+            distributed.broadcast(buffer, 0)
+
+
+def wait_for_all() -> None:
+    """Go on when all processes are here."""
+    if world()[1] > 1:
+        distributed.barrier()
 
 
 class _Gather(torch.autograd.Function):
@@ -38,11 +58,11 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         grad = grads[0].contiguous()
         distributed.all_reduce(grad)
-        return grad.chunk(distributed.get_world_size())[distributed.get_rank()]
+        return grad.chunk(world()[1])[world()[0]]
 
 
 def _gathered(rows: Tensor) -> Tensor:
     rows = rows.detach().contiguous()
-    parts = [torch.empty_like(rows) for _ in range(distributed.get_world_size())]
+    parts = [torch.empty_like(rows) for _ in range(world()[1])]
     distributed.all_gather(parts, rows)
     return torch.cat(parts)

@@ -1,0 +1,79 @@
+"""Training and embedding by processes that are killed at random moments, without warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import contents, make_cells
+from killing import kill_until
+
+from scbd import SCBDModel
+from scbd.data import verify_screen
+
+TRAINING: dict[str, Any] = {
+    "max_steps": 60,
+    "batch_size": 24,
+    "validate_every": 5,
+    "accelerator": "cpu",
+    "precision": "32-true",
+}
+CODE = """
+import torch
+torch.set_num_threads(1)
+import warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from model.test_kills import embed, train
+
+folder = Path({folder!r})
+
+def job():
+    {job}(folder)
+"""
+
+
+def make_model() -> SCBDModel:
+    cells = make_cells(200)
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    torch.manual_seed(0)
+    return SCBDModel(cells, encoder="small", n_latent=6)
+
+
+def train(folder: Path) -> None:
+    """Go on, if there is something to go on with."""
+    model = make_model()
+    resumed = {"ckpt_path": "last"} if (folder / "last.ckpt").exists() else {}
+    model.train(**TRAINING | resumed, checkpoint_dir=folder, enable_progress_bar=False)
+    model.save(str(folder / "model"))
+
+
+def embed(folder: Path) -> None:
+    model = SCBDModel.load(str(folder.parent / "model"), adata=make_cells(200))
+    model.embed_to(folder / "z.h5ad", batch_size=2, block_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:z_c has")
+def test_training_and_embedding_killed_at_random_moments(tmp_path):
+    train(tmp_path)
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    done = killed / "model" / "model.pt"
+    assert kill_until(done, CODE.format(folder=str(killed), job="train"), longest=1.0) >= 2
+    whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
+    for name, value in whole.module.state_dict().items():
+        torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
+    # the curve goes on as if nothing had happened
+    curves = [pd.read_csv(folder / "history.csv", index_col="step")["validation_loss"] for folder in (tmp_path, killed)]
+    pd.testing.assert_series_equal(*(curve.dropna() for curve in curves), rtol=1e-6)
+
+    embed(killed)
+    expected = contents(killed / "z.h5ad")
+    again_at = killed / "again"
+    again_at.mkdir()
+    assert kill_until(again_at / "z.h5ad", CODE.format(folder=str(again_at), job="embed"), longest=0.5) >= 2
+    verify_screen(again_at / "z.h5ad")
+    assert contents(again_at / "z.h5ad") == expected
