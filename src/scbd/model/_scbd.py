@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
+# share of the labels of training cells beyond which one that tells nothing of others knows them by heart
+_BY_HEART = 0.05
+# training batches, as far as they are logged, over which that is averaged
+_LAST = 5
 # trained in bfloat16 they end where float32 does: docs/performance.md
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
 
@@ -156,15 +160,29 @@ class SCBDModel(DecodeMixin, ImageModel):
         collapsed = health["spread"] < _COLLAPSED_SPREAD * module.temperature
         self.health_ = health | {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
         if collapsed or float(share_learned(loss, y, include_self=module.include_self)) <= 0:
+            validates = len(data.split.validation) > 1
+            by_heart = self._learned_of_training_cells() if validates and not collapsed else 0.0
             what = "collapsed to a point" if collapsed else "learned nothing"
+            if by_heart > _BY_HEART:
+                what += " that holds for validation cells"
             msg = (
                 f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {float(loss):.2f}, that of a "
-                f"point is {health['ceiling']:.2f}). {self._remedy(data.batch_size)}"
+                f"point is {health['ceiling']:.2f}). {self._remedy(data.batch_size, by_heart)}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
 
-    def _remedy(self, batch_size: int) -> str:
-        """What to do about a collapse."""
+    def _learned_of_training_cells(self) -> float:
+        """What z_c tells of the labels of the cells that it was last trained on, a share."""
+        assert self.history_ is not None
+        return float(self.history_["train_learned_c"].iloc[-_LAST:, 0].astype(float).mean())
+
+    def _remedy(self, batch_size: int, by_heart: float) -> str:
+        """What to do about a collapse, or about an embedding that tells nothing of new cells."""
+        if by_heart > _BY_HEART:
+            return (
+                f"Of training cells it tells {by_heart:.0%} of what their labels say: it knows them by heart. Use more "
+                "cells, augment=True, or fewer steps (early_stopping=True)."
+            )
         alpha, longer = float(self.module.current_alpha), "train for longer, if this was a handful of steps"
         if not alpha:
             return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
