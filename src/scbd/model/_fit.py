@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from scbd.model._callbacks import History, LastState, Progress, TrainingInterrupted
 from scbd.model._files import read_header
 from scbd.model._memory import freed_memory_kept
-from scbd.nn.distributed import agree_on_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +121,6 @@ def fit(
             stack.enter_context(freed_memory_kept())
         try:
             trainer.fit(plan, data, ckpt_path=resume, weights_only=True)
-            agree_on_buffers(plan)
         except TrainingInterrupted:
             where = f"; resume with checkpoint_dir={str(checkpoint_dir)!r}, ckpt_path='last'" if keep else ""
             logger.warning("Training interrupted after %d steps%s.", trainer.global_step, where)

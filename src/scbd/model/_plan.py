@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 
 from scbd.nn import effective_rank, spread
+from scbd.nn.distributed import agree_on_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +98,10 @@ class TrainingPlan(pl.LightningModule):
         self._embeddings.clear()
         self.log("z_c_spread", spread(z_c), rank_zero_only=True)
         self.log("z_c_effective_rank", effective_rank(z_c), rank_zero_only=True)
+
+    def on_train_end(self) -> None:
+        """Leave all processes with one network, while it is still on its device."""
+        agree_on_buffers(self.module)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the settings beside the state."""
