@@ -1,7 +1,8 @@
 """Everything scbd claims about speed, measured: `python benchmarks` runs all, `python benchmarks losses data` some.
 
 Both forms of each claim run interleaved in one process. Prints a table and writes it as JSON; `--docs` rewrites the
-tables of docs/performance.md from that JSON. Wants a machine that does nothing else.
+tables of the documentation from that, and from what precision.py, million.py and faults.py have written. Wants a
+machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 import warnings
 from pathlib import Path
 
+import faults
+import million
 import precision
 from _compare import machine
 from _report import as_text, write_docs
@@ -28,7 +31,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="results of other names are kept")
-    parser.add_argument("--docs", action="store_true", help="only rewrite docs/performance.md from the JSON")
+    parser.add_argument("--docs", action="store_true", help="only rewrite the tables and pictures of the documentation")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
@@ -45,6 +48,8 @@ def main() -> None:
     if arguments.docs:
         write_docs(results | {"precision": precision.result()}, DOCS / "performance.md")
         precision.plot(DOCS / "images" / "precision.png")
+        write_docs({"million": million.result(), "faults": faults.result()}, DOCS / "scaling.md")
+        million.plot(DOCS / "images" / "million.png")
     else:
         print("\n" + machine())
 

@@ -1,4 +1,4 @@
-"""Benchmark rows as text, and as the tables of docs/performance.md."""
+"""Benchmark rows as text, and as the tables of the documentation."""
 
 from __future__ import annotations
 

@@ -1,0 +1,204 @@
+"""What is lost when things go wrong: processes killed at random moments, bytes flipped, files cut or missing.
+
+python benchmarks/faults.py [--kills 50]
+
+Writes faults.json, from which `python benchmarks --docs` makes the table of docs/scaling.md. What is already there is
+not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _compare import machine
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from conftest import contents, make_plates
+from killing import kill_until
+from model import test_kills as runs
+
+from scbd import SCBDModel
+from scbd.data import open_screen, verify_screen, write_screen
+from scbd.data.fields import image_source
+
+RESULTS = Path(__file__).parent / "faults.json"
+IMAGES = "single_cell_images"
+WRITING = """
+import time
+from conftest import make_plates
+from scbd.data import write_screen
+from scbd.data.stores.plan import ScreenPlan
+
+images = ScreenPlan.images
+ScreenPlan.images = lambda self, block: (time.sleep(0.01), images(self, block))[1]
+
+def job():
+    write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
+"""
+
+
+def killed(at_least: int, once: Callable[[Path, int], tuple[int, bool]]) -> dict[str, int]:
+    """Runs to their end, until processes were killed so often; how many ended otherwise than without kills."""
+    found = {"tried": 0, "runs": 0, "lost": 0}
+    while found["tried"] < at_least:
+        with tempfile.TemporaryDirectory() as folder:
+            kills, same = once(Path(folder), found["runs"])
+        found["tried"] += kills
+        found["runs"] += 1
+        found["lost"] += not same
+    return found
+
+
+def killed_writing(name: str, compression: str | None, whole: Path) -> Callable[[Path, int], tuple[int, bool]]:
+    write_screen(whole / name, make_plates(3, 100), y_key="gene", compression=compression, block_size=4)
+    expected = contents(whole / name)
+
+    def once(folder: Path, seed: int) -> tuple[int, bool]:
+        path = folder / name
+        kills = kill_until(path, WRITING.format(path=str(path), compression=compression), longest=0.5, seed=seed)
+        return kills, contents(path) == expected
+
+    return once
+
+
+def trained(whole: Path) -> None:
+    if not (whole / "model").exists():
+        runs.train(whole)
+
+
+def killed_training(whole: Path) -> Callable[[Path, int], tuple[int, bool]]:
+    trained(whole)
+    expected = state(whole)
+
+    def once(folder: Path, seed: int) -> tuple[int, bool]:
+        code = runs.CODE.format(folder=str(folder), job="train")
+        kills = kill_until(folder / "model" / "model.pt", code, longest=1.0, seed=seed)
+        found = state(folder)
+        return kills, all(torch.equal(found[name], value) for name, value in expected.items())
+
+    return once
+
+
+def killed_embedding(whole: Path) -> Callable[[Path, int], tuple[int, bool]]:
+    trained(whole)
+    (whole / "embedded").mkdir()
+    runs.embed(whole / "embedded")
+    expected = contents(whole / "embedded" / "z.h5ad")
+
+    def once(folder: Path, seed: int) -> tuple[int, bool]:
+        shutil.copytree(whole / "model", folder / "model")
+        (folder / "embedded").mkdir()
+        path = folder / "embedded" / "z.h5ad"
+        kills = kill_until(path, runs.CODE.format(folder=str(path.parent), job="embed"), longest=0.5, seed=seed)
+        return kills, contents(path) == expected
+
+    return once
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return SCBDModel.load(str(folder / "model"), adata=runs.make_model().adata).module.state_dict()
+
+
+def damaged(path: Path, damage: Callable[[Path, np.random.Generator], None], n: int) -> dict[str, int]:
+    """Damage a copy, again and again; lost are those that neither verifying nor reading says anything of."""
+    found = {"tried": n, "runs": n, "lost": 0}
+    right = image_source(open_screen(path), IMAGES).read(slice(None))
+    for seed in range(n):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+            damage(copy, np.random.default_rng(seed))
+            found["lost"] += unnoticed(copy, right)
+    return found
+
+
+def unnoticed(path: Path, right: np.ndarray) -> bool:
+    """Whether images that are not those that were written are given out as if whole."""
+    try:
+        verify_screen(path)
+        return not np.array_equal(image_source(open_screen(path), IMAGES).read(slice(None)), right)
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError):  # what they say is a matter of the tests
+        return False
+
+
+def some_file(path: Path, rng: np.random.Generator) -> Path:
+    """The file itself, or a file of the folder's images, in proportion to its size."""
+    if path.is_file():
+        return path
+    files = sorted(file for file in (path / "obsm" / IMAGES).rglob("*") if file.is_file())
+    sizes = np.array([file.stat().st_size for file in files], dtype=float)
+    return files[rng.choice(len(files), p=sizes / sizes.sum())]
+
+
+def flip(path: Path, rng: np.random.Generator) -> None:
+    file = some_file(path, rng)
+    said = bytearray(file.read_bytes())
+    said[rng.integers(len(said))] ^= 1 << int(rng.integers(8))
+    file.write_bytes(said)
+
+
+def cut(path: Path, rng: np.random.Generator) -> None:
+    file = some_file(path, rng)
+    said = file.read_bytes()
+    file.write_bytes(said[: rng.integers(len(said))])
+
+
+def remove(path: Path, rng: np.random.Generator) -> None:
+    some_file(path, rng).unlink()
+
+
+def result() -> dict[str, Any]:
+    """For :func:`_report.write_docs`."""
+    saved = json.loads(RESULTS.read_text())
+    table = [
+        {"what goes wrong": row["what"], "tried": f"{row['tried']}", "lost or unnoticed": f"{row['lost']}"}
+        for row in saved["rows"]
+    ]
+    return {"table": table, "machine": saved["machine"], "date": saved["date"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--damages", type=int, default=200)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.INFO)
+    saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
+
+    def note(what: str, count: Callable[[], dict[str, int]]) -> None:
+        if any(row["what"] == what for row in saved["rows"]):
+            return
+        saved["rows"].append({"what": what, **count()})
+        saved.update(machine=machine(), date=time.strftime("%Y-%m-%d"))
+        RESULTS.write_text(json.dumps(saved) + "\n")
+        print(saved["rows"][-1], flush=True)
+
+    kills, n = arguments.kills, arguments.damages
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder)
+        for name, compression in (("s.h5ad", None), ("s.zarr", "lz4")):
+            once = killed_writing(name, compression, whole)
+            note(f"kill -9 while writing {name[2:]}", lambda: killed(kills, once))
+        note("kill -9 while training", lambda: killed(kills, killed_training(whole)))
+        note("kill -9 while embedding", lambda: killed(kills, killed_embedding(whole)))
+        for what, damage in {"a flipped bit": flip, "a file cut off": cut, "a missing file": remove}.items():
+            for name in ("s.h5ad", "s.zarr")[damage is remove :]:
+                note(f"{what}, {name[2:]}", lambda: damaged(whole / name, damage, n))
+
+
+if __name__ == "__main__":
+    main()
