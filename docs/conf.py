@@ -26,5 +26,6 @@ autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_custom_sections = [("Warns", "Raises")]
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 3
 nb_execution_mode = "off"
 suppress_warnings = ["mystnb.unknown_mime_type"]

@@ -14,11 +14,12 @@ SOURCE = Path(scbd.__file__).parent
 # who may import whom: a package sees what stands before it here, and itself
 ROOMS = {
     "_keys": set(),
+    "_threads": set(),
     "nn": set(),
     "data": {"_keys"},
-    "metrics": set(),
+    "metrics": {"_threads"},
     "datasets": {"_keys", "data"},
-    "pl": {"_keys"},
+    "pl": {"_keys", "_threads"},
     "model": {"_keys", "nn", "data"},
     "baselines": {"_keys", "nn", "data", "model"},
     "experiments": {"_keys", "data", "datasets", "metrics", "model", "baselines", "pl"},

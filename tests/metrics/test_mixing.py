@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pynndescent
 import pytest
+import torch
 from anndata import AnnData
 
 import scbd.metrics.mixing as module
@@ -78,12 +80,23 @@ def test_neighbours_are_the_nearest_others():
 def test_approximate_neighbours_beyond_the_exact_size(monkeypatch):
     x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
     exact = nearest_neighbors(x, 10)[1]
+
+    class AllProcessors(pynndescent.NNDescent):
+        """With many cells, numba sets OpenMP's threads, torch's among them."""
+
+        @property
+        def neighbor_graph(self):
+            torch.set_num_threads(2)
+            return super().neighbor_graph
+
+    monkeypatch.setattr(pynndescent, "NNDescent", AllProcessors)
     monkeypatch.setattr(module, "_EXACT_CELLS", 100)
     distances, indices = nearest_neighbors(x, 10)
     assert indices.shape == distances.shape == (900, 10)
     assert not (indices == np.arange(900)[:, None]).any()
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, indices, strict=True)])
     assert recall > 0.9
+    assert torch.get_num_threads() == 1
 
 
 def test_within_perturbations_where_these_are_unequally_spread():

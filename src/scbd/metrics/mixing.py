@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd._threads import torch_threads_kept
 from scbd.metrics._table import check_keys, embedding_and_labels
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def nearest_neighbors(x: np.ndarray, n_neighbors: int, seed: int = 0) -> tuple[n
         return NearestNeighbors(n_neighbors=n_neighbors, algorithm="brute").fit(x).kneighbors()
     from pynndescent import NNDescent
 
-    index, distances = NNDescent(x, n_neighbors=n_neighbors + 1, random_state=seed).neighbor_graph
+    with torch_threads_kept():
+        index, distances = NNDescent(x, n_neighbors=n_neighbors + 1, random_state=seed).neighbor_graph
     # the cell itself is its first neighbour, but for duplicates, of which any may be
     own = index == np.arange(len(x))[:, None]
     own[~own.any(axis=1), -1] = True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd._threads import torch_threads_kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +111,7 @@ def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.n
         neighbors = (indices, distances, None)
     # scanpy's minimal distance; with a seed, umap-learn runs in one thread, and says so unless it is told to
     model = UMAP(n_neighbors=n_neighbors, min_dist=0.5, random_state=seed, n_jobs=1, precomputed_knn=neighbors)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch_threads_kept():
         warnings.filterwarnings("ignore", category=UserWarning, module="umap")
         warnings.filterwarnings("ignore", category=FutureWarning, module="sklearn")
         return model.fit_transform(points)

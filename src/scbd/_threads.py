@@ -1,0 +1,26 @@
+"""Libraries that change how many threads the whole process has."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def torch_threads_kept() -> Iterator[None]:
+    """Leave torch, if it is loaded, with the threads it has.
+
+    numba sets OpenMP's number of threads to that of all processors, and torch's with it. A process that was given one,
+    beside others, is then several times slower in all that it does later.
+    """
+    torch = sys.modules.get("torch")
+    n = torch.get_num_threads() if torch else 0
+    try:
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(n)
