@@ -21,14 +21,23 @@ TRAINING: dict[str, Any] = {
     "accelerator": "cpu",
     "precision": "32-true",
 }
+# slow enough that no process comes to the end in the time it is given
 CODE = """
+import time
 import torch
 torch.set_num_threads(1)
 import warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from model.test_kills import embed, train
+from scbd.data.stores.block_file import BlockFile
+from scbd.model._plan import TrainingPlan
 
+def slowed(call, seconds):
+    return lambda *arguments: (time.sleep(seconds), call(*arguments))[1]
+
+BlockFile.write = slowed(BlockFile.write, 0.03)
+TrainingPlan.training_step = slowed(TrainingPlan.training_step, 0.15)
 folder = Path({folder!r})
 
 def job():
@@ -62,7 +71,7 @@ def test_training_and_embedding_killed_at_random_moments(tmp_path):
     killed = tmp_path / "killed"
     killed.mkdir()
     done = killed / "model" / "model.pt"
-    assert kill_until(done, CODE.format(folder=str(killed), job="train"), longest=1.0) >= 2
+    assert kill_until(done, CODE.format(folder=str(killed), job="train"), longest=2.0) >= 2
     whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
     for name, value in whole.module.state_dict().items():
         torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)

@@ -15,7 +15,7 @@ from scbd.data import write_screen
 from scbd.data.stores.plan import ScreenPlan
 
 images = ScreenPlan.images
-ScreenPlan.images = lambda self, block: (time.sleep(0.01), images(self, block))[1]
+ScreenPlan.images = lambda self, block: (time.sleep(0.02), images(self, block))[1]
 
 def job():
     write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
