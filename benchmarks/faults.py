@@ -27,7 +27,7 @@ from _compare import machine
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from conftest import contents, make_plates
-from killing import kill_until
+from killing import WRITING, kill_until
 from model import test_kills as runs
 
 from scbd import SCBDModel
@@ -36,18 +36,6 @@ from scbd.data.fields import image_source
 
 RESULTS = Path(__file__).parent / "faults.json"
 IMAGES = "single_cell_images"
-WRITING = """
-import time
-from conftest import make_plates
-from scbd.data import write_screen
-from scbd.data.stores.plan import ScreenPlan
-
-images = ScreenPlan.images
-ScreenPlan.images = lambda self, block: (time.sleep(0.01), images(self, block))[1]
-
-def job():
-    write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
-"""
 
 
 def killed(at_least: int, once: Callable[[Path, int], tuple[int, bool]]) -> dict[str, int]:

@@ -27,6 +27,20 @@ for _ in sys.stdin:
     print("ended", flush=True)
 """
 
+# for :func:`kill_until`: writing a screen, slow enough that no process comes to the end in half a second
+WRITING = """
+import time
+from conftest import make_plates
+from scbd.data import write_screen
+from scbd.data.stores.plan import ScreenPlan
+
+images = ScreenPlan.images
+ScreenPlan.images = lambda self, block: (time.sleep(0.02), images(self, block))[1]
+
+def job():
+    write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
+"""
+
 
 def kill_until(done: Path, code: str, longest: float, seed: int = 0) -> int:
     """Start and kill until there is a file, and return how often that was.

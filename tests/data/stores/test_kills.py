@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import pytest
 from conftest import contents, make_plates
-from killing import kill_until
+from killing import WRITING, kill_until
 
 from scbd.data import verify_screen, write_screen
-
-CODE = """
-import time
-from conftest import make_plates
-from scbd.data import write_screen
-from scbd.data.stores.plan import ScreenPlan
-
-images = ScreenPlan.images
-ScreenPlan.images = lambda self, block: (time.sleep(0.02), images(self, block))[1]
-
-def job():
-    write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
-"""
 
 
 @pytest.mark.parametrize(("name", "compression"), [("s.h5ad", None), ("s.zarr", "lz4")])
@@ -27,6 +14,6 @@ def test_killed_at_random_moments(tmp_path, name, compression):
     plates = make_plates(3, 100)
     write_screen(tmp_path / f"whole_{name}", plates, y_key="gene", compression=compression, block_size=4)
     path = tmp_path / name
-    assert kill_until(path, CODE.format(path=str(path), compression=compression), longest=0.5) >= 2
+    assert kill_until(path, WRITING.format(path=str(path), compression=compression), longest=0.5) >= 2
     verify_screen(path)
     assert contents(path) == contents(tmp_path / f"whole_{name}")
