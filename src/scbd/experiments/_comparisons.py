@@ -120,7 +120,7 @@ def _classifier(
 
 
 def _ivae(budget: Budget, seed: int, training: dict[str, Any]) -> Trial:
-    steps, size = {"smoke": (30, 128), "small": (1500, 256), "paper": (50_000, 1024)}[budget]
+    steps, size = {"smoke": (30, 128), "small": (500, 256), "paper": (50_000, 1024)}[budget]
     model = {"n_latent": 64, "standardize": False}
     how = training | {"max_steps": steps, "batch_size": size, "split": "split", "load_best": True}
     return Trial("domain generalization", "colored_mnist", "iVAE", seed, _digits(budget), model, how)
