@@ -47,6 +47,10 @@ def test_each_learns_saves_and_loads(model_class, tmp_path):
     loaded = model_class.load(str(tmp_path / "model"), adata=model.adata)
     np.testing.assert_array_equal(loaded.predict(), model.predict())
     assert loaded.get_latent_representation().shape == (96, 256)
+    for part in ("96 cells, 4 perturbations (gene)", "small, ", "60 steps of 24 cells", "next      predict()"):
+        assert part in repr(loaded)
+    if model_class is DANNModel:
+        assert "settings  penalty=0.01" in repr(loaded)
 
 
 @pytest.mark.parametrize("model_class", MODELS)

@@ -46,6 +46,8 @@ def test_each_learns_saves_loads_and_says_what_it_uses(model_class, tmp_path):
     assert health.groupby("block").size().to_dict() == dict.fromkeys(blocks, 5)
     assert (health["divergence"] >= 0).all() and ((health["variance"] > 0.01) == health["active"]).all()
     assert loaded.latent_health.equals(health)
+    used = [f"{health.loc[health['block'] == block, 'active'].sum()} of 5 in z_{block}" for block in blocks]
+    assert f"components in use: {', '.join(used)}\n" in repr(loaded) == repr(model)
     assert float(model.history["skipped_gradients"].iloc[-1, 0]) == 0
     if model_class is VAEModel:
         with pytest.raises(ValueError, match="single block"):

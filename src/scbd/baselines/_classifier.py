@@ -162,6 +162,7 @@ class ClassifierModel(ImageModel):
     """Base of the classifiers; a subclass names its module, and what more it takes."""
 
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
+    _next = "predict(), or get_latent_representation()"
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the module."""

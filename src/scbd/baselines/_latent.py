@@ -204,6 +204,12 @@ class LatentModel(ImageModel):
             ]
         self.latent_health_ = pd.concat(rows, ignore_index=True)
 
+    def _outcome(self) -> list[tuple[str, str]]:
+        """Components in use."""
+        blocks = self.latent_health.groupby("block")["active"]
+        used = [f"{active.sum()} of {len(active)} in z_{block}" for block, active in blocks]
+        return [("", f"components in use: {', '.join(used)}")]
+
 
 def _components(block: str, posterior: Gaussian, prior: Gaussian) -> pd.DataFrame:
     variance = posterior.mean.var(0).cpu().numpy()

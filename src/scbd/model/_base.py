@@ -20,6 +20,7 @@ from scbd.data.fields import as_columns, check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import plain, read_header, restored
+from scbd.model._summary import encoder_name, parameters, summary
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     # raised when what is saved could not be read by an older scbd
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any]
+    _next: ClassVar[str] = "get_latent_representation(block='c')"
 
     @classmethod
     def setup_anndata(
@@ -184,6 +186,23 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
         """Variable names of the data the model was set up with."""
         return np.array(self._registered(IMAGE_REGISTRY)["var_names"], dtype=str)
+
+    def __repr__(self) -> str:
+        """Data, what it is made of, state and the next step, for a person."""
+        return summary(self)
+
+    def _parts(self) -> list[tuple[str, str]]:
+        """What the model is made of: names and values for :func:`summary`."""
+        settings = dict(self.init_params_["non_kwargs"])
+        network = encoder_name(settings.pop("encoder", "convolutions"))
+        lines = [("network", f"{network}, {parameters(self.module)}")]
+        if settings:
+            lines.append(("settings", ", ".join(f"{name}={value!r}" for name, value in settings.items())))
+        return lines
+
+    def _outcome(self) -> list[tuple[str, str]]:
+        """What came of training, likewise."""
+        return []
 
     def _registered(self, key: str) -> dict[str, Any]:
         return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})

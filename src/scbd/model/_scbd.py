@@ -13,7 +13,7 @@ from scbd.model._alpha import GENTLE_ALPHA, Alpha
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
 from scbd.model._module import Invariance, SCBDModule, StyleTarget
-from scbd.model._summary import summary
+from scbd.model._summary import encoder_name, parameters
 from scbd.nn import (
     contrastive_ceiling,
     effective_rank,
@@ -199,6 +199,34 @@ class SCBDModel(DecodeMixin, ImageModel):
             parts = [self.module.embed(part.to(self.device), "c", "embedding").cpu() for part in images.split(512)]
         return torch.cat(parts).numpy()
 
-    def __repr__(self) -> str:
-        """Data, blocks, state and the next step, for a person."""
-        return summary(self)
+    def _parts(self) -> list[tuple[str, str]]:
+        """Blocks and objective, for :func:`summary`."""
+        module = self.module
+        blocks, style = "z_c alone", ""
+        if module.style is not None:
+            blocks, style = "z_c, z_s", f", z_s clustered by {' × '.join(module.style_target)}"
+        alpha = f"{module.alpha:g}" if module.auto_alpha is None else "auto"
+        if module.auto_alpha is not None and self.is_trained_:
+            alpha = f"auto, {float(module.current_alpha):.2g} in the end"
+        encoder = encoder_name(self.init_params_["non_kwargs"]["encoder"])
+        networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
+        return [
+            ("blocks", f"{blocks}: {networks}, {parameters(module)}"),
+            (
+                "objective",
+                f"alpha {alpha} ({module.invariance}), temperature {module.temperature:g}, "
+                f"smoothing {module.smoothing:.2g}{style}",
+            ),
+        ]
+
+    def _outcome(self) -> list[tuple[str, str]]:
+        """Health and decoder, for :func:`summary`."""
+        health, decoder, lines = self.health, self.decoder_settings_, []
+        if health:
+            state = f"z_c {'COLLAPSED' if health['collapsed'] else 'alive'}: supervised loss "
+            state += f"{health['supervised_c']:.2f} (a point: {health['ceiling']:.2f}), spread {health['spread']:.2f}, "
+            lines.append(("", f"{state}effective rank {health['effective_rank']:.1f}"))
+        if decoder:
+            together = "with the encoders" if decoder["joint"] else "on frozen blocks"
+            lines.append(("decoder", f"{decoder['likelihood']}, width {decoder['width']}, trained {together}"))
+        return lines

@@ -1,0 +1,123 @@
+"""What the documentation says can be done, is done; what it points at, is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+import scbd
+from scbd.model import ImageModel
+from scbd.nn import encoders
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a source distribution comes without docs")
+
+
+def name_of(page: Path) -> str:
+    return page.name
+
+
+def blocks_of(page: Path, language: str) -> list[tuple[int, str]]:
+    """Code blocks and the lines where they begin."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [(text[: match.start(1)].count("\n"), match[1]) for match in found]
+
+
+def packages_of(block: str) -> set[str]:
+    return set(re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Of headings, as GitHub and MyST name them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.fixture
+def screen() -> AnnData:
+    """What pages call ``adata``."""
+    adata = scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
+    adata.obs["plate"] = pd.Categorical([f"plate_{code + 1}" for code in adata.obs["well"].cat.codes])
+    adata.obs["split"] = np.where(np.arange(adata.n_obs) % 8 == 0, "validation", "train")
+    return adata
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training of a small encoder for two steps, whatever a page says."""
+    monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
+    brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
+    train = ImageModel._train
+    monkeypatch.setattr(ImageModel, "_train", lambda model, *objective, **how: train(model, *objective, **how | brief))
+
+
+@pytest.fixture
+def setting(screen: AnnData, hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The variables and files that pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    plates = [screen[screen.obs["plate"] == plate].copy() for plate in screen.obs["plate"].cat.categories[:2]]
+    for number, plate in enumerate(plates, start=1):
+        plate.write_h5ad(tmp_path / f"plate_{number}.h5ad")
+        (tmp_path / f"plate_{number}.h5ad").rename(tmp_path / f"plate_{number}.h5sc")
+    if importlib.util.find_spec("spatialdata"):
+        write_well(tmp_path / "well.zarr")
+    scbd.SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
+    model = scbd.SCBDModel(screen, encoder="small")
+    model.train()
+    yield {"adata": screen, "scbd": scbd, "plates": plates, "model": model, "net": screen.uns["truth"]["network"]}
+    plt.close("all")
+
+
+def write_well(path: Path) -> None:
+    """An image of a well in four channels, and its cells."""
+    from spatialdata import SpatialData
+    from spatialdata.models import Image2DModel, ShapesModel
+
+    rng = np.random.default_rng(0)
+    image = Image2DModel.parse(rng.integers(0, 256, (4, 200, 200)).astype("uint8"), dims=("c", "y", "x"))
+    cells = ShapesModel.parse(rng.uniform(0, 200, (80, 2)), geometry=0, radius=8.0)
+    SpatialData(images={"image": image}, shapes={"cells": cells}).write(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # two steps do not train a model, and other packages have warnings of their own
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=name_of)
+def test_python_of_a_page_runs(page, setting):
+    for line, block in blocks_of(page, "python"):
+        if all(importlib.util.find_spec(package) for package in packages_of(block)):
+            exec(compile("\n" * line + block, page, "exec"), setting)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        other = page.parent / file if file else page
+        assert other.exists(), f"{target} is not there"
+        assert not anchor or anchor in anchors_of(other), f"{target}: no such heading"
+
+
+def test_commands_of_the_readme_are_targets_of_make():
+    targets = re.findall(r"^(\w[\w ]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {name for line in targets for name in line.split()}
+    asked = {
+        name
+        for page in PAGES
+        for _, block in blocks_of(page, "bash")
+        for line in re.findall(r"^make ([\w ]+)", block, re.MULTILINE)
+        for name in line.split()
+    }
+    assert {"demo", "test"} <= asked <= known
