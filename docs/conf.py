@@ -14,9 +14,12 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinxcontrib.bibtex",
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints", "results"]  # tables that pages include
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+
+bibtex_bibfiles = ["references.bib"]
 
 html_theme = "sphinx_book_theme"
 html_title = "scbd"

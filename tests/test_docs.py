@@ -121,3 +121,12 @@ def test_commands_of_the_readme_are_targets_of_make():
         for name in line.split()
     }
     assert {"demo", "test"} <= asked <= known
+
+
+def test_works_that_docstrings_name_are_in_the_bibliography():
+    known = re.findall(r"^@\w+\{(\w+),", (ROOT / "docs" / "references.bib").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.compile(r"([A-Z][\w-]+)(?:, [A-Z]\w+)*(?: et al\.| and [A-Z][\w-]+)? \(((?:19|20)\d\d)\)")
+    texts = [" ".join(path.read_text(encoding="utf-8").split()) for path in (ROOT / "src").rglob("*.py")]
+    asked = {f"{surname.lower()}{year}" for text in texts for surname, year in named.findall(text)}
+    assert len(asked) > 20
+    assert asked <= set(known)
