@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
@@ -11,6 +12,10 @@ import pytest
 import torch
 from anndata import AnnData
 from hypothesis import settings
+
+import scbd
+from scbd.model import ImageModel
+from scbd.nn import encoders
 
 IMAGE_KEY = "single_cell_images"
 
@@ -70,3 +75,21 @@ def contents(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture
+def screen() -> AnnData:
+    """What pages call ``adata``."""
+    adata = scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
+    adata.obs["plate"] = pd.Categorical([f"plate_{code + 1}" for code in adata.obs["well"].cat.codes])
+    adata.obs["split"] = np.where(np.arange(adata.n_obs) % 8 == 0, "validation", "train")
+    return adata
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training of a small encoder for two steps, whatever a page says."""
+    monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
+    brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
+    train = ImageModel._train
+    monkeypatch.setattr(ImageModel, "_train", lambda model, *objective, **how: train(model, *objective, **how | brief))

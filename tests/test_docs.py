@@ -10,13 +10,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from anndata import AnnData
 
 import scbd
-from scbd.model import ImageModel
-from scbd.nn import encoders
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -42,24 +39,6 @@ def anchors_of(page: Path) -> set[str]:
     """Of headings, as GitHub and MyST name them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
-
-
-@pytest.fixture
-def screen() -> AnnData:
-    """What pages call ``adata``."""
-    adata = scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
-    adata.obs["plate"] = pd.Categorical([f"plate_{code + 1}" for code in adata.obs["well"].cat.codes])
-    adata.obs["split"] = np.where(np.arange(adata.n_obs) % 8 == 0, "validation", "train")
-    return adata
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training of a small encoder for two steps, whatever a page says."""
-    monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
-    brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
-    train = ImageModel._train
-    monkeypatch.setattr(ImageModel, "_train", lambda model, *objective, **how: train(model, *objective, **how | brief))
 
 
 @pytest.fixture

@@ -98,6 +98,11 @@ def test_downloads_are_checked_and_licensed(tmp_path, monkeypatch):
     assert licences == ["CC-BY-NC 4.0", *(licence for _, licence in module.PAIRS.values())]
 
 
+def test_the_description_of_a_gmt_is_no_gene(tmp_path):
+    (tmp_path / "sets.gmt").write_text("exosome\thttp://a.site\tEXOSC1\tEXOSC2\nempty\tno genes\n")
+    assert gene_sets(tmp_path / "sets.gmt").to_numpy().tolist() == [["exosome", "EXOSC1"], ["exosome", "EXOSC2"]]
+
+
 def test_bad_input_gets_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file"):
         gene_sets(tmp_path / "no.tsv")

@@ -11,7 +11,7 @@ import pytest
 from conftest import make_cells
 
 from scbd import SCBDModel
-from scbd.experiments import run
+from scbd.experiments import evaluate, run
 from scbd.metrics import label_probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -95,3 +95,8 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     table = run(make_cells(), out=out, resume=True, **arguments)
     whole = run(make_cells(), out=tmp_path / "whole", **arguments)
     pd.testing.assert_frame_equal(table, whole)
+
+
+def test_an_embedding_that_is_missing_is_named(cells):
+    with pytest.raises(KeyError, match="obsm has no 'X_scbd_c'"):
+        evaluate(cells, ["gene"])

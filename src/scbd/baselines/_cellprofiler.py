@@ -62,6 +62,12 @@ def cellprofiler_pca(
     References
     ----------
     Stirling et al. (2021), CellProfiler 4. Makino et al. (2025), section 4.2.
+
+    Examples
+    --------
+    >>> adata.obsm["X_cellprofiler"] = np.random.default_rng(0).normal(size=(240, 100))
+    >>> scbd.baselines.cellprofiler_pca(adata, e_key="plate", n_components=8).shape
+    (240, 8)
     """
     from sklearn.decomposition import PCA
 

@@ -54,6 +54,14 @@ class CORALModel(ClassifierModel):
     References
     ----------
     Sun and Saenko (2016), Deep CORAL. Means are compared besides covariances, as DomainBed and WILDS do.
+
+    Examples
+    --------
+    >>> scbd.baselines.CORALModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.CORALModel(adata, encoder="small", penalty=1.0)
+    >>> model.train(max_steps=2000)
+    >>> model.predict().shape
+    (240,)
     """
 
     _module = CORALModule

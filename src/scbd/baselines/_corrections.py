@@ -39,6 +39,12 @@ def standardize_by_environment(
     ------
     ValueError
         If the shapes do not match, or an environment has fewer than two controls.
+
+    Examples
+    --------
+    >>> features = np.array([[1.0], [3.0], [11.0], [13.0]])  # the second well is brighter
+    >>> scbd.baselines.standardize_by_environment(features, ["A1", "A1", "A2", "A2"], scale=False).ravel().tolist()
+    [-1.0, 1.0, -1.0, 1.0]
     """
     features, environments, controls = _checked(features, environments, controls)
     corrected = np.empty(features.shape, dtype=np.float32)
@@ -87,6 +93,13 @@ def tvn(
     ----------
     Ando, McLean and Berndl (2017), Improving phenotypic measurements in high-content imaging screens. Sun, Feng and
     Saenko (2016), Return of frustratingly easy domain adaptation.
+
+    Examples
+    --------
+    >>> features = scbd.baselines.pixel_pca(adata, n_components=8)
+    >>> controls = (adata.obs["gene"] == "nontargeting").to_numpy()
+    >>> scbd.baselines.tvn(features, np.repeat("plate 1", 240), controls=controls).shape
+    (240, 8)
     """
     if not regularization > 0:
         msg = f"regularization={regularization}: a covariance of few controls cannot be inverted, give it more than 0."

@@ -81,6 +81,14 @@ class DANNModel(ClassifierModel):
     ----------
     Ganin et al. (2016), Domain-adversarial training of neural networks. One optimiser and one learning rate for
     encoder, head and discriminator.
+
+    Examples
+    --------
+    >>> scbd.baselines.DANNModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.DANNModel(adata, encoder="small", penalty=1.0)
+    >>> model.train(max_steps=2000)
+    >>> model.predict().shape
+    (240,)
     """
 
     _module = DANNModule

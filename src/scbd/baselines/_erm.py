@@ -26,6 +26,14 @@ class ERMModel(ClassifierModel):
         Used by :meth:`load` for a model without data.
     **preprocess
         ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+
+    Examples
+    --------
+    >>> scbd.baselines.ERMModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.ERMModel(adata, encoder="small")
+    >>> model.train(max_steps=2000)
+    >>> model.predict().shape
+    (240,)
     """
 
     def __init__(

@@ -120,6 +120,14 @@ class FishModel(ClassifierModel):
     ----------
     Shi et al. (2022), Gradient matching for domain generalization, algorithm 1. Running statistics of BatchNorm, which
     are not optimised, move with every batch; DomainBed draws them back with the weights.
+
+    Examples
+    --------
+    >>> scbd.baselines.FishModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.FishModel(adata, encoder="small", pretrain_steps=500)
+    >>> model.train(max_steps=2000)
+    >>> model.predict().shape
+    (240,)
     """
 
     _batches = AlternatingBatches

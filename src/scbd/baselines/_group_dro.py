@@ -73,6 +73,14 @@ class GroupDROModel(ClassifierModel):
     References
     ----------
     Sagawa et al. (2020), Distributionally robust neural networks for group shifts.
+
+    Examples
+    --------
+    >>> scbd.baselines.GroupDROModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.GroupDROModel(adata, encoder="small", step_size=0.01)
+    >>> model.train(max_steps=2000)
+    >>> model.predict().shape
+    (240,)
     """
 
     _module = GroupDROModule

@@ -77,6 +77,14 @@ class IRMModel(ClassifierModel):
     References
     ----------
     Arjovsky et al. (2019), Invariant risk minimization.
+
+    Examples
+    --------
+    >>> scbd.baselines.IRMModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.IRMModel(adata, encoder="small", penalty=100.0)
+    >>> model.train(max_steps=2000)
+    >>> model.predict().shape
+    (240,)
     """
 
     _module = IRMModule

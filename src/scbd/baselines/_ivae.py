@@ -71,6 +71,14 @@ class IVAEModel(LatentModel):
     References
     ----------
     Khemakhem et al. (2020), Variational autoencoders and nonlinear ICA. Makino et al. (2025), section 3 and appendix.
+
+    Examples
+    --------
+    >>> scbd.baselines.IVAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.IVAEModel(adata, n_latent=32, style_posterior="x")
+    >>> model.train(max_steps=2000)
+    >>> model.get_latent_representation(block="c").shape
+    (240, 32)
     """
 
     def __init__(

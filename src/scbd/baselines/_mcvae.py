@@ -88,6 +88,14 @@ class MCVAEModel(LatentModel):
     ----------
     Wang et al. (2023), Multi-ContrastiveVAE disentangles perturbation effects in single-cell images from optical pooled
     screens. Networks as in Makino et al. (2025), appendix; without a batch embedding or a penalty between blocks.
+
+    Examples
+    --------
+    >>> scbd.baselines.MCVAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.MCVAEModel(adata, n_latent=32, control="nontargeting")
+    >>> model.train(max_steps=2000)
+    >>> model.get_latent_representation(block="c").shape
+    (240, 32)
     """
 
     def __init__(

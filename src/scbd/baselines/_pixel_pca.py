@@ -42,6 +42,11 @@ def pixel_pca(adata: AnnData, *, n_components: int = 50, image_key: str = IMAGE_
     ------
     KeyError, TypeError, ValueError
         If the images are missing or cannot be read.
+
+    Examples
+    --------
+    >>> scbd.baselines.pixel_pca(adata, n_components=16).shape
+    (240, 16)
     """
     from sklearn.decomposition import PCA
 

@@ -43,6 +43,14 @@ class VAEModel(LatentModel):
     References
     ----------
     Kingma and Welling (2014), Auto-encoding variational Bayes. Networks as in Makino et al. (2025), appendix.
+
+    Examples
+    --------
+    >>> scbd.baselines.VAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.VAEModel(adata, n_latent=32)
+    >>> model.train(max_steps=2000)
+    >>> model.get_latent_representation(block="c").shape
+    (240, 32)
     """
 
     def __init__(

@@ -97,6 +97,16 @@ class ImageDataModule(pl.LightningDataModule):
     ------
     ValueError
         If a batch is larger than the data, see :mod:`scbd.data.samplers`.
+
+    Examples
+    --------
+    >>> source = scbd.data.ArraySource(adata.obsm["single_cell_images"])
+    >>> gene, well = (adata.obs[key].cat.codes.to_numpy() for key in ("gene", "well"))
+    >>> split = scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
+    >>> data = scbd.data.ImageDataModule(source, gene, well, split, batch_size=50, max_steps=10)
+    >>> batch = next(iter(data.train_dataloader()))
+    >>> batch["images"].shape, batch["y"].shape
+    (torch.Size([50, 4, 32, 32]), torch.Size([50]))
     """
 
     def __init__(

@@ -34,6 +34,11 @@ def resize_images(images: np.ndarray, image_size: int, *, out: np.ndarray | None
     ------
     TypeError, ValueError
         If ``images`` are not images, ``image_size`` is not positive, or ``out`` is of another shape or dtype.
+
+    Examples
+    --------
+    >>> scbd.data.resize_images(adata.obsm["single_cell_images"], 16).shape
+    (240, 4, 16, 16)
     """
     source = ArraySource(images)
     if image_size < 1:

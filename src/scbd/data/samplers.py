@@ -85,7 +85,14 @@ class BatchSampler(ABC):
 
 
 class ShuffleSampler(BatchSampler):
-    """Plain shuffling: each epoch is a fresh permutation, its incomplete last batch is left out."""
+    """Plain shuffling: each epoch is a fresh permutation, its incomplete last batch is left out.
+
+    Examples
+    --------
+    >>> sampler = scbd.data.ShuffleSampler(np.arange(240), batch_size=60, n_steps=5)
+    >>> [len(batch) for batch in sampler]
+    [60, 60, 60, 60, 60]
+    """
 
     _epoch = -1
 
@@ -126,6 +133,14 @@ class PerturbationSampler(BatchSampler):
     ------
     ValueError
         If the perturbations cannot fill a batch with K cells each.
+
+    Examples
+    --------
+    >>> genes = adata.obs["gene"].cat.codes.to_numpy()
+    >>> rows = np.arange(adata.n_obs)
+    >>> sampler = scbd.data.PerturbationSampler(rows, 30, labels=genes, perturbations_per_batch=3, n_steps=2)
+    >>> [len(set(genes[batch])) for batch in sampler]  # three perturbations of ten cells
+    [3, 3]
     """
 
     def __init__(

@@ -29,6 +29,12 @@ class Split:
     ------
     ValueError
         If there is no training cell, or a cell is in two parts.
+
+    Examples
+    --------
+    >>> split = scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
+    >>> len(split.test)
+    0
     """
 
     train: np.ndarray
@@ -56,6 +62,13 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
         If there is no such column.
     ValueError
         If no cell is ``train``.
+
+    Examples
+    --------
+    >>> adata.obs["split"] = np.where(adata.obs["well"] == "P1_W1", "test", "train")
+    >>> split = scbd.data.split_by_column(adata.obs, "split")
+    >>> set(adata.obs["well"].iloc[split.test])
+    {'P1_W1'}
     """
     if column not in obs:
         msg = f"obs has no column {column!r} to split by (its columns: {', '.join(map(str, obs.columns))})."
@@ -95,6 +108,12 @@ def stratified_split(
     ------
     ValueError
         If the fractions are not between 0 and 1, or sum to more than 1.
+
+    Examples
+    --------
+    >>> split = scbd.data.stratified_split([adata.obs["gene"].cat.codes.to_numpy()], train_size=0.8)
+    >>> adata.obs["gene"].iloc[split.validation].nunique() == adata.obs["gene"].nunique()
+    True
     """
     if validation_size is None:
         validation_size = 1 - train_size
@@ -142,6 +161,12 @@ def hold_out_environments(
     ------
     ValueError
         If a held-out environment does not occur, or none is left to train on.
+
+    Examples
+    --------
+    >>> split = scbd.data.hold_out_environments(adata.obs["well"], ["P1_W1"])
+    >>> set(adata.obs["well"].iloc[split.test])
+    {'P1_W1'}
     """
     environments = np.asarray(environments)
     unknown = [e for e in held_out if e not in set(environments)]

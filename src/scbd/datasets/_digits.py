@@ -71,6 +71,14 @@ def colored_digits(*, seed: int = 0) -> AnnData:
     References
     ----------
     Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (CC BY 4.0).
+
+    Examples
+    --------
+    >>> digits = scbd.datasets.colored_digits()
+    >>> digits.obsm["single_cell_images"].shape
+    (1797, 3, 32, 32)
+    >>> digits.obs["environment"].cat.categories.to_list()
+    ['red', 'green', 'white']
     """
     from sklearn.datasets import load_digits
 
@@ -135,6 +143,10 @@ def colored_mnist(
     References
     ----------
     LeCun et al. (1998); Arjovsky et al. (2019); Makino et al. (2025), appendix, Colored MNIST.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.colored_mnist("data/mnist")  # doctest: +SKIP
     """
     if n_environments < 2 or imbalance < 0 or not 2 <= n_digits <= 10:
         msg = (

@@ -66,6 +66,10 @@ def pacs(
     References
     ----------
     Li et al. (2017), Deeper, broader and artier domain generalization; Gulrajani and Lopez-Paz (2020), DomainBed.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.pacs("data/PACS", test_environment="sketch")  # doctest: +SKIP
     """
     return _domains("PACS", path, PACS_DOMAINS, PACS_CLASSES, test_environment, image_size, validation_size, seed)
 
@@ -104,6 +108,10 @@ def vlcs(
     References
     ----------
     Fang et al. (2013), Unbiased metric learning; Gulrajani and Lopez-Paz (2020), DomainBed.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.vlcs("data/VLCS", test_environment="VOC2007")  # doctest: +SKIP
     """
     return _domains("VLCS", path, VLCS_DOMAINS, VLCS_CLASSES, test_environment, image_size, validation_size, seed)
 

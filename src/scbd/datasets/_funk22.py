@@ -68,6 +68,10 @@ def funk22(
     References
     ----------
     Funk et al. (2022), The phenotypic landscape of essential human genes; Makino et al. (2025), section 4.2.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.funk22("data/funk22", n_cells=200_000)  # doctest: +SKIP
     """
     from anndata import AnnData
 
@@ -114,6 +118,10 @@ def funk22_cellprofiler(path: str | os.PathLike[str], *, n_cells: int | None = N
         If there is no such file.
     ValueError
         If it has no gene or no feature, or is neither Parquet nor CSV.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.funk22_cellprofiler("data/funk22", n_cells=200_000)  # doctest: +SKIP
     """
     from anndata import AnnData
 
@@ -155,6 +163,10 @@ def funk22_guides(path: str | os.PathLike[str]) -> pd.DataFrame:
         If there is no such file.
     ValueError
         If a column is missing.
+
+    Examples
+    --------
+    >>> guides = scbd.datasets.funk22_guides("data/funk22")  # doctest: +SKIP
     """
     table = _read_table(path, ["sgRNA_0", "gene", "count"])
     return table.rename(columns=_NAMES | {"count": "n_cells"})[["sgRNA", "gene", "n_cells"]]
@@ -184,6 +196,10 @@ def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
     References
     ----------
     Wang et al. (2023), Multi-contrastive VAE disentangles perturbation effects in single-cell images.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.funk22_profiles("df_standardized_mitosis.parquet")  # doctest: +SKIP
     """
     from anndata import AnnData
 

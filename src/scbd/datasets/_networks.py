@@ -58,6 +58,11 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     References
     ----------
     Giurgiu et al. (2019), CORUM: the comprehensive resource of mammalian protein complexes (2019).
+
+    Examples
+    --------
+    >>> net = scbd.datasets.corum()  # fetched once, then kept  # doctest: +SKIP
+    >>> net = scbd.datasets.corum("coreComplexes.txt")  # or a file of yours  # doctest: +SKIP
     """
     if path is None:
         path = _fetch(_CORUM_URL, "CC-BY-NC 4.0")
@@ -83,7 +88,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read sets of genes, one a line: ``name<TAB>GENE GENE …``.
+    r"""Read sets of genes, one a line: ``name<TAB>GENE GENE …``, or GMT (``.gmt``), whose second field is a description.
 
     Raises
     ------
@@ -91,6 +96,13 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
         If there is no such file.
     ValueError
         If a line has no name and genes.
+
+    Examples
+    --------
+    >>> with open("complexes.gmt", "w") as file:
+    ...     _ = file.write("exosome\tcore\tEXOSC1\tEXOSC2\n")
+    >>> scbd.datasets.gene_sets("complexes.gmt")["target"].to_list()
+    ['EXOSC1', 'EXOSC2']
     """
     path = _existing(path)
     rows = []
@@ -99,6 +111,8 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
         if line.strip() and not tab:
             msg = f"{path}, line {number}: a set is a name, a tab and genes; got {line[:60]!r}."
             raise ValueError(msg)
+        if path.suffix == ".gmt":
+            genes = genes.partition("\t")[2]
         rows += [(name, gene) for gene in genes.split()]
     return _tidy(pd.DataFrame(rows, columns=["source", "target"]))
 
@@ -112,6 +126,12 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
         If there is no such file.
     ValueError
         If there are fewer than two columns.
+
+    Examples
+    --------
+    >>> pd.DataFrame({"gene1": ["EXOSC1"], "gene2": ["EXOSC2"]}).to_csv("pairs.csv", index=False)
+    >>> scbd.datasets.gene_pairs("pairs.csv").iloc[0].to_list()
+    ['EXOSC1', 'EXOSC2']
     """
     path = _existing(path)
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -149,6 +169,10 @@ def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.Dat
     References
     ----------
     Celik et al. (2024), Building, benchmarking, and exploring perturbative maps.
+
+    Examples
+    --------
+    >>> pairs = scbd.datasets.known_pairs("reactome")  # doctest: +SKIP
     """
     if name not in PAIRS:
         msg = f"There is no network {name!r}: use one of {', '.join(PAIRS)}."

@@ -83,6 +83,14 @@ def simulated_screen(
     ------
     ValueError
         If a number is out of range, or there are fewer cells than guides.
+
+    Examples
+    --------
+    >>> screen = scbd.datasets.simulated_screen(500, image_size=32, n_complexes=3, genes_per_complex=2)
+    >>> screen.obs["gene"].nunique()  # six genes, and controls that target none
+    7
+    >>> screen.uns["truth"]["network"].columns.to_list()
+    ['source', 'target']
     """
     n_genes = n_complexes * genes_per_complex
     n_guides = (n_genes + 2) * guides_per_gene

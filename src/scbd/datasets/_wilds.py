@@ -55,6 +55,10 @@ def camelyon17(
     References
     ----------
     Bandi et al. (2019); Koh et al. (2021), WILDS: a benchmark of in-the-wild distribution shifts.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.camelyon17("data/camelyon17_v1.0", n_per_split=10_000)  # doctest: +SKIP
     """
     folder = existing_folder(path, "camelyon17_v1.0", "metadata.csv")
     columns = ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"]
@@ -112,6 +116,10 @@ def rxrx1(
     References
     ----------
     Sypetkowski et al. (2023), RxRx1; Koh et al. (2021), WILDS.
+
+    Examples
+    --------
+    >>> adata = scbd.datasets.rxrx1("data/rxrx1_v1.0", n_per_split=10_000)  # doctest: +SKIP
     """
     folder = existing_folder(path, "rxrx1_v1.0", "metadata.csv")
     columns = ["cell_type", "experiment", "plate", "well", "site", "sirna_id", "dataset"]

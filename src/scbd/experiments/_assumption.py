@@ -74,6 +74,13 @@ def check_assumption(
     References
     ----------
     Teney et al. (2024), ID and OOD performance are sometimes inversely correlated on real-world datasets.
+
+    Examples
+    --------
+    >>> how = {"lrs": (1e-3,), "weight_decays": (0.0,), "model_kwargs": {"encoder": "small"}}
+    >>> runs = scbd.experiments.check_assumption(adata, y_key="gene", e_key="well", held_out=["P1_W1"], **how)
+    >>> runs[["lr", "max_steps"]].to_numpy().tolist()
+    [[0.001, 150.0], [0.001, 1500.0]]
     """
     y = label_values(adata.obs, y_key).astype(str).to_numpy()
     environment = label_values(adata.obs, as_columns(e_key)).astype(str)
@@ -114,6 +121,12 @@ def in_out_correlation(frame: pd.DataFrame, *, ins: str = "own in", outs: str = 
     ------
     ValueError
         If there are fewer than three runs.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"own in": [0.7, 0.8, 0.9], "own out": [0.6, 0.5, 0.4]})
+    >>> round(scbd.experiments.in_out_correlation(runs)["pearson"], 3)
+    -1.0
     """
     if len(frame) < 3:
         msg = f"A correlation needs at least three runs, there are {len(frame)}."

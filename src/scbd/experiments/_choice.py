@@ -35,6 +35,12 @@ class AlphaSelection:
         threshold).
     runs
         One row a run, as :meth:`scbd.experiments.Results.frame` has them.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"alpha": [0.0, 0.01, 0.1], "accuracy": [0.9, 0.89, 0.4], "chance": 0.1, "cells": 500})
+    >>> scbd.experiments.choose_alpha(runs).alpha
+    0.01
     """
 
     alpha: float
@@ -87,6 +93,12 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     References
     ----------
     Breiman et al. (1984), Classification and regression trees: the one-standard-error rule.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"alpha": [0.0, 0.01, 0.1], "accuracy": [0.9, 0.89, 0.4], "chance": 0.1, "cells": 500})
+    >>> scbd.experiments.choose_alpha(runs).alpha
+    0.01
     """
     check_criterion(criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
@@ -142,6 +154,11 @@ def selection_regret(frame: pd.DataFrame, *, ins: str = "z_c in", outs: str = "z
     One row a seed: the ``alpha`` that :func:`choose_alpha` takes from that seed's runs alone; the ``best`` one, known
     afterwards; the ``regret``, by how much the score of the best is higher; and that of ``alpha="auto"``, where there
     is such a run: ``"auto, regret"``, below zero where it does better than the best number.
+
+    Examples
+    --------
+    >>> frame = scbd.experiments.Results("docs/results/cmnist-alphas/rows").frame()  # doctest: +SKIP
+    >>> scbd.experiments.selection_regret(frame)  # doctest: +SKIP
     """
     rows = []
     for seed, part in frame.groupby("seed"):

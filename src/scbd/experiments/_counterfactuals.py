@@ -81,6 +81,11 @@ def counterfactual_scores(adata: AnnData, model: SCBDModel | Any, *, seed: int =
     and for exchanged blocks ``digit kept`` (that of the content is read), ``color moved`` (the environment of the style
     is read: 0 if the colour came with the content) and ``shade error`` (mean distance between the shade read and that
     of the style, 0 to 9), over pairs of different digit and environment: compositions that training never saw.
+
+    Examples
+    --------
+    >>> digits = scbd.datasets.colored_digits()
+    >>> scores = scbd.experiments.counterfactual_scores(digits, model)  # of a model of these digits  # doctest: +SKIP
     """
     rng = np.random.default_rng(seed)
     split, digit = adata.obs["split"].to_numpy(), adata.obs["digit"].astype(int).to_numpy()

@@ -51,6 +51,10 @@ def demo(
     One row a system. Accuracy of the digit in distribution (held-out coloured digits) and on white digits, from r_c (a
     linear head) and from z_c itself (nearest class mean); accuracy of the environment from r_c (chance 0.5); the
     supervised loss of z_c and that of a point, its spread and effective rank.
+
+    Examples
+    --------
+    >>> report = scbd.experiments.demo("results/demo")  # minutes  # doctest: +SKIP
     """
     from scbd import pl
 

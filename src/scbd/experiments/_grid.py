@@ -62,6 +62,15 @@ def run_trials(
         If a name is not known, the shard is out of range, or a row of another version is there; before any is run.
     KeyboardInterrupt
         If interrupted; finished rows are kept.
+
+    Examples
+    --------
+    >>> data = {"n_cells": 600, "image_size": 32, "n_complexes": 3, "genes_per_complex": 2}
+    >>> pcs = {"n_components": 8}
+    >>> trial = scbd.experiments.Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, pcs)
+    >>> frame = scbd.experiments.run_trials([trial], "grid")
+    >>> len(frame)
+    1
     """
     index, n_shards = shard
     check_shard(shard)

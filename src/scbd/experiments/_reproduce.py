@@ -114,6 +114,10 @@ def reproduce(
         anything is run.
     FileNotFoundError
         If ``path`` does not hold the data set, or there is nothing to report.
+
+    Examples
+    --------
+    >>> frame = scbd.experiments.reproduce("cmnist", budget="small", path="data/mnist")  # hours  # doctest: +SKIP
     """
     for what, asked, known in (("experiment", name, EXPERIMENTS), ("budget", budget, get_args(Budget))):
         if asked not in known:

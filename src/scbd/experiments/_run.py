@@ -17,6 +17,7 @@ from scbd.data.fields import CROSS, as_columns, label_values
 from scbd.experiments._files import save_figure, write_table, write_text
 from scbd.experiments._seeding import seed_everything
 from scbd.metrics import label_probe
+from scbd.metrics._table import check_keys
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
@@ -76,6 +77,13 @@ def run(
         If ``out`` holds files and ``resume`` is false.
     KeyError, TypeError, ValueError
         If ``adata`` or a setting is not fit for training; before anything is written.
+
+    Examples
+    --------
+    >>> model_kwargs, train_kwargs = {"encoder": "small"}, {"max_steps": 2000}
+    >>> report = scbd.experiments.run(
+    ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
+    ... )  # doctest: +SKIP
     """
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not resume:
@@ -112,7 +120,7 @@ def evaluate(
     Parameters
     ----------
     adata
-        Embedded cells.
+        Embedded cells, with ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca`` in ``obsm``.
     label_keys
         Columns of ``obs``.
     train_indices
@@ -124,7 +132,20 @@ def evaluate(
     Returns
     -------
     The scores of :func:`scbd.metrics.label_probe`, and ``tested_on``: ``"held-out cells"`` or ``"all cells"``.
+
+    Raises
+    ------
+    KeyError
+        If an embedding or a column is missing.
+
+    Examples
+    --------
+    >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
+    >>> report = scbd.experiments.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
+    >>> len(report)  # three embeddings, two labels
+    6
     """
+    check_keys(adata, _EMBEDDINGS.values(), label_keys)
     train = None
     if train_indices is not None and adata.n_obs - len(train_indices) >= _HELD_OUT_CELLS:
         train = np.isin(np.arange(adata.n_obs), train_indices)

@@ -47,6 +47,13 @@ def generalization_scores(
     ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for contrastive models; ``own in``, ``own out``: the
     model's own classifier, if it has one; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
     environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
+
+    Examples
+    --------
+    >>> adata.obs["split"] = np.resize(["train", "train", "validation", "test"], adata.n_obs)
+    >>> scores = scbd.experiments.generalization_scores(adata, model, y_key="gene", e_key="well")
+    >>> 0 <= scores["z_c out"] <= 1
+    True
     """
     split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
     # a third part, such as WILDS' unseen validation environment, is neither in nor out

@@ -50,6 +50,12 @@ class Selection:
         Their mean accuracy on validation cells, over seeds.
     runs
         One row a run, as :meth:`scbd.experiments.Results.frame` has them.
+
+    Examples
+    --------
+    >>> found = scbd.experiments.select(adata, "ERM", y_key="gene", e_key="well", n_trials=3)  # doctest: +SKIP
+    >>> model = scbd.baselines.ERMModel(adata, **found.model)  # doctest: +SKIP
+    >>> model.train(**found.training)  # doctest: +SKIP
     """
 
     model: dict[str, Any]
@@ -109,6 +115,21 @@ def select(
     ------
     ValueError
         If the system is not known, a setting cannot be used, or there is nothing to search; before anything is trained.
+
+    Examples
+    --------
+    >>> found = scbd.experiments.select(
+    ...     adata,
+    ...     "CORAL",
+    ...     y_key="gene",
+    ...     e_key="well",
+    ...     model_space={"penalty": (0.1, 1.0)},
+    ...     training_space={"lr": (1e-3,)},
+    ...     model_kwargs={"encoder": "small"},
+    ...     max_steps=2000,
+    ... )
+    >>> len(found.runs), found.training["max_steps"]
+    (2, 2000)
     """
     if system not in SYSTEMS:
         msg = f"There is no system {system!r}: use one of {', '.join(SYSTEMS)}."

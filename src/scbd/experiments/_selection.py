@@ -79,9 +79,9 @@ def select_alpha(
 
     Examples
     --------
-    >>> found = scbd.select_alpha(adata, y_key="gene", e_key="well", max_steps=2000)  # doctest: +SKIP
-    >>> found.plot()  # doctest: +SKIP
-    >>> model = scbd.SCBDModel(adata, alpha=found.alpha)  # doctest: +SKIP
+    >>> found = scbd.select_alpha(adata, y_key="gene", e_key="well", max_steps=2000)
+    >>> ax = found.plot()
+    >>> model = scbd.SCBDModel(adata, alpha=found.alpha)
     """
     model = {"style_target": None} | dict(model_kwargs or {})
     alphas = _alphas(alphas, model.get("invariance", "variance"))

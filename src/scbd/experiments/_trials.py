@@ -37,6 +37,14 @@ class Trial:
         Seed of data, weights and batches.
     data, model, training
         Arguments of the data set's loader, of the model and of its ``train``.
+
+    Examples
+    --------
+    >>> data = {"n_cells": 2000, "image_size": 32}
+    >>> pcs = {"n_components": 8}
+    >>> trial = scbd.experiments.Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, pcs)
+    >>> trial.key.startswith("simulated-screen-pixel-pca-seed-0-")
+    True
     """
 
     protocol: str
@@ -67,6 +75,10 @@ class Results:
     ------
     ValueError
         If a row there was written by another version, or is no row; nothing is changed.
+
+    Examples
+    --------
+    >>> frame = scbd.experiments.Results("docs/results/cmnist/rows").frame()  # of this repository  # doctest: +SKIP
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

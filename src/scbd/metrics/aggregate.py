@@ -72,6 +72,12 @@ def aggregate(
         If a key is missing.
     ValueError
         If there is no control, labels are missing, the embedding is not finite, or fewer than two genes are left.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> profiles.shape  # genes × components; the controls' row is dropped
+    (4, 64)
     """
     from anndata import AnnData
 

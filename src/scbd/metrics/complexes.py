@@ -48,6 +48,13 @@ def complex_table(
     ------
     ValueError
         If ``net`` holds pairs rather than complexes, or no complex has two genes with profiles.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
+    >>> sorted(table.index)
+    ['complex_1', 'complex_2']
     """
     if is_pairs(net):
         msg = "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene."
@@ -119,6 +126,13 @@ def relationship_interval(
     ------
     ValueError
         If the score is not known, see also :func:`~scbd.metrics.relationship_curve`.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> low, high = scbd.metrics.relationship_interval(profiles, net, n_bootstrap=20)
+    >>> low <= high
+    True
     """
     if score not in get_args(Score):
         msg = f"score={score!r} is not known: use one of {', '.join(get_args(Score))}."

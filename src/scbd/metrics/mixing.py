@@ -65,6 +65,12 @@ def batch_mixing(
     References
     ----------
     Korsunsky et al. (2019), Harmony (LISI); Luecken et al. (2022), scIB (its scaling).
+
+    Examples
+    --------
+    >>> scores = scbd.metrics.batch_mixing(adata, "X_scbd_c", "well", n_neighbors=30)
+    >>> scores["same_environment_neighbours"], scores["expected"]  # doctest: +SKIP
+    (0.17, 0.16)
     """
     x, environments = embedding_and_labels(adata, embedding_key, e_key)
     codes, names = pd.factorize(environments)

@@ -46,6 +46,12 @@ def predict_labels(
     ------
     ValueError
         If the embedding is not finite, or there is one label only.
+
+    Examples
+    --------
+    >>> known = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> scbd.metrics.predict_labels(known, ["a", "b"], np.array([[0.1, 0.9]]), classifier="nearest_mean").tolist()
+    ['a']
     """
     codes, names = _codes(train_embedding, train_labels)
     if len(names) < 2:
@@ -105,6 +111,12 @@ def label_probe(
     ValueError
         If the embedding is not finite or not of the labels' length, fewer than two labels have two cells, or a split
         leaves a side without two labels.
+
+    Examples
+    --------
+    >>> embedding = np.repeat(np.eye(3), 50, axis=0)  # tells three labels apart
+    >>> scbd.metrics.label_probe(embedding, np.repeat(["a", "b", "c"], 50))["accuracy"]
+    1.0
     """
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)
@@ -175,6 +187,12 @@ def batch_probe(
         If a key is missing.
     ValueError
         See :func:`label_probe`.
+
+    Examples
+    --------
+    >>> scores = scbd.metrics.batch_probe(adata, "X_scbd_c", "well")
+    >>> sorted(scores)
+    ['accuracy', 'auroc', 'chance_f1', 'f1']
     """
     embedding, labels = embedding_and_labels(adata, embedding_key, e_key)
     groups = None if group_key is None else embedding_and_labels(adata, embedding_key, group_key)[1]

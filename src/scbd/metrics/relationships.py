@@ -56,6 +56,14 @@ class Relations:
         float32 or float64 ``(G, G)``.
     related
         bool ``(G, G)``, symmetric, false on the diagonal.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> relations = scbd.metrics.Relations(profiles, net)
+    >>> similarity, related = relations.pairs()
+    >>> len(related), int(related.sum())  # pairs of genes, and those of one complex
+    (6, 2)
     """
 
     def __init__(
@@ -118,6 +126,13 @@ def relationship_curve(
     ------
     ValueError
         If no gene has a known partner, genes repeat, or profiles are not finite.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> curve = scbd.metrics.relationship_curve(profiles, net)
+    >>> curve.columns.to_list()
+    ['percentile', 'precision', 'recall']
     """
     relations = relations_of(profiles, net, gene_key, universe)
     cosine, related = relations.pairs()
@@ -145,6 +160,13 @@ def relationship_area(curve: pd.DataFrame) -> float:
     ------
     ValueError
         If the curve has fewer than two points.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> curve = scbd.metrics.relationship_curve(profiles, net)
+    >>> 0 <= scbd.metrics.relationship_area(curve) <= 1
+    True
     """
     # recall rises as the percentile falls; sorted by recall, points of equal recall could change places
     curve = curve.dropna().sort_values("percentile", ascending=False)
@@ -178,6 +200,12 @@ def relationship_recall(
     ------
     ValueError
         If ``tail`` is not between 0 and 0.5, or see :func:`relationship_curve`.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> 0 <= scbd.metrics.relationship_recall(profiles, net, tail=0.05) <= 1
+    True
     """
     if not 0 < tail < 0.5:
         msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
@@ -208,6 +236,12 @@ def relationship_average_precision(
     ------
     ValueError
         See :func:`relationship_curve`.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> 0 <= scbd.metrics.relationship_average_precision(profiles, net) <= 1
+    True
     """
     cosine, related = relations_of(profiles, net, gene_key, universe).pairs()
     ordered, known = np.sort(cosine), np.sort(cosine[related])

@@ -92,6 +92,14 @@ def benchmark(
         If nothing is asked for, or see the metrics.
     KeyError
         If a key is missing.
+
+    Examples
+    --------
+    >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
+    >>> embeddings = {"SCBD": "X_scbd_c", "pixels": "X_pixel_pca"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> frame.columns.to_list()
+    ['metric', 'representation', 'key', 'value']
     """
     if net is None and y_key is None and e_key is None:
         msg = "Nothing to measure: give e_key, y_key, or net with gene_key."
@@ -133,6 +141,12 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     Frame ``metric, representation, mean, sd, n``; ``sd`` is NaN for a single key.
+
+    Examples
+    --------
+    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
+    >>> scbd.metrics.summarise(frame).columns.to_list()
+    ['metric', 'representation', 'mean', 'sd', 'n']
     """
     grouped = frame.groupby(["metric", "representation"], sort=False)["value"]
     return grouped.agg(mean="mean", sd="std", n="size").reset_index()
@@ -149,6 +163,11 @@ def styled(frame: pd.DataFrame) -> Any:
     Returns
     -------
     :class:`pandas.io.formats.style.Styler`
+
+    Examples
+    --------
+    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
+    >>> table = scbd.metrics.styled(frame)  # the last line of a notebook's cell shows it
     """
     summary = summarise(frame)
     order = list(dict.fromkeys(summary["representation"]))

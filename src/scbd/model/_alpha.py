@@ -36,6 +36,13 @@ class AutoAlpha(nn.Module):
     no environment that is left out.
 
     The state is in buffers: it is saved with the weights, and whatever run goes on with those goes on with it.
+
+    Examples
+    --------
+    >>> scbd.SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.SCBDModel(adata, encoder="small", alpha="auto")
+    >>> float(model.module.current_alpha)  # nothing has been learned yet
+    0.0
     """
 
     learned: Tensor

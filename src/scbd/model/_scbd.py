@@ -84,10 +84,12 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     Examples
     --------
-    >>> SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")  # doctest: +SKIP
-    >>> model = SCBDModel(adata)  # doctest: +SKIP
-    >>> model.train()  # doctest: +SKIP
-    >>> adata.obsm["X_scbd_c"] = model.get_latent_representation()  # doctest: +SKIP
+    >>> scbd.SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.SCBDModel(adata)
+    >>> model.train()
+    >>> adata.obsm["X_scbd_c"] = model.get_latent_representation(block="c")
+    >>> adata.obsm["X_scbd_c"].shape
+    (240, 64)
     """
 
     def __init__(

@@ -86,6 +86,12 @@ class AdditiveDecoder(nn.Module):
     ------
     ValueError
         If the likelihood is not known, or the width is not an even number.
+
+    Examples
+    --------
+    >>> decoder = scbd.nn.AdditiveDecoder((64, 64), image_shape=(4, 32, 32), width=16)
+    >>> decoder(torch.zeros(2, 64), torch.zeros(2, 64)).shape
+    torch.Size([2, 4, 32, 32])
     """
 
     def __init__(

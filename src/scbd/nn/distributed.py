@@ -23,6 +23,11 @@ def gather(rows: Tensor) -> Tensor:
     Returns
     -------
     ``(W B, ...)``; ``rows`` themselves where there is a single process.
+
+    Examples
+    --------
+    >>> scbd.nn.gather(torch.ones(3, 2)).shape  # on one device, as it is; on n, n times as many rows
+    torch.Size([3, 2])
     """
     if world()[1] == 1:
         return rows

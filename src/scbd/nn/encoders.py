@@ -81,6 +81,12 @@ def build_encoder(encoder: str | nn.Module, n_channels: int) -> nn.Module:
         If the name is not known.
     TypeError
         If ``encoder`` is neither a name nor a module.
+
+    Examples
+    --------
+    >>> encoder = scbd.nn.build_encoder("small", n_channels=4)
+    >>> encoder(torch.zeros(2, 4, 32, 32)).shape
+    torch.Size([2, 256])
     """
     if isinstance(encoder, nn.Module):
         return copy.deepcopy(encoder)
@@ -117,6 +123,12 @@ class Features(nn.Module):
     ------
     ValueError
         If the encoder cannot take such images, or does not return one feature vector an image.
+
+    Examples
+    --------
+    >>> features = scbd.nn.Features("small", image_shape=(4, 32, 32))
+    >>> features(torch.zeros(2, 4, 32, 32)).shape
+    torch.Size([2, 256])
     """
 
     def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int]) -> None:
@@ -163,6 +175,12 @@ class Block(Features):
     ----------
     n_features, n_latent
         Dimensions ``R`` of the intermediate representation and ``D`` of the embedding.
+
+    Examples
+    --------
+    >>> block = scbd.nn.Block("small", image_shape=(4, 32, 32), n_latent=64)
+    >>> block.n_features, block.n_latent
+    (256, 64)
     """
 
     def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int], n_latent: int) -> None:

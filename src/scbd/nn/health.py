@@ -19,6 +19,11 @@ def spread(z: Tensor) -> float:
     ----------
     z
         Embeddings of unit length, shape ``(N, D)``.
+
+    Examples
+    --------
+    >>> scbd.nn.spread(torch.eye(4)[:1].repeat(10, 1))  # a point
+    0.0
     """
     z = z.double()
     return float((z - z.mean(0)).square().sum(1).mean())
@@ -37,6 +42,11 @@ def effective_rank(z: Tensor) -> float:
     References
     ----------
     Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
+
+    Examples
+    --------
+    >>> round(scbd.nn.effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])), 3)
+    4.0
     """
     z = z.double()
     centred = z - z.mean(0)

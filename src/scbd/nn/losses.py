@@ -60,6 +60,12 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
     ------
     ValueError
         If ``z`` is not a batch of at least two unit vectors, or the temperature is not above 1/350.
+
+    Examples
+    --------
+    >>> z = torch.nn.functional.normalize(torch.randn(8, 4, generator=torch.manual_seed(0)), dim=1)
+    >>> scbd.nn.log_normaliser(z).shape
+    torch.Size([8])
     """
     z = _check(z, temperature)
     with torch.autocast(z.device.type, enabled=False):
@@ -129,6 +135,15 @@ def supervised_contrastive_loss(
     ----------
     Khosla et al. (2020), Supervised Contrastive Learning; Makino et al. (2025), eq. 1 and appendix B. Szegedy et al.
     (2016), Rethinking the Inception architecture for computer vision.
+
+    Examples
+    --------
+    >>> z = torch.nn.functional.normalize(torch.randn(8, 4, generator=torch.manual_seed(0)), dim=1)
+    >>> perturbation = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    >>> loss = scbd.nn.supervised_contrastive_loss(z, perturbation)
+    >>> point = scbd.nn.supervised_contrastive_loss(z[:1].expand(8, 4), perturbation)  # all cells in one place
+    >>> round(float(point), 3) == round(scbd.nn.contrastive_ceiling(8), 3)
+    True
     """
     check_smoothing(smoothing)
     z = _check(z, temperature, labels, "labels")
@@ -221,6 +236,13 @@ def invariance_loss(
     References
     ----------
     Makino et al. (2025), section 2 and appendix B.
+
+    Examples
+    --------
+    >>> z = torch.nn.functional.normalize(torch.randn(2, 4, generator=torch.manual_seed(0)), dim=1).repeat(4, 1)
+    >>> well = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])  # each embedding occurs as often in either well
+    >>> round(float(scbd.nn.invariance_loss(z, well, include_self=False, reduction="mean")), 3) >= 0
+    True
     """
     z = _check(z, temperature, environments, "environments")
     if reduction not in get_args(InvarianceReduction):
@@ -255,7 +277,7 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
 
     Examples
     --------
-    >>> round(contrastive_ceiling(512), 3)
+    >>> round(scbd.nn.contrastive_ceiling(512), 3)
     6.238
     """
     return math.log(batch_size if include_self else batch_size - 1)
@@ -285,6 +307,14 @@ def share_learned(loss: Tensor, labels: Tensor, *, smoothing: float = 0.0, inclu
     Returns
     -------
     A scalar; 0 where all cells have one label, or each its own, which says nothing.
+
+    Examples
+    --------
+    >>> gene = torch.arange(64) % 4
+    >>> z = torch.nn.functional.one_hot(gene, 4).float()  # a corner for each gene
+    >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)
+    >>> round(float(scbd.nn.share_learned(loss, gene)), 2)
+    1.0
     """
     n_positives, size = Groups(labels).n_others, len(labels)
     partnered = n_positives > 0

@@ -40,6 +40,12 @@ class Preprocess(nn.Module):
     ----------
     mean, sd
         Buffers of shape ``(C, 1, 1)``: 0 and 1 until :meth:`fit`.
+
+    Examples
+    --------
+    >>> preprocess = scbd.nn.Preprocess((4, 32, 32), "uint8", image_size=16, standardize=False)
+    >>> preprocess(torch.full((2, 4, 32, 32), 255, dtype=torch.uint8)).shape
+    torch.Size([2, 4, 16, 16])
     """
 
     def __init__(

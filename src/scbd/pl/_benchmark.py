@@ -47,6 +47,12 @@ def benchmark(
     ------
     ValueError
         If a metric is not in the frame.
+
+    Examples
+    --------
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> axes = scbd.pl.benchmark(frame, biology="y_probe_f1")
     """
     import matplotlib.pyplot as plt
 
@@ -89,6 +95,12 @@ def relationship_curve(
     Returns
     -------
     The axes.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> curve = scbd.metrics.relationship_curve(profiles, net)
+    >>> ax = scbd.pl.relationship_curve({"z_c": curve})
     """
     import matplotlib.pyplot as plt
 
@@ -122,6 +134,12 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     Returns
     -------
     The axes. Filled: false discovery rate below 5 %.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
+    >>> ax = scbd.pl.complexes(table)
     """
     import matplotlib.pyplot as plt
 

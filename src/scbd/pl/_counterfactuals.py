@@ -43,6 +43,10 @@ def counterfactuals(
     ------
     ValueError
         If the model has no decoder or a single block, partners are not as many as cells, or channels not one or three.
+
+    Examples
+    --------
+    >>> axes = scbd.pl.counterfactuals(model, rows=[3, 5, 8, 9], channels=[0, 1, 2])
     """
     import matplotlib.pyplot as plt
 

@@ -38,6 +38,10 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
     ------
     ValueError
         If the history is empty.
+
+    Examples
+    --------
+    >>> axes = scbd.pl.history(model.history, ceiling=model.health["ceiling"])
     """
     import matplotlib.pyplot as plt
 

@@ -45,6 +45,10 @@ def cells(
     ------
     KeyError
         If there are no such images.
+
+    Examples
+    --------
+    >>> axes = scbd.pl.cells(adata, label="well")
     """
     import matplotlib.pyplot as plt
 

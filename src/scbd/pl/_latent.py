@@ -36,6 +36,13 @@ def latent_health(health: pd.DataFrame) -> np.ndarray:
     ------
     ValueError
         If there are no components to draw.
+
+    Examples
+    --------
+    >>> scbd.baselines.VAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> vae = scbd.baselines.VAEModel(adata)
+    >>> vae.train(max_steps=1000)
+    >>> axes = scbd.pl.latent_health(vae.latent_health)
     """
     import matplotlib.pyplot as plt
 

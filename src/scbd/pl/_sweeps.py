@@ -55,6 +55,11 @@ def sweep(
     ------
     KeyError
         If a column is missing.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"alpha": [0, 0, 1, 1], "z_c in": [0.9, 0.8, 0.9, 0.9], "z_c out": [0.2, 0.3, 0.8, 0.7]})
+    >>> ax = scbd.pl.sweep(frame, "alpha", {"z_c in": "in distribution", "z_c out": "out of it"})
     """
     import matplotlib.pyplot as plt
 
@@ -104,6 +109,11 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     ------
     KeyError
         If a column is missing.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"alpha": [0, 1, 0, 1], "z_c out": [0.2, 0.8, 0.3, 0.7], "batch": [128, 128, 512, 512]})
+    >>> ax = scbd.pl.by_group(frame, "alpha", "z_c out", "batch")
     """
     _require(frame, [setting, score, group])
     wide = frame.assign(_seed=frame.groupby([setting, group]).cumcount())
@@ -124,6 +134,11 @@ def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes 
     Returns
     -------
     The axes.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"alpha": [0.0, 0.01, 0.1], "accuracy": [0.9, 0.9, 0.4], "chance": 0.1})
+    >>> ax = scbd.pl.alpha_curve(runs, alpha=0.01, threshold=0.88)
     """
     shown = {"accuracy": "perturbation from $z_c$", "e from z_c": "environment from $z_c$"}
     shown |= {"e from r_c": "environment from $r_c$"}
@@ -167,6 +182,11 @@ def trade_off(
     ------
     KeyError
         If a column is missing.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"system": "SCBD", "setting": ["alpha 0", "alpha 1"], "in": [0.9, 0.8], "out": [0.2, 0.7]})
+    >>> ax = scbd.pl.trade_off(frame, "in", "out", traced=["SCBD"])
     """
     import matplotlib.pyplot as plt
 
@@ -210,6 +230,11 @@ def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own
     Returns
     -------
     The axes.
+
+    Examples
+    --------
+    >>> runs = pd.DataFrame({"own in": [0.7, 0.8, 0.9], "own out": [0.6, 0.5, 0.3]})
+    >>> ax = scbd.pl.in_against_out(runs)
     """
     import matplotlib.pyplot as plt
 

@@ -56,6 +56,10 @@ def umap_blocks(
     ------
     KeyError
         If an embedding or a column is missing.
+
+    Examples
+    --------
+    >>> axes = scbd.pl.umap_blocks(adata, ["gene", "well"], blocks={"z_c": "X_scbd_c"})
     """
     import matplotlib.pyplot as plt
 

@@ -55,6 +55,12 @@ class ArraySource:
         rows than asked), or of a dtype that is not read.
     ValueError
         If it is not four-dimensional, or has no cells, channels or pixels.
+
+    Examples
+    --------
+    >>> source = scbd.data.ArraySource(adata.obsm["single_cell_images"])
+    >>> source.read(np.array([3, 1, 2])).shape
+    (3, 4, 32, 32)
     """
 
     def __init__(self, images: Any, where: str = "images") -> None:

@@ -30,6 +30,15 @@ class SlicedSource:
     ------
     TypeError, ValueError
         If it does not hold images, see :class:`ArraySource`.
+
+    Examples
+    --------
+    >>> import h5py
+    >>> file = h5py.File("images.h5", "w")
+    >>> images = file.create_dataset("images", data=adata.obsm["single_cell_images"], compression="gzip")
+    >>> scbd.data.SlicedSource(images).read(np.array([3, 1, 2])).shape
+    (3, 4, 32, 32)
+    >>> file.close()
     """
 
     in_memory = False

@@ -51,6 +51,13 @@ class ZarrSource:
     TypeError, ValueError
         If it does not hold images, see :class:`ArraySource`; if its chunks hold parts of images, or are compressed in a
         way that is not read.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> images = zarr.create_array("images.zarr", data=adata.obsm["single_cell_images"], chunks=(1, 4, 32, 32))
+    >>> scbd.data.ZarrSource(images).read(np.array([3, 1, 2])).shape
+    (3, 4, 32, 32)
     """
 
     in_memory = False

@@ -33,6 +33,12 @@ class Crops:
     ------
     ValueError
         If table and images, or names and channels, differ in number.
+
+    Examples
+    --------
+    >>> images = scbd.data.ArraySource(adata.obsm["single_cell_images"])
+    >>> crops = scbd.data.Crops(images, adata.obs, channels=["DNA damage", "F-actin", "DNA", "microtubules"])
+    >>> screen = scbd.data.write_screen("screen.h5ad", crops, y_key="gene")
     """
 
     images: ImageSource

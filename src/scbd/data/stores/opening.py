@@ -34,6 +34,12 @@ def memory_map_h5ad(path: str | os.PathLike[str], key: str) -> np.ndarray:
         If the file is not HDF5 (truncated, or of another kind), or the array is compressed or chunked.
     KeyError
         If the file holds no such array.
+
+    Examples
+    --------
+    >>> adata.write_h5ad("screen.h5ad")
+    >>> scbd.data.memory_map_h5ad("screen.h5ad", "obsm/single_cell_images").shape
+    (240, 4, 32, 32)
     """
     path = Path(path)
     with _open_h5(path) as file:
@@ -75,6 +81,13 @@ def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_
     FileNotFoundError, ValueError, KeyError
         If there is no such file; if it is truncated, of another kind, refers to other files, or its writing was not
         finished; if it has no such images.
+
+    Examples
+    --------
+    >>> adata.write_h5ad("screen.h5ad")  # without compression, so that images can be mapped
+    >>> screen = scbd.data.open_screen("screen.h5ad")
+    >>> type(screen.obsm["single_cell_images"]).__name__
+    'memmap'
     """
     from anndata import AnnData
 
@@ -101,6 +114,12 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     ------
     FileNotFoundError, ValueError
         If there is no such file; if it is truncated, of another kind, or refers to other files.
+
+    Examples
+    --------
+    >>> embedded = model.embed_to("embedding.h5ad", dtype="float16")
+    >>> scbd.data.open_embedding("embedding.h5ad").obsm["X_scbd_c"].shape
+    (240, 64)
     """
     from anndata import AnnData
     from anndata.io import read_elem

@@ -66,6 +66,13 @@ def read_crops(
         If there is nothing at ``path``.
     KeyError, TypeError, ValueError
         If it is of another kind, truncated, or holds no images and table that fit.
+
+    Examples
+    --------
+    >>> np.save("crops.npy", adata.obsm["single_cell_images"])
+    >>> crops = scbd.data.read_crops("crops.npy", table=adata.obs)
+    >>> crops.images.shape, list(crops.obs.columns[:2])
+    ((240, 4, 32, 32), ['gene', 'sgRNA'])
     """
     path = Path(path)
     if not path.exists():

@@ -32,6 +32,11 @@ def verify_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAG
         If there is no such file.
     ValueError
         If blocks are damaged or missing (which rows of which files), or there are no checksums.
+
+    Examples
+    --------
+    >>> screen = scbd.data.write_screen("screen.h5ad", adata, y_key="gene")
+    >>> scbd.data.verify_screen("screen.h5ad")  # silent: every block is as it was written
     """
     is_file = isinstance(path, (str, os.PathLike)) and Path(path).is_file()
     damaged, n = _of_file(Path(path)) if is_file else _of_store(path, image_key)  # type: ignore[arg-type]

@@ -96,6 +96,13 @@ def write_screen(
     KeyError, TypeError, ValueError
         If plates do not fit together or lack ``y_key``, an argument is out of range, or the beginning of another store
         lies there.
+
+    Examples
+    --------
+    >>> plates = [adata[adata.obs["well"] == well].copy() for well in ("P1_W1", "P1_W2")]
+    >>> screen = scbd.data.write_screen("screen.zarr", plates, y_key="gene", compression="lz4")
+    >>> screen.obs["gene"].is_monotonic_increasing  # sorted by perturbation
+    True
     """
     target: Any = path if not isinstance(path, (str, os.PathLike)) or "://" in str(path) else Path(path)
     check_shard(shard)
