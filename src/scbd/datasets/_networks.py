@@ -88,7 +88,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
-    r"""Read sets of genes, one a line: ``name<TAB>GENE GENE …``, or GMT (``.gmt``), whose second field is a description.
+    r"""Read sets of genes, one a line: ``name<TAB>GENE GENE …``, or ``.gmt``, whose second field is a description.
 
     Raises
     ------
