@@ -51,7 +51,9 @@ notebooks: $(VENV)/.ready
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable ".[docs]"
-	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@! grep -lE "<p>\.\. (auto|current)" docs/_build/html/generated/*.html || (echo "pages of the API hold directives as text" && exit 1)
+	@echo "docs/_build/html/index.html"
 
 clean:
 	rm -rf $(VENV) build docs/_build
