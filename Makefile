@@ -56,4 +56,4 @@ docs: $(VENV)/.ready
 	@echo "docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) build docs/_build
+	rm -rf $(VENV) build docs/_build docs/generated

@@ -24,7 +24,7 @@ templates_path = ["_templates"]
 bibtex_bibfiles = ["references.bib"]
 
 html_theme = "sphinx_book_theme"
-html_title = "scbd"
+html_title = f"scbd {release}"  # which of the versions this is
 html_theme_options = {"navbar_persistent": []}  # one search field, that of the sidebar
 
 autosummary_generate = True

@@ -31,6 +31,7 @@ def test_the_settings_of_the_best_validation_accuracy_are_chosen(tmp_path, monke
     assert found.accuracy == best["accuracy"] == found.runs["accuracy"].max()
     assert found.model["penalty"] == best["penalty"] and found.training["lr"] == best["lr"] == 3e-3
     assert found.model["encoder"] == "small" and found.training["max_steps"] == 20
+    assert "lr=0.003" in repr(found) and repr(found).endswith("the best of 4 runs")
     monkeypatch.setattr(CORALModel, "train", None)  # nothing is left to train
     again = select(cells, "CORAL", out=tmp_path / "search", **space, **CELLS, **QUICK)
     assert again.model == found.model and again.training == found.training

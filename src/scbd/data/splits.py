@@ -32,9 +32,8 @@ class Split:
 
     Examples
     --------
-    >>> split = scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
-    >>> len(split.test)
-    0
+    >>> scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
+    Split of 240 cells: train 200, validation 40, test 0
     """
 
     train: np.ndarray
@@ -51,6 +50,12 @@ class Split:
         if len(np.unique(together)) != len(together):
             msg = "A cell is in two parts of the split: train, validation and test must be disjoint."
             raise ValueError(msg)
+
+    def __repr__(self) -> str:
+        """Numbers of cells, for a person."""
+        parts = {name: len(getattr(self, name)) for name in ("train", "validation", "test")}
+        said = ", ".join(f"{name} {n:,}" for name, n in parts.items())
+        return f"Split of {sum(parts.values()):,} cells: {said}"
 
 
 def split_by_column(obs: pd.DataFrame, column: str) -> Split:

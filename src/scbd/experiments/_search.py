@@ -53,15 +53,23 @@ class Selection:
 
     Examples
     --------
-    >>> found = scbd.experiments.select(adata, "ERM", y_key="gene", e_key="well", n_trials=3)  # doctest: +SKIP
-    >>> model = scbd.baselines.ERMModel(adata, **found.model)  # doctest: +SKIP
-    >>> model.train(**found.training)  # doctest: +SKIP
+    >>> space = {"lr": (1e-3, 1e-4), "weight_decay": (0.0,)}
+    >>> found = scbd.experiments.select(
+    ...     adata, "ERM", y_key="gene", e_key="well", training_space=space, max_steps=500
+    ... )
+    >>> model = scbd.baselines.ERMModel(adata, **found.model)
+    >>> model.train(**found.training)
     """
 
     model: dict[str, Any]
     training: dict[str, Any]
     accuracy: float
     runs: pd.DataFrame
+
+    def __repr__(self) -> str:
+        """The choice, for a person."""
+        chosen = ", ".join(f"{name}={value!r}" for name, value in (self.model | self.training).items())
+        return f"{chosen}\naccuracy on validation cells {self.accuracy:.3f}, the best of {len(self.runs):,} runs"
 
 
 def settings_of(space: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -78,13 +78,21 @@ class Results:
 
     Examples
     --------
-    >>> frame = scbd.experiments.Results("docs/results/cmnist/rows").frame()  # of this repository  # doctest: +SKIP
+    >>> scbd.experiments.Results("docs/results/cmnist/rows")  # those of this repository  # doctest: +SKIP
+    Results in docs/results/cmnist/rows: 69 runs
+    >>> frame = scbd.experiments.Results("grid/rows").frame()
+    >>> len(frame)  # nothing has run yet
+    0
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         for path in self._paths():
             _read(path)
+
+    def __repr__(self) -> str:
+        """Where they are and how many, for a person."""
+        return f"Results in {self.directory}: {len(self._paths()):,} runs"
 
     def __contains__(self, trial: Trial) -> bool:
         return self._path(trial).is_file()

@@ -60,10 +60,8 @@ class Relations:
     Examples
     --------
     >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> relations = scbd.metrics.Relations(profiles, net)
-    >>> similarity, related = relations.pairs()
-    >>> len(related), int(related.sum())  # pairs of genes, and those of one complex
-    (6, 2)
+    >>> scbd.metrics.Relations(profiles, net)
+    Relations of 4 genes: 2 of 6 pairs are known
     """
 
     def __init__(
@@ -82,6 +80,11 @@ class Relations:
         self.unit = x / np.where(norm > 0, norm, 1)
         self.cosine = self.unit @ self.unit.T
         self.related = related.toarray()
+
+    def __repr__(self) -> str:
+        """Numbers of genes and pairs, for a person."""
+        n = len(self.genes)
+        return f"Relations of {n:,} genes: {self.related.sum() // 2:,} of {n * (n - 1) // 2:,} pairs are known"
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosine and relation of each pair once, both ``(G (G - 1) / 2,)``."""

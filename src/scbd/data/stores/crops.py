@@ -38,6 +38,8 @@ class Crops:
     --------
     >>> images = scbd.data.ArraySource(adata.obsm["single_cell_images"])
     >>> crops = scbd.data.Crops(images, adata.obs, channels=["DNA damage", "F-actin", "DNA", "microtubules"])
+    >>> crops
+    Crops 'cells': 240 of 4 × 32 × 32 uint8 (DNA damage, F-actin, DNA, microtubules)
     >>> screen = scbd.data.write_screen("screen.h5ad", crops, y_key="gene")
     """
 
@@ -54,6 +56,12 @@ class Crops:
         if len(self.channels) != n_channels:
             msg = f"{self.name}: {len(self.channels)} names for {n_channels} channels ({', '.join(self.channels)})."
             raise ValueError(msg)
+
+    def __repr__(self) -> str:
+        """Shape and channels, for a person."""
+        n, *shape = self.images.shape
+        size = " × ".join(map(str, shape))
+        return f"Crops {self.name!r}: {n:,} of {size} {self.images.dtype} ({', '.join(self.channels)})"
 
 
 def crops_of(adata: AnnData, image_key: str, name: str = "cells") -> Crops:
