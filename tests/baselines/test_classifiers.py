@@ -209,6 +209,24 @@ def test_batches_of_one_environment_in_turn():
     assert len(set(sampler.batch(names.index(3)))) == 10  # none twice where there are enough
 
 
+def test_fish_begins_with_batches_of_all_environments():
+    environments = np.repeat([3, 7, 9], [50, 5, 20])
+    how: dict[str, Any] = {"environments": environments, "n_steps": 8, "seed": 1}
+    seen = [set(environments[batch]) for batch in AlternatingSampler(np.arange(75), 25, pretrain_steps=4, **how)]
+    assert all(len(part) > 1 for part in seen[:4]) and all(len(part) == 1 for part in seen[4:])
+    model = make(FishModel, pretrain_steps=3)
+    batches = []
+    objective = model.module.objective
+
+    def watched(batch: Outputs, ramp: float) -> dict[str, torch.Tensor]:
+        batches.append(batch.e)
+        return objective(batch, ramp)
+
+    model.module.objective = watched
+    model.train(max_steps=6, **QUICK)
+    assert [len(e.unique()) > 1 for e in batches] == [True] * 3 + [False] * 3
+
+
 def test_balanced_batches_have_every_environment():
     model = make(CORALModel)
     seen = []

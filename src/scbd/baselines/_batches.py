@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data import ImageDataModule, PerturbationSampler
+from scbd.data import ImageDataModule, PerturbationSampler, ShuffleSampler
 from scbd.data.samplers import BatchSampler
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ class EnvironmentBatches(ImageDataModule):
             raise ValueError(msg) from error
 
 
-class AlternatingSampler(BatchSampler):
+class AlternatingSampler(ShuffleSampler):
     """One environment a batch: each once in a round, in an order of its own, equally often however large it is.
+
+    Before, plain batches of all environments.
 
     Parameters
     ----------
@@ -47,12 +49,18 @@ class AlternatingSampler(BatchSampler):
         Cells in a batch; an environment with fewer gives some of them twice.
     environments
         Codes of these rows.
+    pretrain_steps
+        Plain batches before the first round. Of environments apart, BatchNorm learns statistics that no single batch
+        has had, and new cells are misread.
     **kwargs
         See :class:`scbd.data.samplers.BatchSampler`.
     """
 
-    def __init__(self, rows: np.ndarray, batch_size: int, *, environments: np.ndarray, **kwargs: int) -> None:
+    def __init__(
+        self, rows: np.ndarray, batch_size: int, *, environments: np.ndarray, pretrain_steps: int = 0, **kwargs: int
+    ) -> None:
         super().__init__(rows, batch_size, **kwargs)
+        self.pretrain_steps = pretrain_steps
         self._groups = [self.rows[environments == e] for e in np.unique(environments)]
 
     @property
@@ -62,6 +70,8 @@ class AlternatingSampler(BatchSampler):
 
     def batch(self, step: int) -> np.ndarray:
         """Row numbers of a step's batch."""
+        if step < self.pretrain_steps:
+            return super().batch(step)
         turn, index = divmod(step, self.n_environments)
         group = self._groups[np.random.default_rng([self.seed, turn]).permutation(self.n_environments)[index]]
         rng = np.random.default_rng([self.seed, turn, index])
@@ -69,11 +79,22 @@ class AlternatingSampler(BatchSampler):
 
 
 class AlternatingBatches(ImageDataModule):
-    """Training batches of one environment each; validation is shuffled plainly."""
+    """Training batches of one environment each, after plain ones; validation is shuffled plainly.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        See :class:`scbd.data.ImageDataModule`.
+    pretrain_steps
+        How many plain ones.
+    """
+
+    def __init__(self, *args: Any, pretrain_steps: int = 0, **kwargs: Any) -> None:
+        self.pretrain_steps = pretrain_steps  # known when the base makes its samplers
+        super().__init__(*args, **kwargs)
 
     def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
         if rows is not self.split.train:
             return super()._sampler(rows, batch_size, n_steps, **world)
-        return AlternatingSampler(
-            rows, batch_size, environments=self._e[rows], n_steps=n_steps, seed=self.seed, **world
-        )
+        settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed, "pretrain_steps": self.pretrain_steps}
+        return AlternatingSampler(rows, batch_size, environments=self._e[rows], **settings | world)

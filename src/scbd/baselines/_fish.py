@@ -98,8 +98,8 @@ class FishPlan(TrainingPlan):
 class FishModel(ClassifierModel):
     """A classifier that moves where the gradients of all environments agree.
 
-    A step is one batch of one environment: ``max_steps`` counts those, and a round has as many as there are
-    environments.
+    After plain steps, a step is one batch of one environment: ``max_steps`` counts all, and a round has as many as
+    there are environments.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class FishModel(ClassifierModel):
     meta_lr
         Share of a round's way that is kept; the paper searches 0.001, 0.01 and 0.1.
     pretrain_steps
-        Plain steps before the first round; the paper searches 1,000 and 10,000.
+        Plain steps, on batches of all environments, before the first round; the paper searches 1,000 and 10,000.
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
@@ -147,5 +147,6 @@ class FishModel(ClassifierModel):
         if not 0 < meta_lr <= 1 or pretrain_steps < 0:
             msg = f"meta_lr={meta_lr}, pretrain_steps={pretrain_steps}: a share above 0, and a number of steps."
             raise ValueError(msg)
+        self._data_settings = {"pretrain_steps": pretrain_steps}
         self._plan_settings = {"meta_lr": meta_lr, "pretrain_steps": pretrain_steps}
         self._set_up(encoder, preprocess)

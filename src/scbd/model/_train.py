@@ -43,6 +43,7 @@ class TrainMixin:
     # which cells meet in a batch, what a step is, and what that takes
     _batches: ClassVar[type[ImageDataModule]] = ImageDataModule
     _plan: ClassVar[type[TrainingPlan]] = TrainingPlan
+    _data_settings: Mapping[str, Any] = MappingProxyType({})
     _plan_settings: Mapping[str, Any] = MappingProxyType({})
     # whether trained results were compared over seeds
     _unharmed_by_bfloat16 = False
@@ -215,6 +216,7 @@ class TrainMixin:
             neighbours=neighbours,
             seed=seed,
             preload=preload,
+            **self._data_settings,
         )
         if max_steps is None:
             epochs = get_max_epochs_heuristic(len(parts.train)) if max_epochs is None else max_epochs
