@@ -63,7 +63,7 @@ def test_the_curve_that_alpha_was_chosen_from():
 
 
 def test_one_point_a_setting_and_alpha_as_a_line():
-    rows = [("SCBD", "0", 0.9, 0.2), ("SCBD", "0", 0.7, 0.4), ("SCBD", "10", 0.6, 0.8), ("ERM", "a", 1.0, 0.1)]
+    rows = [("ERM", "a", 1.0, 0.1), ("SCBD", "0", 0.9, 0.2), ("SCBD", "0", 0.7, 0.4), ("SCBD", "10", 0.6, 0.8)]
     frame = pd.DataFrame(rows, columns=["system", "setting", "in", "out"])
     ax = pl.trade_off(frame, "in", "out", traced=["SCBD"])
     scbd, erm = (container[0] for container in ax.containers)

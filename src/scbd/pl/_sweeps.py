@@ -192,16 +192,17 @@ def trade_off(
 
     _require(frame, [x, y, system, setting])
     if ax is None:
-        _, ax = plt.subplots(figsize=(5.4, 4.0), layout="constrained")
-    for i, (name, part) in enumerate(frame.groupby(system, sort=False)):
+        _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    # what is traced has the first colours: they are the strongest
+    for i, name in enumerate(sorted(frame[system].unique(), key=lambda name: name not in traced)):
         color, marker = _COLORS[i % len(_COLORS)], _MARKERS[i % len(_MARKERS)]
-        points = part.groupby(setting, sort=False)[[x, y]]
+        points = frame[frame[system] == name].groupby(setting, sort=False)[[x, y]]
         mean, sd = points.mean(), points.std().fillna(0)
         line = "-" if name in traced else "none"
         look: dict[str, Any] = {"color": color, "marker": marker, "ls": line, "ms": 6, "mec": "k", "mew": 0.5}
         ax.errorbar(mean[x], mean[y], xerr=sd[x], yerr=sd[y], elinewidth=0.6, lw=1, label=str(name), **look)
     ax.set(xlabel=x, ylabel=y)
-    ax.legend(frameon=False, fontsize="small")
+    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))  # beside, not on, the points
     return ax
 
 
