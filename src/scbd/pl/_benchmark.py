@@ -70,7 +70,7 @@ def benchmark(
         mean, sd = values.mean().reindex(order), values.std().reindex(order).fillna(0)
         ax.bar(order, mean, yerr=sd.where(sd > 0), color="#56B4E9", edgecolor="k", capsize=4)
         ax.set(ylabel=_NAMES.get(metric, metric), title=f"{good} is better")
-        ax.tick_params(axis="x", rotation=20)
+        plt.setp(ax.get_xticklabels(), rotation=35, ha="right", rotation_mode="anchor")  # names end below their bar
     chance = frame.loc[frame["metric"] == "e_probe_chance_f1", "value"]
     if batch == "e_probe_f1" and len(chance):
         axes[1].axhline(chance.mean(), ls="--", color="k", lw=1, label="chance")
