@@ -36,6 +36,19 @@ def outputs(n: int = 30, n_environments: int = 3, seed: int = 0) -> Outputs:
     return Outputs(features, logits, torch.arange(n) % 4, torch.arange(n) % n_environments)
 
 
+def environments_of_batches(model) -> list[torch.Tensor]:
+    """Filled as the model trains, a batch after the other."""
+    seen: list[torch.Tensor] = []
+    objective = model.module.objective
+
+    def watched(batch: Outputs, ramp: float) -> dict[str, torch.Tensor]:
+        seen.append(batch.e)
+        return objective(batch, ramp)
+
+    model.module.objective = watched
+    return seen
+
+
 @pytest.mark.parametrize("model_class", MODELS)
 def test_each_learns_saves_and_loads(model_class, tmp_path):
     model = make(model_class, **({"penalty": 0.01} if model_class is DANNModel else {}))
@@ -215,28 +228,14 @@ def test_fish_begins_with_batches_of_all_environments():
     seen = [set(environments[batch]) for batch in AlternatingSampler(np.arange(75), 25, pretrain_steps=4, **how)]
     assert all(len(part) > 1 for part in seen[:4]) and all(len(part) == 1 for part in seen[4:])
     model = make(FishModel, pretrain_steps=3)
-    batches = []
-    objective = model.module.objective
-
-    def watched(batch: Outputs, ramp: float) -> dict[str, torch.Tensor]:
-        batches.append(batch.e)
-        return objective(batch, ramp)
-
-    model.module.objective = watched
+    batches = environments_of_batches(model)
     model.train(max_steps=6, **QUICK)
     assert [len(e.unique()) > 1 for e in batches] == [True] * 3 + [False] * 3
 
 
 def test_balanced_batches_have_every_environment():
     model = make(CORALModel)
-    seen = []
-    objective = model.module.objective
-
-    def watched(batch: Outputs, ramp: float) -> dict[str, torch.Tensor]:
-        seen.append(batch.e)
-        return objective(batch, ramp)
-
-    model.module.objective = watched
+    seen = environments_of_batches(model)
     model.train(max_steps=5, **QUICK)
     assert all(torch.equal(e.bincount(minlength=3), torch.tensor([8, 8, 8])) for e in seen) and len(seen) == 5
 
