@@ -73,6 +73,33 @@ def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
     return trials
 
 
+def screen_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells of a simulated screen: the same map, by form, alpha, batch, wells and genes."""
+    model, training = SIZES[budget]
+    model = model | {"n_latent": 64}
+    training = training | {"weight_decay": 0.01, "load_best": False} | NEW_CELLS
+    training["max_steps"] = {"smoke": 10, "small": 300, "paper": 5000}[budget]
+    batch, screen = training["batch_size"], SCREENS[budget]
+    plan: list[tuple[dict[str, Any], int]] = [({}, batch), ({"n_wells": 2}, batch)]
+    if budget != "smoke":
+        plan += [({}, batch // 4), ({}, batch * 4), ({"n_wells": 8}, batch), (UNEQUAL_WELLS, batch)]
+        plan += [({"n_complexes": 3}, batch)]
+    alphas = {"listing": (0, 1, 10, 100), "variance": (0, 0.003, 0.01, 0.03, 0.1)}
+    settings = [_form(form) | {"alpha": float(a)} for form, values in alphas.items() for a in values]
+    return [
+        Trial(
+            "batch correction of new cells",
+            "simulated_screen",
+            "SCBD",
+            seed,
+            screen | cells,
+            model | form,
+            training | {"batch_size": size},
+        )
+        for seed, (cells, size), form in product(range(seeds_of(n_seeds, budget, 1, 3)), plan, settings)
+    ]
+
+
 def cmnist_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST with our form at several alphas: what choosing one costs, and what finds itself."""
     return _alphas("colored_mnist", budget, n_seeds, {"smoke": 20, "small": 500, "paper": 25_000}[budget])

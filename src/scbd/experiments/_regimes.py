@@ -3,66 +3,123 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from scbd import pl
 from scbd.experiments._files import save_figure
-from scbd.experiments._reports import ACCURACIES, HEALTH
-from scbd.experiments._tables import only, table
+from scbd.experiments._reports import ACCURACIES, CORRECTION, HEALTH
+from scbd.experiments._tables import Column, only, table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import pandas as pd
 
-# what rows do not say where it is the default
-_DEFAULTS = {"n_environments": 2, "imbalance": 0.0, "n_digits": 10, "include_self": True}
-_FACTORS = {"batch": "cells a batch", "environments": "environments", "labels": "labels"}
 _FORMS = ("listing", "variance", "mean", "mass")
-_FIGURES = {
-    "map": ("z_c out", "white digits from $z_c$"),
-    "learned": ("learned_c", "learned of the labels"),
-    "environment": ("e from r_c", "environment from $r_c$"),
-}
+# what varies beside the form and alpha, and its columns in rows
+_FACTORS = ("batch", "environments", "labels")
 
 
-def map_report(frame: pd.DataFrame, out: Path) -> str:
+class _Map(NamedTuple):
+    """What rows call the factors, and what is shown of their scores."""
+
+    titles: tuple[str, str, str]
+    environments: str
+    imbalance: str
+    labels: str
+    # what rows do not say where it is the default
+    defaults: Mapping[str, object]
+    figures: Mapping[str, tuple[str, str]]
+    scores: Mapping[str, Column]
+
+
+_DIGITS = _Map(
+    titles=("cells a batch", "environments", "labels"),
+    environments="n_environments",
+    imbalance="imbalance",
+    labels="n_digits",
+    defaults={"n_environments": 2, "imbalance": 0.0, "n_digits": 10, "include_self": True},
+    figures={
+        "map": ("z_c out", "white digits from $z_c$"),
+        "learned": ("learned_c", "learned of the labels"),
+        "environment": ("e from r_c", "environment from $r_c$"),
+    },
+    scores={key: ACCURACIES[key] for key in ("z_c in", "z_c out", "r_c out", "e from r_c")},
+)
+_SCREEN = _Map(
+    titles=("cells a batch", "wells", "complexes"),
+    environments="n_wells",
+    imbalance="well_imbalance",
+    labels="n_complexes",
+    defaults={"well_imbalance": 0.0, "n_complexes": 12, "include_self": True},
+    figures={
+        "map": ("relationship_average_precision", "average precision"),
+        "spread": ("spread", "spread of $z_c$"),
+        "environment": ("e above chance", "well, above chance"),
+    },
+    scores={
+        key: CORRECTION[key]
+        for key in ("relationship_average_precision", "y_probe_f1", "e_probe_f1", "e_probe_chance_f1")
+    },
+)
+
+
+def digits_map_report(frame: pd.DataFrame, out: Path) -> str:
+    """White digits, how much of what the labels say was learned, and how well the environment is read."""
+    return _report(frame, out, _DIGITS)
+
+
+def screen_map_report(frame: pd.DataFrame, out: Path) -> str:
+    """Complexes found, how far apart z_c keeps cells, and how well the well is read from new cells.
+
+    Chance differs with the number of wells, so that F1 is drawn from permuted labels (0) to every well right (1).
+    """
+    chance = frame["e_probe_chance_f1"]
+    frame = frame.assign(**{"e above chance": (frame["e_probe_f1"] - chance) / (1 - chance)})
+    return _report(frame, out, _SCREEN)
+
+
+def _report(frame: pd.DataFrame, out: Path, regimes: _Map) -> str:
     """Regimes of alpha by form of invariance, batch, environments and labels: three figures and a table.
 
-    A row of panels a form, a column a factor, a line a value of it: white digits, how much of what the labels say was
-    learned, and how well the environment is read.
+    A row of panels a form, a column a factor, a line a value of it; the other factors at their most frequent value.
     """
     import matplotlib.pyplot as plt
 
-    frame = _named(frame).sort_values(["batch_size", "n_environments", "imbalance", "n_digits"], kind="stable")
+    frame = _named(frame, regimes)
     usual = frame["with_self"] == "yes"
-    base = {"batch": frame["batch"].mode()[0], "environments": "2", "labels": 10}
+    base = {factor: frame[factor].mode()[0] for factor in _FACTORS}
     forms = [form for form in _FORMS if form in set(frame["form"])]
-    for name, (score, label) in _FIGURES.items():
+    for name, (score, label) in regimes.figures.items():
         figure = plt.figure(figsize=(4 * len(_FACTORS), 2.8 * len(forms)), layout="constrained")
         axes = figure.subplots(len(forms), len(_FACTORS), squeeze=False)
-        for (form, (factor, title)), ax in zip(product(forms, _FACTORS.items()), axes.flat, strict=True):
+        panels = product(forms, zip(_FACTORS, regimes.titles, strict=True))
+        top = max(frame[score].max(), 0.1)
+        for (form, (factor, title)), ax in zip(panels, axes.flat, strict=True):
             others = {column: value for column, value in base.items() if column != factor}
             part = only(frame[usual], {"form": form} | others)
             if factor != "batch" and part[factor].nunique() == 1:
                 ax.set_axis_off()  # this form was tried at one value of it
                 continue
             pl.by_group(part, "alpha", score, factor, ax=ax)
-            ax.set(title=f"{form}, by {title}", ylabel=label, ylim=(-0.02, 1.02))
+            ax.set(title=f"{form}, by {title}", ylabel=label, ylim=(-0.02 * top, 1.02 * top))
         save_figure(figure, out / f"{name}.png")
     by = ["form", "with_self", *_FACTORS, "alpha"]
-    shown = {key: ACCURACIES[key] for key in ("z_c in", "z_c out", "r_c out", "e from r_c")}
-    return table(frame.sort_values(["form", "with_self", "batch"], kind="stable"), by, shown | HEALTH)
+    return table(frame.sort_values(["form", "with_self", "batch"], kind="stable"), by, regimes.scores | HEALTH)
 
 
-def _named(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the factors by the names that are shown."""
-    frame = frame.assign(**{c: frame[c].where(frame[c].notna(), v) if c in frame else v for c, v in _DEFAULTS.items()})
-    unequal = frame["imbalance"].astype(float).gt(0).map({True: ", unequal", False: ""})
+def _named(frame: pd.DataFrame, regimes: _Map) -> pd.DataFrame:
+    """Rows in the order of their factors, with these by the names that are shown."""
+    given = {c: frame[c].where(frame[c].notna(), v) if c in frame else v for c, v in regimes.defaults.items()}
+    frame = frame.assign(**given)
+    order = ["batch_size", regimes.environments, regimes.imbalance, regimes.labels]
+    frame = frame.sort_values(order, kind="stable")
+    unequal = frame[regimes.imbalance].astype(float).gt(0).map({True: ", unequal", False: ""})
     return frame.assign(
         form=frame["invariance"],
         with_self=frame["include_self"].map({True: "yes", False: "no"}),
         batch=frame["batch_size"].astype(int),
-        environments=frame["n_environments"].astype(int).astype(str) + unequal,
-        labels=frame["n_digits"].astype(int),
+        environments=frame[regimes.environments].astype(int).astype(str) + unequal,
+        labels=frame[regimes.labels].astype(int),
     )

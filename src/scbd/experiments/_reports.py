@@ -45,7 +45,7 @@ _COUNTERFACTUALS = {
     "mse of the mean image": Column("of the mean image", digits=4),
     "reader": percent("reader on originals"),
 }
-_CORRECTION = {
+CORRECTION = {
     "relationship_area": Column("area, complexes", digits=3),
     "relationship_average_precision": Column("average precision", digits=3),
     "relationship_recall": Column("recall", digits=3),
@@ -113,11 +113,11 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
             frame = frame.sort_values(column, ascending=column != "system", kind="stable")
     named = frame.assign(name=names_of(frame))
     order = list(named["name"].unique())
-    long = named.melt("name", [c for c in _CORRECTION if c in named], "metric", "value").dropna()
+    long = named.melt("name", [c for c in CORRECTION if c in named], "metric", "value").dropna()
     long = long.rename(columns={"name": "representation"}).assign(key="")
     long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
     save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
-    return table(named, ["name"], _CORRECTION | HEALTH)
+    return table(named, ["name"], CORRECTION | HEALTH)
 
 
 def new_cells_report(frame: pd.DataFrame, out: Path) -> str:

@@ -43,7 +43,7 @@ EXPERIMENTS = {
     "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
     "cmnist-alphas": Experiment(_form_budgets.cmnist_alphas, _reports.generalization_report),
-    "cmnist-map": Experiment(_form_budgets.cmnist_map, _regimes.map_report),
+    "cmnist-map": Experiment(_form_budgets.cmnist_map, _regimes.digits_map_report),
     "cmnist-systems": Experiment(_comparisons.cmnist_systems, _comparisons.systems_report),
     "cmnist-variance": Experiment(_form_budgets.cmnist_variance, _reports.bounded_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
@@ -55,6 +55,7 @@ EXPERIMENTS = {
     "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
     "screen": Experiment(_budgets.screen, _reports.correction_report),
     "screen-alphas": Experiment(_form_budgets.screen_alphas, _reports.new_cells_report),
+    "screen-map": Experiment(_form_budgets.screen_map, _regimes.screen_map_report),
     "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
     "screen-variance": Experiment(_form_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
@@ -83,8 +84,8 @@ def reproduce(
     name
         ``"cmnist"``, ``"camelyon17"``, ``"rxrx1"``, ``"pacs"``, ``"vlcs"`` (alpha against accuracy in and out of
         distribution); ``"cmnist-ablations"``, ``"camelyon17-ablations"``; ``"cmnist-long"`` (one long run);
-        ``"cmnist-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``, ``"screen-alphas"`` (what choosing
-        alpha costs);
+        ``"cmnist-map"``, ``"screen-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``,
+        ``"screen-alphas"`` (what choosing alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
         ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
