@@ -7,6 +7,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 .PHONY: help demo test lint types coverage benchmark notebooks docs clean
 
@@ -26,11 +27,12 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/scbd demo
 
+# a process a core; tests keep to one thread each
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 coverage: $(VENV)/.ready
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term-missing:skip-covered
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
