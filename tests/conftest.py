@@ -77,10 +77,15 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
+def make_screen() -> AnnData:
+    """Four genes of two complexes in six wells."""
+    return scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
+
+
 @pytest.fixture
 def screen() -> AnnData:
     """What pages call ``adata``."""
-    adata = scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
+    adata = make_screen()
     adata.obs["plate"] = pd.Categorical([f"plate_{code + 1}" for code in adata.obs["well"].cat.codes])
     adata.obs["split"] = np.where(np.arange(adata.n_obs) % 8 == 0, "validation", "train")
     return adata

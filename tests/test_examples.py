@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import make_screen
 
 import scbd
 
@@ -38,7 +39,7 @@ PUBLIC = public()
 @pytest.fixture(scope="module")
 def embedded() -> Any:
     """What examples call ``adata`` and ``model``: a small screen, and a model that has seen it."""
-    adata = scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
+    adata = make_screen()
     scbd.SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")
     model = scbd.SCBDModel(adata, encoder="small")
     how: dict[str, Any] = {"max_steps": 20, "batch_size": 100, "lr": 1e-3, "enable_progress_bar": False}
