@@ -84,8 +84,8 @@ def screen_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
     if budget != "smoke":
         plan += [({}, batch // 4), ({}, batch * 4), ({"n_wells": 8}, batch), (UNEQUAL_WELLS, batch)]
         plan += [({"n_complexes": 3}, batch)]
-    alphas = {"listing": (0, 1, 10, 100), "variance": (0, 0.003, 0.01, 0.03, 0.1)}
-    settings = [_form(form) | {"alpha": float(a)} for form, values in alphas.items() for a in values]
+    settings = [_form("listing") | {"alpha": alpha} for alpha in (0.0, 1.0, 10.0, 100.0)]
+    settings += [OURS | {"alpha": alpha} for alpha in _ALPHAS]
     return [
         Trial(
             "batch correction of new cells",
