@@ -209,14 +209,20 @@ def test_the_map_of_a_screen_counts_from_chance(tmp_path, monkeypatch):
     rows = [row(form, alpha, 0.1, 0.02) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
     rows += [row("variance", 1.0, 0.75, 0.5, n_wells=2), row("variance", 1.0, 0.1, 0.02, well_imbalance=0.6)]
     rows += [row("listing", 1.0, 0.1, 0.02, n_complexes=3.0)]
-    drawn = []
+    drawn: list[pd.DataFrame] = []
     by_group = pl.by_group
-    monkeypatch.setattr(pl, "by_group", lambda *args, **kwargs: drawn.append(args[:3]) or by_group(*args, **kwargs))
+
+    def watched(frame, setting, score, *rest, **how):
+        if score == "e above chance":
+            drawn.append(frame)
+        return by_group(frame, setting, score, *rest, **how)
+
+    monkeypatch.setattr(pl, "by_group", watched)
     head, _, *lines = [cells(line) for line in screen_map_report(pd.DataFrame(rows), tmp_path).splitlines()]
     assert {path.name for path in tmp_path.iterdir()} == {"map.png", "spread.png", "environment.png"}
     found = {tuple(line[:6]): dict(zip(head, line, strict=True)) for line in lines}
     assert len(found) == len(rows)
     assert found["variance", "yes", "512", "2", "12", "1"]["well F1"] == "0.750"
     assert {key[3:5] for key in found} == {("34", "12"), ("2", "12"), ("34, unequal", "12"), ("34", "3")}
-    wells = pd.concat([frame for frame, _, score in drawn if score == "e above chance"])
+    wells = pd.concat(drawn)
     assert wells.loc[wells["environments"] == "2", "e above chance"].unique() == pytest.approx([0.5])

@@ -156,6 +156,11 @@ class ImageDataModule(pl.LightningDataModule):
         """Batches that make one pass over the training cells."""
         return self.train_sampler.steps_per_epoch
 
+    @property
+    def validates(self) -> bool:
+        """Whether validation cells make a batch: two a device, since one has nothing to be told from."""
+        return min(self.batch_size, len(self.split.validation)) >= 2 * self._world().get("world_size", 1)
+
     def setup(self, stage: str) -> None:
         """Move the images to the trainer's device, if so asked."""
         if self._preload == "device" and self.trainer is not None:
@@ -174,11 +179,11 @@ class ImageDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """One pass over the validation cells, the same each time; nothing if there are fewer than two a device."""
+        if not self.validates:
+            return []
         world = self._world()
         n, n_devices = len(self.split.validation), world.get("world_size", 1)
         batch_size = min(self.batch_size, n // n_devices * n_devices)
-        if batch_size < 2 * n_devices:
-            return []
         try:
             sampler = self._sampler(self.split.validation, batch_size, n // batch_size, **world)
         except ValueError:  # too few cells of a perturbation for P x K batches

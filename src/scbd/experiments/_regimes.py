@@ -31,7 +31,7 @@ class _Map(NamedTuple):
     # what rows do not say where it is the default
     defaults: Mapping[str, object]
     figures: Mapping[str, tuple[str, str]]
-    scores: Mapping[str, Column]
+    scores: dict[str, Column]
 
 
 _DIGITS = _Map(

@@ -60,8 +60,7 @@ def fit(
     KeyboardInterrupt
         If the run was interrupted; with ``checkpoint_dir``, ``last.ckpt`` holds its state.
     """
-    validates = len(data.split.validation) > 1
-    if early_stopping and not validates:
+    if early_stopping and not data.validates:
         msg = "early_stopping watches the validation loss, but there are no validation cells: lower train_size."
         raise ValueError(msg)
     with ExitStack() as stack:
@@ -91,7 +90,7 @@ def fit(
                 "validation_loss", patience=early_stopping_patience, check_on_train_epoch_end=False
             )
             callbacks.append(stopping)
-        if validates and load_best:
+        if data.validates and load_best:
             callbacks.append(best)
         callbacks += trainer_kwargs.pop("callbacks", [])
         stack.enter_context(_quiet_lightning())
@@ -129,7 +128,7 @@ def fit(
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise
-        if validates and load_best and best.best_model_path:
+        if data.validates and load_best and best.best_model_path:
             state = torch.load(best.best_model_path, map_location=plan.device, weights_only=True)["state_dict"]
             plan.load_state_dict(state)
             logger.info("Kept the weights of the lowest validation loss, %.4f.", best.best_model_score)

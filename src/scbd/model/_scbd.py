@@ -162,8 +162,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         collapsed = health["spread"] < _COLLAPSED_SPREAD * module.temperature
         self.health_ = health | {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
         if collapsed or float(share_learned(loss, y, include_self=module.include_self)) <= 0:
-            validates = len(data.split.validation) > 1
-            by_heart = self._learned_of_training_cells() if validates and not collapsed else 0.0
+            by_heart = self._learned_of_training_cells() if data.validates and not collapsed else 0.0
             what = "collapsed to a point" if collapsed else "learned nothing"
             if by_heart > _BY_HEART:
                 what += " that holds for validation cells"
