@@ -220,9 +220,10 @@ def test_the_map_of_a_screen_counts_from_chance(tmp_path, monkeypatch):
     monkeypatch.setattr(pl, "by_group", watched)
     head, _, *lines = [cells(line) for line in screen_map_report(pd.DataFrame(rows), tmp_path).splitlines()]
     assert {path.name for path in tmp_path.iterdir()} == {"map.png", "spread.png", "environment.png"}
-    found = {tuple(line[:6]): dict(zip(head, line, strict=True)) for line in lines}
+    assert head[:5] == ["form", "cells a batch", "wells", "complexes", "alpha"]
+    found = {tuple(line[:5]): dict(zip(head, line, strict=True)) for line in lines}
     assert len(found) == len(rows)
-    assert found["variance", "yes", "512", "2", "12", "1"]["well F1"] == "0.750"
-    assert {key[3:5] for key in found} == {("34", "12"), ("2", "12"), ("34, unequal", "12"), ("34", "3")}
+    assert found["variance", "512", "2", "12", "1"]["well F1"] == "0.750"
+    assert {key[2:4] for key in found} == {("34", "12"), ("2", "12"), ("34, unequal", "12"), ("34", "3")}
     wells = pd.concat(drawn)
     assert wells.loc[wells["environments"] == "2", "e above chance"].unique() == pytest.approx([0.5])

@@ -105,8 +105,10 @@ def _report(frame: pd.DataFrame, out: Path, regimes: _Map) -> str:
             pl.by_group(part, "alpha", score, factor, ax=ax)
             ax.set(title=f"{form}, by {title}", ylabel=label, ylim=(-0.02 * top, 1.02 * top))
         save_figure(figure, out / f"{name}.png")
-    by = ["form", "with_self", *_FACTORS, "alpha"]
-    return table(frame.sort_values(["form", "with_self", "batch"], kind="stable"), by, regimes.scores | HEALTH)
+    several = ["form", *(["with_self"] if usual.nunique() > 1 else [])]
+    shown = frame.sort_values([*several, "batch"], kind="stable")
+    shown = shown.rename(columns=dict(zip(_FACTORS, regimes.titles, strict=True)))
+    return table(shown, [*several, *regimes.titles, "alpha"], regimes.scores | HEALTH)
 
 
 def _named(frame: pd.DataFrame, regimes: _Map) -> pd.DataFrame:
