@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd.experiments import _budgets, _comparisons, _form_budgets, _regimes, _reports
+from scbd.experiments import _budgets, _comparisons, _form_budgets, _lengths, _regimes, _reports
 from scbd.experiments._budgets import Budget
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._files import write_table, write_text
@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
     "cmnist-alphas": Experiment(_form_budgets.cmnist_alphas, _reports.generalization_report),
     "cmnist-map": Experiment(_form_budgets.cmnist_map, _regimes.digits_map_report),
+    "cmnist-lengths": Experiment(_lengths.cmnist_lengths, _lengths.lengths_report),
     "cmnist-systems": Experiment(_comparisons.cmnist_systems, _comparisons.systems_report),
     "cmnist-variance": Experiment(_form_budgets.cmnist_variance, _reports.bounded_report),
     "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
@@ -56,6 +57,7 @@ EXPERIMENTS = {
     "screen": Experiment(_budgets.screen, _reports.correction_report),
     "screen-alphas": Experiment(_form_budgets.screen_alphas, _reports.new_cells_report),
     "screen-map": Experiment(_form_budgets.screen_map, _regimes.screen_map_report),
+    "screen-lengths": Experiment(_lengths.screen_lengths, _lengths.lengths_report),
     "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
     "screen-variance": Experiment(_form_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
@@ -87,7 +89,8 @@ def reproduce(
         ``"cmnist-map"``, ``"screen-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``,
         ``"screen-alphas"`` (what choosing alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
-        ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper);
+        ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper); ``"cmnist-lengths"``,
+        ``"screen-lengths"`` (latent-variable models trained for longer);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
         ``"funk22-cellprofiler"`` (batch correction).
     budget
