@@ -35,13 +35,13 @@ _DRAWN = {
 def cmnist_lengths(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST: the iVAE at its length in cmnist-systems, and at another."""
     times = {"smoke": (1, 2), "small": (1, 4), "paper": (0.2, 1)}[budget]
-    return _at_lengths(cmnist_systems(budget, seeds_of(n_seeds, budget, 1, 3)), times)
+    return _at_lengths(cmnist_systems(budget, seeds_of(n_seeds, budget, 3, 3)), times)
 
 
 def screen_lengths(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """New cells of a simulated screen: latent-variable models at their length in screen-systems, and at another."""
     times = {"smoke": (1, 2), "small": (1, 3), "paper": (0.2, 1)}[budget]
-    return _at_lengths(screen_systems(budget, seeds_of(n_seeds, budget, 1, 3)), times)
+    return _at_lengths(screen_systems(budget, seeds_of(n_seeds, budget, 3, 3)), times)
 
 
 def lengths_report(frame: pd.DataFrame, out: Path) -> str:
