@@ -11,11 +11,11 @@ from scbd.experiments._lengths import cmnist_lengths, lengths_report, screen_len
 
 @pytest.mark.parametrize(("longer", "usual"), [(cmnist_lengths, cmnist_systems), (screen_lengths, screen_systems)])
 def test_a_run_of_the_usual_length_is_the_one_of_every_system(longer, usual):
-    keys = {trial.key for trial in usual("small", 1)}
+    keys = {trial.key for trial in usual("small", None)}
     trials = longer("small", None)
     shared = [trial for trial in trials if trial.key in keys]
     assert len(shared) == len(trials) / 2
-    by_steps = {trial.training["max_steps"]: trial for trial in trials if trial.system == "iVAE"}
+    by_steps = {trial.training["max_steps"]: trial for trial in trials if trial.system == "iVAE" and trial.seed == 0}
     (short, long) = (by_steps[steps] for steps in sorted(by_steps))
     assert (short.model, short.data, short.seed) == (long.model, long.data, long.seed)
     assert {**long.training, "max_steps": short.training["max_steps"]} == dict(short.training)
