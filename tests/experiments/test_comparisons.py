@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from markdown_tables import rows_of
 
 from scbd.experiments import DATASETS, MODEL_SPACE, PROTOCOLS, Trial
 from scbd.experiments._comparisons import cmnist_systems, screen_systems, screen_systems_report, systems_report
@@ -32,8 +33,7 @@ def test_each_system_is_chosen_in_distribution_and_stands_beside_the_paper(tmp_p
     ]
     rows += [row("SCBD", 0, alpha=a, **{"r_c in": 0.98, "r_c out": 0.97, "z_c out": 0.96}) for a in ("auto", 0.01)]
     text = systems_report(pd.DataFrame(rows), tmp_path)
-    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    found = {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+    found = {line["name"]: line for line in rows_of(text)}
     assert found["CORAL"]["out of distribution, %"] == "35.0 ± 7.1" and found["CORAL"]["paper: out, %"] == "37.6 ± 3.6"
     assert found["iVAE"]["out of distribution, %"] == "60.0" and found["SCBD, alpha auto"]["z_c out, %"] == "96.0"
     assert (tmp_path / "trade_off.png").stat().st_size > 1000

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from markdown_tables import rows_of
 
 from scbd.experiments._comparisons import cmnist_systems, screen_systems
 from scbd.experiments._lengths import cmnist_lengths, lengths_report, screen_lengths
@@ -25,15 +26,10 @@ def row(system: str, steps: int, **more: Any) -> dict[str, Any]:
     return {"system": system, "steps": steps, "seed": 0, "lr": 0.001} | more
 
 
-def read(text: str) -> list[dict[str, str]]:
-    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    return [dict(zip(head, line, strict=True)) for line in lines]
-
-
 def test_digits_are_shown_at_the_setting_that_is_best_in_distribution(tmp_path):
     settings = [(500, 0.001, 0.9, 0.8), (500, 0.0001, 0.7, 0.99), (2000, 0.001, 0.6, 0.98), (2000, 0.0001, 0.95, 0.5)]
     rows = [row("iVAE", steps, lr=lr, **{"r_c in": i, "r_c out": o}) for steps, lr, i, o in settings]
-    found = read(lengths_report(pd.DataFrame(rows), tmp_path))
+    found = rows_of(lengths_report(pd.DataFrame(rows), tmp_path))
     assert [(line["steps"], line["out of distribution, %"]) for line in found] == [("500", "80.0"), ("2000", "50.0")]
     assert (tmp_path / "lengths.png").stat().st_size > 1000
 
@@ -46,6 +42,6 @@ def test_models_of_a_screen_stand_in_the_order_of_their_steps(tmp_path):
         for steps in (1200, 400)
         for system, posterior in posteriors.items()
     ]
-    found = read(lengths_report(pd.DataFrame(rows), tmp_path))
+    found = rows_of(lengths_report(pd.DataFrame(rows), tmp_path))
     names = [(line["name"], line["steps"]) for line in found]
     assert names == [("VAE", "400"), ("VAE", "1200"), ("iVAE, x only", "400"), ("iVAE, x only", "1200")]

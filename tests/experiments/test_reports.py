@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from markdown_tables import cells
 
 from scbd import pl
 from scbd.experiments._regimes import digits_map_report, screen_map_report
@@ -37,10 +38,6 @@ def generalization_rows(**more) -> pd.DataFrame:
                 {"dataset": "colored_mnist", "seed": seed, "system": "ERM", "own in": own, "own out": out} | more
             )
     return pd.DataFrame(rows)
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
