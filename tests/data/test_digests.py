@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scbd.data import ArraySource
+from scbd.data.digests import digest_cells
+
+
+def digest(cells, columns=("gene", "well")):
+    return digest_cells(ArraySource(cells.obsm["single_cell_images"]), cells.obs[list(columns)])
+
+
+def test_the_same_cells_have_the_same_digest(cells):
+    again = cells.copy()
+    again.obs["gene"] = again.obs["gene"].cat.reorder_categories(again.obs["gene"].cat.categories[::-1])
+    assert digest(again) == digest(cells)
+
+
+def corrected(cells):
+    cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"] + 1
+
+
+def relabelled(cells):
+    cells.obs["gene"] = np.where(np.arange(cells.n_obs) == 7, "gene_1", cells.obs["gene"].astype(str))
+
+
+def wider(cells):
+    cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].astype("uint16")
+
+
+@pytest.mark.parametrize("change", [corrected, relabelled, wider])
+def test_other_cells_have_another(cells, change):
+    before = digest(cells)
+    change(cells)
+    assert digest(cells) != before
+
+
+def test_names_of_columns_count(cells):
+    source = ArraySource(cells.obsm["single_cell_images"])
+    table = cells.obs[["gene", "well"]]
+    assert digest_cells(source, table) != digest_cells(source, table.set_axis(["well", "gene"], axis=1))
+
+
+def test_order_counts_for_tables_of_several_blocks(cells, monkeypatch):
+    monkeypatch.setattr("scbd.data.digests._HASHED", 10)
+    assert digest_cells(None, cells.obs) != digest_cells(None, cells.obs.iloc[::-1])
+    assert digest_cells(None, cells.obs) == digest_cells(None, cells.obs.copy())
