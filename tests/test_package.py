@@ -15,14 +15,16 @@ SOURCE = Path(scbd.__file__).parent
 ROOMS = {
     "_keys": set(),
     "_threads": set(),
+    "_messages": set(),
+    "_labels": {"_messages"},
     "nn": set(),
-    "data": {"_keys"},
-    "metrics": {"_threads"},
+    "data": {"_keys", "_labels", "_messages"},
+    "metrics": {"_labels", "_threads"},
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},
-    "model": {"_keys", "nn", "data"},
-    "baselines": {"_keys", "nn", "data", "model"},
-    "experiments": {"_keys", "data", "datasets", "metrics", "model", "baselines", "pl"},
+    "model": {"_keys", "_labels", "_messages", "nn", "data"},
+    "baselines": {"_keys", "_labels", "_messages", "nn", "data", "model"},
+    "experiments": {"_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
     "cli": {"data", "experiments"},
 }
 

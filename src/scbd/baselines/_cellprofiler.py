@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scbd._labels import label_values
 from scbd.baselines._corrections import standardize_by_environment
-from scbd.data.fields import label_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -162,6 +162,7 @@ class ClassifierModel(ImageModel):
     """Base of the classifiers; a subclass names its module, and what more it takes."""
 
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
+    _fixed_labels: ClassVar[tuple[str, ...]] = (Y_REGISTRY,)  # the head's
     _next = "predict(), or get_latent_representation()"
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
@@ -207,4 +208,7 @@ class ClassifierModel(ImageModel):
             logits = self.module.head(r.to(self.module.device)).cpu()
         if return_proba:
             return logits.softmax(1).numpy()
-        return np.asarray(self._registered(Y_REGISTRY)["categories"])[logits.argmax(1).numpy()]
+        categories = self._registered(Y_REGISTRY)["categories"]
+        # numbers and text in one array of numpy's would all become text
+        alike = len({type(category) for category in categories}) == 1
+        return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]

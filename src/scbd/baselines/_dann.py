@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, PenaltyModule
 
@@ -93,6 +94,7 @@ class DANNModel(ClassifierModel):
 
     _module = DANNModule
     _batches = EnvironmentBatches
+    _fixed_labels = (Y_REGISTRY, E_REGISTRY)
 
     def __init__(
         self,

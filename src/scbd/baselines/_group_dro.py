@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, ClassifierModule
 
@@ -85,6 +86,7 @@ class GroupDROModel(ClassifierModel):
 
     _module = GroupDROModule
     _batches = EnvironmentBatches
+    _fixed_labels = (Y_REGISTRY, E_REGISTRY)
 
     def __init__(
         self,

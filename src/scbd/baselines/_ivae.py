@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._latent import LatentModel, LatentModule
 from scbd.baselines._vae_networks import Gaussian, LearnedPrior
 
@@ -80,6 +81,8 @@ class IVAEModel(LatentModel):
     >>> model.get_latent_representation(block="c").shape
     (240, 32)
     """
+
+    _fixed_labels = (Y_REGISTRY, E_REGISTRY)
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scbd._keys import Y_REGISTRY
+from scbd._messages import head
 from scbd.baselines._latent import LatentModel, LatentModule
 from scbd.baselines._vae_networks import Gaussian, LearnedPrior
 
@@ -98,10 +99,12 @@ class MCVAEModel(LatentModel):
     (240, 32)
     """
 
+    _fixed_labels = (Y_REGISTRY,)
+
     def __init__(
         self,
         adata: AnnData | None = None,
-        control: str = "nontargeting",
+        control: str | int | float = "nontargeting",
         n_latent: int = 32,
         likelihood: str = "gaussian",
         kl_warmup_steps: int = 1000,
@@ -110,9 +113,12 @@ class MCVAEModel(LatentModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        names = [str(name) for name in self._registered(Y_REGISTRY)["categories"]]
-        if control not in names:
-            msg = f"mcVAE contrasts with controls, and no cell is {control!r}: name their perturbation (control=…)."
+        perturbations = self._registered(Y_REGISTRY)["categories"]
+        if control not in perturbations:
+            msg = (
+                f"mcVAE contrasts with controls, and no cell is {control!r}: name their perturbation with control=…, "
+                f"one of {head(map(repr, perturbations))}."
+            )
             raise ValueError(msg)
-        settings = {"control": names.index(control), "n_latent": n_latent, "likelihood": likelihood}
+        settings = {"control": perturbations.index(control), "n_latent": n_latent, "likelihood": likelihood}
         self._set_up(MCVAEModule, kl_warmup_steps, preprocess, **settings)

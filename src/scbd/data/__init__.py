@@ -1,6 +1,7 @@
 """Cells at rest and on their way to a batch: fields, sources, splits, samplers, the data module."""
 
-from scbd.data.fields import ImageField, LabelField
+from scbd.data.fields import ImageField
+from scbd.data.label_field import LabelField
 from scbd.data.loading import BatchLoader, ImageDataModule
 from scbd.data.prefetch import prefetch
 from scbd.data.resizing import resize_images

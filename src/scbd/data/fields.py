@@ -1,24 +1,18 @@
-"""What `setup_anndata` registers: the image tensor, and one label that may span several obs columns."""
+"""What `setup_anndata` registers of images, and their names."""
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
 import rich.table
 import zarr
 from scvi.data.fields import BaseAnnDataField
 
+from scbd._messages import head, missing_key
 from scbd.data.sources import ArraySource, ImageSource, ZarrSource, non_finite_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from anndata import AnnData
-
-CROSS = " × "  # joins the values of several columns into one label
 
 
 class ImageField(BaseAnnDataField):
@@ -74,65 +68,6 @@ class ImageField(BaseAnnDataField):
         return table
 
 
-class LabelField(BaseAnnDataField):
-    """A categorical label in ``obs``; several columns become one label, their cross.
-
-    Parameters
-    ----------
-    registry_key
-        Name of the input in the registry.
-    columns
-        One column, or several.
-    """
-
-    registry_key: str = ""
-    attr_name = "obs"
-    attr_key: str = ""
-    is_empty = False
-
-    def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
-        self.registry_key = registry_key
-        self.columns = as_columns(columns)
-        self.attr_key = self.columns[0]
-
-    def validate_field(self, adata: AnnData) -> None:
-        """Check that every cell has a label, and that there are at least two different ones."""
-        labels = label_values(adata.obs, self.columns)
-        if labels.cat.categories.size < 2:
-            msg = (
-                f"Every cell has the same {_named(self.columns)} ({labels.cat.categories[0]!r}), used as "
-                f"{self.registry_key}: there is nothing to contrast. Give {self.registry_key}_key a column with at "
-                "least two values."
-            )
-            raise ValueError(msg)
-
-    def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record the categories."""
-        self.validate_field(adata)
-        categories = label_values(adata.obs, self.columns).cat.categories.tolist()
-        return {"columns": list(self.columns), "categories": categories}
-
-    def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the registered categories and add new ones behind them: an unseen well is no error."""
-        known = state_registry["categories"]
-        found = label_values(adata_target.obs, self.columns).cat.categories
-        return {"columns": list(self.columns), "categories": known + [c for c in found if c not in set(known)]}
-
-    def get_field_data(self, adata: AnnData) -> np.ndarray:
-        """Codes of the labels, int64 ``(N,)``."""
-        return label_values(adata.obs, self.columns).cat.codes.to_numpy(np.int64)
-
-    def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Number of categories."""
-        return {f"n_{self.registry_key}": len(state_registry["categories"])}
-
-    def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Show the categories."""
-        table = rich.table.Table("columns", "categories", title=f"{self.registry_key} State Registry")
-        table.add_row(", ".join(state_registry["columns"]), ", ".join(map(str, state_registry["categories"])))
-        return table
-
-
 def image_source(adata: AnnData, image_key: str) -> ImageSource:
     """Images of a table, ready to be read by row.
 
@@ -144,8 +79,7 @@ def image_source(adata: AnnData, image_key: str) -> ImageSource:
         If what lies there is no image tensor, see :class:`~scbd.data.ArraySource`.
     """
     if image_key not in adata.obsm:
-        msg = _missing("obsm", image_key, adata.obsm.keys(), "image_key")
-        raise KeyError(msg)
+        raise KeyError(missing_key("obsm", image_key, adata.obsm.keys(), "image_key"))
     images, where = adata.obsm[image_key], f"obsm[{image_key!r}]"
     return ZarrSource(images, where) if isinstance(images, zarr.Array) else ArraySource(images, where)
 
@@ -156,7 +90,7 @@ def check_finite(source: ImageSource, image_key: str) -> None:
     if bad.size:
         msg = (
             f"obsm[{image_key!r}] has NaN or infinite pixels in {bad.size} of {source.shape[0]} cells (rows "
-            f"{_head(bad)}): drop these cells or repair their images."
+            f"{head(bad)}): drop these cells or repair their images."
         )
         raise ValueError(msg)
 
@@ -184,55 +118,3 @@ def channel_names(adata: AnnData, n_channels: int) -> list[str]:
         return [f"channel_{i}" for i in range(n_channels)]
     names = adata.var["channels"] if "channels" in adata.var else adata.var_names
     return [str(name) for name in names]
-
-
-def as_columns(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """One column name, or several, as a tuple."""
-    columns = (columns,) if isinstance(columns, str) else tuple(columns)
-    if not columns:
-        msg = "An empty list of obs columns was given: name at least one."
-        raise ValueError(msg)
-    return columns
-
-
-def label_values(obs: pd.DataFrame, columns: str | Sequence[str]) -> pd.Series:
-    """One categorical label a cell from one or several obs columns; unused categories are dropped.
-
-    Raises
-    ------
-    KeyError
-        If a column is missing.
-    ValueError
-        If a cell has no value (which rows).
-    """
-    columns = as_columns(columns)
-    for column in columns:
-        if column not in obs:
-            msg = _missing("obs", column, obs.columns, "y_key or e_key")
-            raise KeyError(msg)
-        missing = np.flatnonzero(obs[column].isna())
-        if missing.size:
-            msg = (
-                f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {_head(missing)}): drop "
-                f"these cells with adata[adata.obs[{column!r}].notna()].copy(), or give them a value."
-            )
-            raise ValueError(msg)
-    if len(columns) == 1:
-        return obs[columns[0]].astype("category").cat.remove_unused_categories()
-    parts = [obs[column].astype(str) for column in columns]
-    return parts[0].str.cat(parts[1:], sep=CROSS).astype("category")
-
-
-def _named(columns: Sequence[str]) -> str:
-    return " and ".join(f"obs[{column!r}]" for column in columns)
-
-
-def _head(rows: np.ndarray, n: int = 5) -> str:
-    return ", ".join(map(str, rows[:n])) + (", …" if rows.size > n else "")
-
-
-def _missing(slot: str, key: str, keys: Iterable[str], argument: str) -> str:
-    keys = [str(k) for k in keys]
-    close = difflib.get_close_matches(key, keys, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{slot} has no {key!r} (its keys: {', '.join(keys) or 'none'}).{hint} Name it with {argument}."

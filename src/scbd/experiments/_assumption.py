@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import IMAGE_KEY
+from scbd._labels import as_columns, label_values
 from scbd.baselines import ERMModel
 from scbd.data import hold_out_environments
-from scbd.data.fields import as_columns, label_values
 from scbd.experiments._seeding import seed_everything
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd._labels import label_values
 from scbd.data import hold_out_environments, stratified_split
-from scbd.data.fields import label_values
 from scbd.experiments._counterfactuals import counterfactual_scores
 from scbd.experiments._scores import correction_scores, generalization_scores, health_scores, selection_scores
 from scbd.experiments._systems import FEATURES, trained

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
+from scbd._labels import CROSS, as_columns, label_values
 from scbd.baselines import pixel_pca
-from scbd.data.fields import CROSS, as_columns, label_values
 from scbd.experiments._files import save_figure, write_table, write_text
 from scbd.experiments._seeding import seed_everything
 from scbd.metrics import label_probe

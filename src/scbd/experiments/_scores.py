@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd.data.fields import label_values
+from scbd._labels import label_values
 from scbd.metrics import benchmark, label_probe, predict_labels
 
 if TYPE_CHECKING:

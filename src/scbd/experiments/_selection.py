@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import label_values
+from scbd._labels import label_values
 from scbd.experiments._choice import AlphaSelection, Criterion, check_criterion, choose_alpha
 from scbd.experiments._files import save_figure, write_table
 from scbd.experiments._user_cells import UserCells

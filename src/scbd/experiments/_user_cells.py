@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scbd._labels import as_columns
 from scbd.data import split_by_column
-from scbd.data.fields import as_columns
 from scbd.experiments._datasets import Dataset
 from scbd.experiments._files import write_table
 from scbd.experiments._grid import run_trial

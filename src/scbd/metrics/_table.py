@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scbd._labels import as_columns, label_values
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -24,16 +26,11 @@ def embedding_and_labels(
     ValueError
         If a cell has no label.
     """
-    columns = [label_key] if isinstance(label_key, str) else list(label_key)
+    columns = as_columns(label_key)
     check_keys(adata, [embedding_key], columns)
-    missing = adata.obs[columns].isna().any(axis=1)
-    if missing.any():
-        msg = f"obs[{columns}] has no value for {missing.sum()} of {adata.n_obs} cells: drop these cells."
-        raise ValueError(msg)
-    labels = adata.obs[columns[0]].astype(str)
-    for column in columns[1:]:
-        labels = labels + " × " + adata.obs[column].astype(str)
-    return np.asarray(adata.obsm[embedding_key]), labels.to_numpy()
+    labels = label_values(adata.obs, columns)
+    names = labels.cat.categories.astype(str).to_numpy()
+    return np.asarray(adata.obsm[embedding_key]), names[labels.cat.codes]
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:

@@ -13,7 +13,7 @@ import torch
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._keys import E_REGISTRY, Y_REGISTRY
-from scbd.data import ImageDataModule, LabelField, Split, split_by_column, stratified_split
+from scbd.data import ImageDataModule, Split, split_by_column, stratified_split
 from scbd.model._fit import fit
 from scbd.model._plan import TrainingPlan
 
@@ -56,6 +56,7 @@ class TrainMixin:
         _require: Any
         _registered: Any
         _source: Any
+        _codes: Any
         to_device: Any
 
     def train(
@@ -278,13 +279,9 @@ class TrainMixin:
         self._after_training(run.data)
 
     def _training_inputs(self) -> tuple[ImageSource, np.ndarray, np.ndarray]:
-        """Images and codes of the cells attached; labels are checked again, since obs may have changed."""
-        adata, setup = self._require(None), self.registry_["setup_args"]
-        labels = [LabelField(Y_REGISTRY, setup["y_key"]), LabelField(E_REGISTRY, setup["e_key"])]
-        for label in labels:
-            label.validate_field(adata)
-        y, e = (label.get_field_data(adata) for label in labels)
-        return self._source(adata), y, e
+        """Images and codes of the cells attached; labels are looked up again, since obs may have changed."""
+        adata = self._require(None)
+        return self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
 
     def _precision(self, precision: str, device: torch.device) -> str:
         """What ``"auto"`` stands for."""

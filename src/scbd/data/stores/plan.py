@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd.data.fields import label_values
+from scbd._labels import label_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,0 +1,133 @@
+"""One label a cell, from one column of a table or the cross of several: the same rule for models and for metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._messages import head, missing_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# joins the names of several columns, and their values
+CROSS = " × "
+# what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
+_PLAIN = (str, bytes, bool, int, float)
+
+
+def as_columns(columns: Any) -> tuple[str, ...]:
+    """One column name, or a sequence of several, as a tuple.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    ValueError
+        If there is none.
+    """
+    if columns is None or not np.iterable(columns):
+        msg = f"Columns of obs are given as a name or a list of names, got {columns!r}."
+        raise TypeError(msg)
+    columns = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not columns:
+        msg = "An empty list of obs columns was given: name at least one."
+        raise ValueError(msg)
+    return tuple(str(column) if isinstance(column, str) else column for column in columns)
+
+
+def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missing: bool = False) -> pd.Series:
+    r"""One categorical label a cell from one or several obs columns; unused categories are dropped.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells.
+    columns
+        One column, whose values are the labels: text, numbers and truth values as they are, others as text. Or several,
+        whose labels are their values as text with ``×`` between them; where a value has a ``×`` of its own, it becomes
+        ``\×``, so that no two crosses share a name. Whole numbers have one name, whether stored as 1 or as 1.0.
+    allow_missing
+        Leave cells without a label if one of their values is missing, in place of raising an error.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    ValueError
+        If a column is there twice, or a cell has no value (which rows).
+    """
+    labels = [_column(obs, column, allow_missing) for column in as_columns(columns)]
+    crossed = labels[0] if len(labels) == 1 else _cross(labels)
+    return pd.Series(crossed, index=obs.index)
+
+
+def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+    """Places of labels in a list of known ones, int64 ``(N,)``, and the labels that are not in it.
+
+    Unknown labels count on behind the known ones, missing ones are -1.
+    """
+    found = labels.cat.categories.tolist()
+    places = {label: place for place, label in enumerate(known)}
+    unknown = [label for label in found if label not in places]
+    places |= {label: len(known) + place for place, label in enumerate(unknown)}
+    lookup = np.array([*(places[label] for label in found), -1], dtype=np.int64)
+    return lookup[labels.cat.codes.to_numpy()], unknown
+
+
+def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
+    if column not in obs:
+        raise KeyError(missing_key("obs", column, obs.columns, "y_key or e_key"))
+    values = obs[column]
+    if isinstance(values, pd.DataFrame):
+        msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."
+        raise ValueError(msg)
+    missing = np.flatnonzero(values.isna())
+    if missing.size and not allow_missing:
+        msg = (
+            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): drop "
+            f"these cells with adata[adata.obs[{column!r}].notna()].copy(), or give them a value."
+        )
+        raise ValueError(msg)
+    labels = values.astype("category").array.remove_unused_categories()
+    names = [_plain(category) for category in labels.categories.tolist()]
+    if names == labels.categories.tolist():
+        return labels
+    # a date and its text in one column become one label
+    places, categories = pd.factorize(np.array(names, dtype=object))
+    return pd.Categorical.from_codes(np.append(places, -1)[labels.codes], categories=list(categories))
+
+
+def _cross(labels: Sequence[pd.Categorical]) -> pd.Categorical:
+    """By codes, two at a time: a name is made for each label, not for each cell."""
+    first, *others = labels
+    codes, names = first.codes.astype(np.int64), _texts(first)
+    for other in others:
+        n = len(other.categories)
+        both = np.where((codes < 0) | (other.codes < 0), -1, codes * n + other.codes)
+        there = both >= 0
+        codes[~there] = -1
+        codes[there], found = pd.factorize(both[there])  # by hashes, where numpy would sort all cells
+        pairs = zip(names[found // n], _texts(other)[found % n], strict=True)
+        names = np.array([CROSS.join(pair) for pair in pairs], dtype=object)
+    order = np.argsort(names, kind="stable")
+    rank = np.full(len(order) + 1, -1)
+    rank[order] = np.arange(len(order))
+    return pd.Categorical.from_codes(rank[codes], categories=names[order])
+
+
+def _texts(labels: pd.Categorical) -> np.ndarray:
+    return np.array([_text(value) for value in labels.categories.tolist()], dtype=object)
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, _PLAIN) else str(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).replace("\\", "\\\\").replace("×", "\\×")

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scbd._labels import CROSS, as_columns, label_codes, label_values
+
+
+def table(**columns) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+def test_one_column_keeps_its_order_and_drops_what_is_not_there():
+    obs = table(well=pd.Categorical(["P10", "P2", "P2"], categories=["P1", "P2", "P10"], ordered=True))
+    assert label_values(obs, "well").cat.categories.tolist() == ["P2", "P10"]
+
+
+values = st.sampled_from(["a", "b", "a × b", "×", "\\", "\\×", "b × a", ""])
+
+
+@given(st.lists(st.tuples(values, values, values), min_size=1, max_size=30))
+def test_crosses_have_the_same_name_only_if_all_their_values_are_the_same(rows):
+    obs = pd.DataFrame(rows, columns=["x", "y", "z"])
+    labels = label_values(obs, ["x", "y", "z"])
+    names = labels.tolist()
+    assert len(set(names)) == len(set(rows))
+    assert len(set(zip(names, rows, strict=True))) == len(set(rows))
+    assert labels.cat.categories.tolist() == sorted(set(names))
+
+
+def test_crosses_read_as_their_values():
+    obs = table(plate=["1", "1", "2"], well=pd.Categorical(["A1", "B2", "A1"]), day=[1.0, 2.0, 1.5])
+    assert label_values(obs, ["plate", "well", "day"]).tolist() == ["1 × A1 × 1", "1 × B2 × 2", "2 × A1 × 1.5"]
+    assert CROSS == " × "
+
+
+def test_whole_numbers_are_one_label_whether_read_as_floats_or_not():
+    obs = table(plate=[1, 2, 1], well=["A1", "A1", "B2"])
+    floats = obs.assign(plate=obs["plate"].astype(float))
+    for columns in (["plate"], ["plate", "well"]):
+        known = label_values(obs, columns).cat.categories.tolist()
+        codes, unknown = label_codes(label_values(floats, columns), known)
+        assert unknown == []
+        np.testing.assert_array_equal(codes, label_codes(label_values(obs, columns), known)[0])
+
+
+def test_codes_are_those_of_the_known_labels():
+    labels = label_values(table(gene=["c", "x", "a", "c", "y"]), "gene")
+    codes, unknown = label_codes(labels, ["a", "b", "c"])
+    assert codes.dtype == np.int64
+    assert codes.tolist() == [2, 3, 0, 2, 4]
+    assert unknown == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "label"),
+    [
+        (pd.to_datetime(["2026-01-02", "2026-01-03"]), "2026-01-02 00:00:00"),
+        (pd.cut([1, 9], [0, 5, 10]), "(0, 5]"),
+        ([Decimal("1.5"), Decimal("2.5")], "1.5"),
+        ([date(2026, 1, 2), date(2026, 1, 3)], "2026-01-02"),
+        ([("a", 1), ("b", 2)], "('a', 1)"),
+        (np.array([2.5, 1.5]), 1.5),
+        ([True, False], False),
+        ([b"x", b"y"], b"x"),
+    ],
+)
+def test_labels_are_plain_values(stored, label):
+    categories = label_values(pd.DataFrame({"day": pd.Series(stored)}), "day").cat.categories.tolist()
+    assert label in categories
+    assert all(type(category) in (str, bytes, bool, int, float) for category in categories)
+
+
+def test_a_date_and_its_text_are_one_label():
+    labels = label_values(table(day=pd.Series([date(2026, 1, 2), "2026-01-02"], dtype="category")), "day")
+    assert labels.tolist() == ["2026-01-02", "2026-01-02"]
+
+
+def test_cells_may_be_left_without_a_label():
+    obs = table(plate=["a", None, "b", "b"], well=["x", "y", None, "x"])
+    assert label_values(obs, "plate", allow_missing=True).isna().tolist() == [False, True, False, False]
+    crossed = label_values(obs, ["plate", "well"], allow_missing=True)
+    assert crossed.isna().tolist() == [False, True, True, False]
+    assert label_codes(crossed, ["b × x"])[0].tolist() == [1, -1, -1, 0]
+
+
+def test_bad_columns_get_a_sentence(cells):
+    with pytest.raises(KeyError, match=r"obs has no 'genes' .*Did you mean 'gene'\?"):
+        label_values(cells.obs, "genes")
+    with pytest.raises(ValueError, match="An empty list of obs columns"):
+        as_columns([])
+    with pytest.raises(TypeError, match="a name or a list of names, got None"):
+        as_columns(None)
+    cells.obs["holes"] = pd.Series(["a", None] * 48, index=cells.obs_names)
+    with pytest.raises(ValueError, match=r"no value for 48 of 96 cells \(rows 1, 3, 5, 7, 9, …\): drop these"):
+        label_values(cells.obs, ["gene", "holes"])
+    twice = pd.concat([cells.obs, cells.obs[["gene"]]], axis=1)
+    with pytest.raises(ValueError, match="2 columns of the name 'gene': rename or drop"):
+        label_values(twice, "gene")
