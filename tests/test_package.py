@@ -14,13 +14,15 @@ SOURCE = Path(scbd.__file__).parent
 # who may import whom: a package sees what stands before it here, and itself
 ROOMS = {
     "_keys": set(),
+    "_messages": set(),
+    "_sizes": set(),
     "_threads": set(),
-    "nn": set(),
-    "data": {"_keys"},
+    "nn": {"_sizes"},
+    "data": {"_keys", "_messages", "_sizes"},
     "metrics": {"_threads"},
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},
-    "model": {"_keys", "nn", "data"},
+    "model": {"_keys", "_messages", "_sizes", "nn", "data"},
     "baselines": {"_keys", "nn", "data", "model"},
     "experiments": {"_keys", "data", "datasets", "metrics", "model", "baselines", "pl"},
     "cli": {"data", "experiments"},
