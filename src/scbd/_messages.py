@@ -1,0 +1,23 @@
+"""Parts of sentences that errors have in common."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def head(values: Iterable[object], n: int = 5) -> str:
+    """The first few of many, for a sentence."""
+    values = list(values)
+    return ", ".join(map(str, values[:n])) + (", …" if len(values) > n else "")
+
+
+def missing_key(slot: str, key: str, keys: Iterable[object], argument: str) -> str:
+    """That a table has no such key, which ones it has, and which one may have been meant."""
+    names = [str(k) for k in keys]
+    close = difflib.get_close_matches(key, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{hint} Name it with {argument}."
