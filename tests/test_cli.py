@@ -46,6 +46,9 @@ def test_convert(tmp_path, capsys):
     assert f"96 cells of 2 × 8 × 8 uint8: {tmp_path / 'screen.zarr'}" in capsys.readouterr().out
     assert main([*arguments, "--compression", "lz4"]) == 2
     assert "exists: it is kept" in capsys.readouterr().err
+    stretched = [*convert, str(tmp_path / "cells.h5ad"), "--out", str(tmp_path / "wide.h5ad"), "--image-size", "8x12"]
+    assert main(stretched) == 0
+    assert "96 cells of 2 × 8 × 12 uint8" in capsys.readouterr().out
     late = [str(tmp_path / "late.npz"), "--table", str(tmp_path / "late.csv"), "--channels", "dna", "actin"]
     assert main([*convert, *late, "--out", str(tmp_path / "late.h5ad")]) == 0
     assert list(open_screen(tmp_path / "late.h5ad").var_names) == ["dna", "actin"]

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--table", type=Path, help=".csv or .parquet with a row an image, for a single plate")
     convert.add_argument("--file-columns", nargs="+", default=["path"], help="of a table: columns of image files")
     convert.add_argument("--channels", nargs="+", help="names of the channels")
-    convert.add_argument("--image-size", type=int, help="resize to this many pixels a side")
+    convert.add_argument("--image-size", type=_image_size, metavar="SIDE|HxW", help="resize to so many pixels")
     convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="of the stored images")
     convert.add_argument(
         "--intensity-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="what becomes lowest and highest"
@@ -137,7 +137,7 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default="variance",
         help="form of the loss, 'listing' as published; each has its own scale of alpha",
     )
-    model.add_argument("--image-size", type=int, help="resize to this many pixels a side")
+    model.add_argument("--image-size", type=_image_size, metavar="SIDE|HxW", help="resize to so many pixels")
     model.add_argument(
         "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
     )
@@ -301,6 +301,11 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _alpha(text: str) -> Any:
     return text if text == "auto" else float(text)
+
+
+def _image_size(text: str) -> Any:
+    height, _, width = text.partition("x")
+    return (int(height), int(width)) if width else int(height)
 
 
 def _count_or_auto(text: str) -> Any:

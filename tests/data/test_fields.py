@@ -5,7 +5,6 @@ import pytest
 from conftest import make_cells
 
 from scbd.data import ImageField
-from scbd.data.fields import channel_names
 
 
 def test_image_field_records_what_the_images_are(cells):
@@ -13,12 +12,6 @@ def test_image_field_records_what_the_images_are(cells):
     assert state["image_shape"] == (2, 16, 16)
     assert state["dtype"] == "uint8"
     assert state["channels"] == state["var_names"] == ["channel_0", "channel_1"]
-
-
-def test_channel_names_of_scportrait(cells):
-    cells.var["channels"] = ["DAPI", "actin"]
-    assert channel_names(cells, 2) == ["DAPI", "actin"]
-    assert channel_names(cells, 3) == ["channel_0", "channel_1", "channel_2"]
 
 
 @pytest.mark.parametrize(

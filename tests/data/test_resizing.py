@@ -14,10 +14,10 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (5, 2, 12, 8)).astype("uint8"
 def test_resizing_once_is_resizing_as_one_goes_up_to_rounding(dtype, monkeypatch):
     monkeypatch.setattr("scbd.data.resizing._BLOCK", 2)
     images = IMAGES.astype(dtype)
-    resized = resize_images(images, 6)
-    assert resized.shape == (5, 2, 6, 6)
+    resized = resize_images(images, (6, 5))
+    assert resized.shape == (5, 2, 6, 5)
     assert resized.dtype == dtype
-    as_one_goes = Preprocess((2, 12, 8), dtype, image_size=6, intensity="none", standardize=False)
+    as_one_goes = Preprocess((2, 12, 8), dtype, image_size=(6, 5), intensity="none", standardize=False)
     difference = as_one_goes(torch.from_numpy(images)).numpy() - resized.astype("float32")
     assert abs(difference).max() <= (0.5 if dtype.startswith("u") else 0.1 if dtype == "float16" else 0)
 
@@ -31,16 +31,17 @@ def test_the_ends_of_the_range_stay_where_they_are(dtype):
 
 def test_a_given_array_is_filled():
     out = np.empty((5, 2, 3, 3), dtype="uint8")
-    assert resize_images(IMAGES, 3, out=out) is out
-    np.testing.assert_array_equal(out, resize_images(IMAGES, 3))
+    assert resize_images(IMAGES, (3, 3), out=out) is out
+    np.testing.assert_array_equal(out, resize_images(IMAGES, (3, 3)))
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: resize_images(IMAGES, 0), "image_size must be a positive number of pixels, got 0"),
+        (lambda: resize_images(IMAGES, 0), "image_size must be a positive number of pixels.* got 0"),
+        (lambda: resize_images(IMAGES, 4), "would squash images of 12 × 8 pixels"),
         (lambda: resize_images(IMAGES[0], 4), "images must be 4-D"),
-        (lambda: resize_images(IMAGES, 4, out=np.empty((5, 2, 4, 4))), "out has shape .* and dtype float64"),
+        (lambda: resize_images(IMAGES, (4, 4), out=np.empty((5, 2, 4, 4))), "out has shape .* and dtype float64"),
     ],
 )
 def test_bad_input_gets_a_sentence(call, said):

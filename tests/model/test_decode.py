@@ -10,7 +10,7 @@ from conftest import make_cells
 
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
-from scbd.model._decode import Reconstruction
+from scbd.model._reconstruction import Reconstruction
 from scbd.nn import Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -216,6 +216,31 @@ def test_bad_requests_of_a_decoder(trained, decoded):
         decoded.decode(z)
     with pytest.raises(ValueError, match=r"the embeddings are \(96, 6\) and \(95, 6\)"):
         decoded.decode(z, z[1:])
+
+
+@pytest.mark.parametrize("batch_size", [-1, 0, 2.5])
+def test_a_batch_size_that_is_none_gets_a_sentence(decoded, batch_size):
+    z = [decoded.get_latent_representation(block=block) for block in "cs"]
+    for call in (
+        lambda: decoded.decode(*z, batch_size=batch_size),
+        lambda: decoded.reconstruct(batch_size=batch_size),
+        lambda: decoded.swap_blocks([0], [1], batch_size=batch_size),
+    ):
+        with pytest.raises(
+            ValueError, match=f"batch_size={batch_size}: give a positive number of cells, or None for 256"
+        ):
+            call()
+
+
+def test_what_is_not_finite_makes_no_picture(decoded):
+    z = [decoded.get_latent_representation(block=block) for block in "cs"]
+    z[1][[4, 9]] = np.nan
+    with pytest.raises(ValueError, match=r"to decode are NaN or infinite in 2 rows \(4, 9\)"):
+        decoded.decode(*z)
+    model, cells = make_model(make_cells(dtype="float32")), make_cells(dtype="float32")
+    cells.obsm["single_cell_images"][7] = np.inf
+    with pytest.raises(ValueError, match=r"Images of 1 of 2 cells .* \(rows 7\)"):
+        model.get_intensities(cells, [3, 7])
 
 
 def test_bernoulli_needs_the_unit_interval():

@@ -86,15 +86,22 @@ def test_the_beginning_of_another_embedding_is_not_gone_on_with(trained, tmp_pat
         patch.setattr(BlockFile, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
             trained.embed_to(tmp_path / "z.h5ad")
-    trained.module.content.projection[-1].bias.data += 1  # other weights
+    bias = trained.module.content.projection[-1].bias
+    weights = bias.data.clone()
+    bias.data += 1
     try:
         with pytest.raises(ValueError, match="is the beginning of something else"):
             trained.embed_to(tmp_path / "z.h5ad")
     finally:
-        trained.module.content.projection[-1].bias.data -= 1
-    for changed in ({"dtype": "float16"}, {"blocks": ["c"]}, {"adata": make_cells(50)}, {"batch_size": 7}):
+        bias.data = weights  # to the bit: rounding would make other weights of them, and refuse whatever follows
+    corrected, relabelled = trained.adata.copy(), trained.adata.copy()
+    corrected.obsm["single_cell_images"] = corrected.obsm["single_cell_images"] // 2  # the same table
+    relabelled.obs["well"] = relabelled.obs["well"].to_numpy()[::-1]  # of the same length
+    settings: list[dict[str, Any]] = [{"dtype": "float16"}, {"blocks": ["c"]}, {"batch_size": 7}]
+    for changed in [*settings, *({"adata": other} for other in (make_cells(50), corrected, relabelled))]:
         with pytest.raises(ValueError, match="is the beginning of something else"):
             trained.embed_to(tmp_path / "z.h5ad", **changed)
+    assert len(trained.embed_to(tmp_path / "z.h5ad")) == 200  # nothing was changed after all
 
 
 def test_a_flipped_byte_is_found(trained, tmp_path):
@@ -119,7 +126,8 @@ def test_what_is_wrong_is_said_before_any_work(trained, tmp_path, monkeypatch):
         (ValueError, "dtype='float64' is not known: use float32 or float16", "z.h5ad", {"dtype": "float64"}),
         (ValueError, "block='x' is not known", "z.h5ad", {"blocks": ["c", "x"]}),
         (ValueError, "representation='q' is not known", "z.h5ad", {"representation": "q"}),
-        (ValueError, "must be positive", "z.h5ad", {"block_size": 0}),
+        (ValueError, "block_size=0: give a positive number of cells", "z.h5ad", {"block_size": 0}),
+        (ValueError, "batch_size=-1: give a positive number of cells", "z.h5ad", {"batch_size": -1}),
     ]
     for error, message, path, changed in cases:
         with pytest.raises(error, match=message):

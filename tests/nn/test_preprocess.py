@@ -68,8 +68,8 @@ def test_an_empty_channel_stays_at_zero():
 
 def test_resizing_keeps_flat_images_flat_and_means():
     images = torch.full((2, 1, 100, 80), 51, dtype=torch.uint8)
-    ours = Preprocess((1, 100, 80), "uint8", image_size=32, standardize=False)
-    torch.testing.assert_close(ours(images), torch.full((2, 1, 32, 32), 0.2))
+    ours = Preprocess((1, 100, 80), "uint8", image_size=(40, 32), standardize=False)
+    torch.testing.assert_close(ours(images), torch.full((2, 1, 40, 32), 0.2))
     ramp = torch.linspace(0, 250, 64).round().to(torch.uint8).expand(1, 1, 64, 64)
     small = Preprocess((1, 64, 64), "uint8", image_size=16, standardize=False)(ramp)
     assert float(small.mean()) == pytest.approx(float(ramp.float().mean()) / 255, abs=2e-3)
@@ -103,5 +103,10 @@ def test_bad_input_gets_a_sentence():
         Preprocess((1, 4, 4), "uint8", intensity="log")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="image_size must be a positive number"):
         Preprocess((1, 4, 4), "uint8", image_size=0)
+    with pytest.raises(ValueError, match="would squash images of 4 × 20 pixels"):
+        Preprocess((1, 4, 20), "uint8", image_size=4)
+    assert Preprocess((1, 4, 20), "uint8").output_shape == (1, 4, 20)
+    with pytest.raises(ValueError, match="NaN or infinite pixels, from which no channel's mean can be learned"):
+        Preprocess((1, 4, 4), "float32").fit([torch.full((2, 1, 4, 4), torch.nan)])
     with pytest.raises(ValueError, match="given no images"):
         Preprocess((1, 4, 4), "uint8").fit([])

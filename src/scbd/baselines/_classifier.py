@@ -184,7 +184,7 @@ class ClassifierModel(ImageModel):
         indices: Sequence[int] | np.ndarray | None = None,
         *,
         return_proba: bool = False,
-        batch_size: int = 512,
+        batch_size: int | None = None,
     ) -> np.ndarray:
         """Predict the perturbation of cells.
 
@@ -197,7 +197,7 @@ class ClassifierModel(ImageModel):
         return_proba
             Return probabilities, ``(len(indices), n_labels)``, in the order of the registered categories.
         batch_size
-            Cells in a forward pass.
+            Cells in a forward pass; 512 by default.
 
         Returns
         -------

@@ -8,8 +8,10 @@ import rich.table
 import zarr
 from scvi.data.fields import BaseAnnDataField
 
-from scbd._messages import head, missing_key
-from scbd.data.sources import ArraySource, ImageSource, ZarrSource, non_finite_rows
+from scbd._messages import missing_key
+from scbd.data.channels import channel_names, warn_of_channels
+from scbd.data.pixels import check_pixels
+from scbd.data.sources import ArraySource, ImageSource, ZarrSource
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -36,25 +38,29 @@ class ImageField(BaseAnnDataField):
         self.attr_key = attr_key
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that the images can be read: presence, type, shape, dtype, finite values."""
-        check_finite(image_source(adata, self.attr_key), self.attr_key)
+        """Check that the images can be read: presence, type, shape, dtype, names. Reads no pixel."""
+        source = image_source(adata, self.attr_key)
+        channel_names(adata.var, source.shape[1], self.attr_key)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record what the images are."""
-        self.validate_field(adata)
+        """Record what the images are, having looked at their pixels once."""
         source = image_source(adata, self.attr_key)
+        names = channel_names(adata.var, source.shape[1], self.attr_key)
+        warn_of_channels(adata.var, source.shape[1], self.attr_key)
+        check_pixels(source, names, self.attr_key)
         return {
             "image_shape": source.shape[1:],
             "dtype": source.dtype.name,
-            "channels": channel_names(adata, source.shape[1]),
+            "channels": names,
             "var_names": adata.var_names.astype(str).tolist(),
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Check that new images are of the kind that was registered."""
-        self.validate_field(adata_target)
-        check_like_registered(image_source(adata_target, self.attr_key), state_registry, self.attr_key)
-        return self.register_field(adata_target)
+        """Check that new images are of the kind that was registered, which stays what the model takes."""
+        source = image_source(adata_target, self.attr_key)
+        check_like_registered(source, state_registry, self.attr_key)
+        check_pixels(source, state_registry["channels"], self.attr_key)
+        return dict(state_registry)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
         """Number of channels, height and width."""
@@ -84,19 +90,28 @@ def image_source(adata: AnnData, image_key: str) -> ImageSource:
     return ZarrSource(images, where) if isinstance(images, zarr.Array) else ArraySource(images, where)
 
 
-def check_finite(source: ImageSource, image_key: str) -> None:
-    """Raise if an image holds a NaN or an infinity, naming the rows."""
-    bad = non_finite_rows(source)
-    if bad.size:
-        msg = (
-            f"obsm[{image_key!r}] has NaN or infinite pixels in {bad.size} of {source.shape[0]} cells (rows "
-            f"{head(bad)}): drop these cells or repair their images."
-        )
-        raise ValueError(msg)
+def check_like_registered(
+    source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool | None = None
+) -> None:
+    """Raise if images differ in kind from the registered ones.
 
+    Parameters
+    ----------
+    source
+        The images.
+    registered
+        What :class:`ImageField` recorded.
+    image_key
+        Where they are.
+    resize
+        Whether the model resizes, and takes other sizes of the same proportions; `None` where that is not known yet,
+        and size is not looked at.
 
-def check_like_registered(source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool = True) -> None:
-    """Raise if images differ in kind from the registered ones: dtype, channels and, without resizing, size."""
+    Raises
+    ------
+    ValueError
+        If dtype, number of channels, size or proportions differ.
+    """
     c, *size = registered["image_shape"]
     if source.shape[1] != c or source.dtype.name != registered["dtype"]:
         msg = (
@@ -104,17 +119,13 @@ def check_like_registered(source: ImageSource, registered: dict[str, Any], image
             f"{c} of {registered['dtype']} ({', '.join(registered['channels'])}): convert the images to match."
         )
         raise ValueError(msg)
-    if not resize and list(source.shape[2:]) != size:
-        msg = (
-            f"obsm[{image_key!r}] holds images of {source.shape[2]} × {source.shape[3]} pixels, the model was trained "
-            f"on {size[0]} × {size[1]}: resize them, or train a model with image_size=… that resizes by itself."
-        )
+    height, width = source.shape[2:]
+    said = (
+        f"obsm[{image_key!r}] holds images of {height} × {width} pixels, the model was trained on {size[0]} × {size[1]}"
+    )
+    if resize is False and [height, width] != size:
+        msg = f"{said}: resize them, or train a model with image_size=… that resizes by itself."
         raise ValueError(msg)
-
-
-def channel_names(adata: AnnData, n_channels: int) -> list[str]:
-    """Names of the image channels: ``var['channels']``, else ``var_names``, else numbers."""
-    if adata.n_vars != n_channels:
-        return [f"channel_{i}" for i in range(n_channels)]
-    names = adata.var["channels"] if "channels" in adata.var else adata.var_names
-    return [str(name) for name in names]
+    if resize and height * size[1] != width * size[0]:
+        msg = f"{said}, and resizing would stretch them: crop or pad them to the proportions of those."
+        raise ValueError(msg)

@@ -17,6 +17,7 @@ from scvi.model.base._constants import SAVE_KEYS
 from scbd._keys import E_REGISTRY, IMAGE_KEY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import ImageField, LabelField
+from scbd.data.channels import check_channel_names
 from scbd.data.fields import check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
@@ -86,12 +87,13 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         KeyError
             If a key is missing.
         TypeError, ValueError
-            If the images cannot be read, hold NaN or infinity, or a label is missing or has one value only.
+            If the images cannot be read, hold NaN or infinity (all are looked at in memory, 64 cells elsewhere), or do
+            not have the channels that ``var["channels"]`` names; or if a label is missing or has one value only.
 
         Warns
         -----
         UserWarning
-            If ``y`` and ``e`` are confounded, with the table.
+            If ``y`` and ``e`` are confounded, with the table; if a channel shows nothing, or is a mask.
         """
         # plain text, whatever they came as: they are saved with the model
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
@@ -297,8 +299,9 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         """Images of a table, checked against what the model takes. Reads no pixel."""
         key = self.registry_["setup_args"]["image_key"]
         source = image_source(adata, key)
-        resize = self.module.preprocess.image_size is not None
-        check_like_registered(source, self._registered(IMAGE_REGISTRY), key, resize=resize)
+        registered, resize = self._registered(IMAGE_REGISTRY), self.module.preprocess.image_size is not None
+        check_like_registered(source, registered, key, resize=resize)
+        check_channel_names(adata.var, registered, key)
         return source
 
 

@@ -7,76 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
+from scbd._messages import head
 from scbd.data import Split, read_tensor
 from scbd.model._embed import row_numbers
+from scbd.model._forward import check_finite_images, positive
+from scbd.model._reconstruction import Reconstruction
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
-    from torch import Tensor
-
-    from scbd.model._alpha import AutoAlpha
-    from scbd.model._module import SCBDModule
-    from scbd.nn import AdditiveDecoder
 
 _PREFIX = "decoder_"
-_BLOCK = 512
-
-
-class Reconstruction(nn.Module):
-    """The decoder's objective: the likelihood of images given both embeddings, which stay as they are unless joint.
-
-    Parameters
-    ----------
-    module
-        The two blocks.
-    decoder
-        Of their embeddings.
-    weight
-        Weight of the reconstruction beside the contrastive losses; `None` leaves the blocks frozen.
-    """
-
-    def __init__(self, module: SCBDModule, decoder: AdditiveDecoder, weight: float | None) -> None:
-        super().__init__()
-        self.module = module
-        self.decoder = decoder
-        self.weight = weight
-        self.settings = {"likelihood": decoder.likelihood, "width": decoder.pixels.in_channels * 2, "weight": weight}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.module.device
-
-    @property
-    def auto_alpha(self) -> AutoAlpha | None:
-        """Of the blocks, if they are trained."""
-        return None if self.weight is None else self.module.auto_alpha
-
-    def train(self, mode: bool = True) -> Reconstruction:
-        """Frozen blocks stay in evaluation mode: BatchNorm's statistics are part of the embedding."""
-        super().train(mode)
-        if self.weight is None:
-            self.module.eval()
-        return self
-
-    def forward(
-        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        """``loss``, and when joint its parts."""
-        images = self.module.preprocess(images, generator)
-        target = self.module.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
-        with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
-            embedded = self.module.blocks(images)
-        nats = self.decoder.negative_log_likelihood(target, *embedded.z)
-        if self.weight is None:
-            return {"loss": nats}
-        losses = self.module.losses(embedded, y, e, ramp=ramp)
-        return losses | {"loss": losses["loss"] + self.weight * nats, "reconstruction": nats}
+_BLOCK, _CELLS = 512, 256
 
 
 class DecodeMixin(TrainMixin):
@@ -197,6 +142,11 @@ class DecodeMixin(TrainMixin):
         Returns
         -------
         float32 ``(len(indices), C, H, W)``.
+
+        Raises
+        ------
+        ValueError
+            If an index is out of range, or pixels are not finite.
         """
         source, preprocess = self._source(self._require(adata)), self.module.preprocess
         rows = row_numbers(indices, source.shape[0])
@@ -206,11 +156,16 @@ class DecodeMixin(TrainMixin):
             for start in range(0, len(rows), _BLOCK):
                 part = slice(start, start + _BLOCK)
                 stored = read_tensor(source, rows[part]).to(self.module.device)
+                check_finite_images(stored, rows[part])
                 images[part] = preprocess.intensities(preprocess(stored)).cpu().numpy()
         return images
 
     def reconstruct(
-        self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None, *, batch_size: int = 256
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | np.ndarray | None = None,
+        *,
+        batch_size: int | None = None,
     ) -> np.ndarray:
         """Decode cells from their own two embeddings.
 
@@ -221,7 +176,7 @@ class DecodeMixin(TrainMixin):
         indices
             Rows, in this order; all by default.
         batch_size
-            Cells in a forward pass.
+            Cells in a forward pass; 256 by default.
 
         Returns
         -------
@@ -234,6 +189,7 @@ class DecodeMixin(TrainMixin):
             If there is no decoder yet, or an index is out of range.
         """
         self._require_decoder()
+        batch_size = positive("batch_size", batch_size, _CELLS)
         embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
         return self.decode(*embeddings, batch_size=batch_size)
 
@@ -243,7 +199,7 @@ class DecodeMixin(TrainMixin):
         style: Sequence[int] | np.ndarray,
         adata: AnnData | None = None,
         *,
-        batch_size: int = 256,
+        batch_size: int | None = None,
     ) -> np.ndarray:
         """Decode the content of some cells with the style of others: the perturbation of one in the well of the other.
 
@@ -254,7 +210,7 @@ class DecodeMixin(TrainMixin):
         adata
             Cells; the training data by default.
         batch_size
-            Cells in a forward pass.
+            Cells in a forward pass; 256 by default.
 
         Returns
         -------
@@ -269,6 +225,7 @@ class DecodeMixin(TrainMixin):
         if self.module.style is None:
             msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
             raise ValueError(msg)
+        batch_size = positive("batch_size", batch_size, _CELLS)
         n = self._source(self._require(adata)).shape[0]
         rows = [row_numbers(indices, n) for indices in (content, style)]
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
@@ -277,7 +234,7 @@ class DecodeMixin(TrainMixin):
         z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
         return self.decode(z_c, z_s, batch_size=batch_size)
 
-    def decode(self, *embeddings: np.ndarray, batch_size: int = 256) -> np.ndarray:
+    def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
         """Decode embeddings, for example points between two cells.
 
         Parameters
@@ -285,7 +242,7 @@ class DecodeMixin(TrainMixin):
         *embeddings
             z_c and z_s ``(N, D)``; for a model of a single block z_c alone.
         batch_size
-            Cells in a forward pass.
+            Cells in a forward pass; 256 by default.
 
         Returns
         -------
@@ -294,14 +251,20 @@ class DecodeMixin(TrainMixin):
         Raises
         ------
         ValueError
-            If there is no decoder yet, or the embeddings are not those of its blocks.
+            If there is no decoder yet, or the embeddings are not those of its blocks, or not finite.
         """
         decoder = self._require_decoder()
+        batch_size = positive("batch_size", batch_size, _CELLS)
         tensors = [torch.as_tensor(np.asarray(z), dtype=torch.float32) for z in embeddings]
         wanted = [part[0].in_features for part in decoder.parts]
         if [t.shape[1] if t.ndim == 2 else None for t in tensors] != wanted or len({len(t) for t in tensors}) != 1:
             shapes = " and ".join(str(tuple(t.shape)) for t in tensors) or "none"
             msg = f"The decoder takes {' and '.join(f'(N, {n})' for n in wanted)}, the embeddings are {shapes}."
+            raise ValueError(msg)
+        finite = torch.stack([t.isfinite().all(1) for t in tensors]).all(0)
+        if not finite.all():
+            rows = np.flatnonzero(~finite.numpy())
+            msg = f"The embeddings to decode are NaN or infinite in {len(rows)} rows ({head(rows)})."
             raise ValueError(msg)
         images = np.empty((len(tensors[0]), *self.module.preprocess.output_shape), dtype=np.float32)
         with torch.inference_mode():

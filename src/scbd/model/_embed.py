@@ -11,7 +11,7 @@ import numpy as np
 
 from scbd.data.progress import progress_bar
 from scbd.model._embed_to import embed_to
-from scbd.model._forward import embedded
+from scbd.model._forward import embedded, positive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from scbd.data import ImageSource
 
+BATCH_SIZE, BLOCK_SIZE = 512, 65_536
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 
 
@@ -39,7 +40,7 @@ class EmbedMixin:
         *,
         block: str = "c",
         representation: str = "embedding",
-        batch_size: int = 512,
+        batch_size: int | None = None,
         out: np.ndarray | str | os.PathLike[str] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> np.ndarray:
@@ -58,7 +59,7 @@ class EmbedMixin:
             ``"embedding"``: z, on the unit sphere; ``"intermediate"``: r, before the projection, which the paper uses
             for domain generalisation.
         batch_size
-            Cells in a forward pass.
+            Cells in a forward pass; 512 by default.
         out
             Where to write: an array of the right shape, or the path of an ``.npy`` file (memory-mapped, for what does
             not fit in memory; it appears under its name when complete).
@@ -72,8 +73,14 @@ class EmbedMixin:
         Raises
         ------
         KeyError, TypeError, ValueError
-            If the images are missing or not of the kind the model was trained on, an index is out of range, or the
-            model has no such block.
+            If the images are missing or not of the kind the model was trained on (other channels, or the same in
+            another order), an index is out of range, the model has no such block, or an embedding would be NaN: the
+            message tells whether pixels or weights are to blame.
+
+        Warns
+        -----
+        UserWarning
+            If the channels have other names than those the model was set up with.
         """
         self._check_if_trained(warn=True)
         self._check_block(block)
@@ -85,7 +92,7 @@ class EmbedMixin:
             row_numbers(indices, source.shape[0]),
             block=block,
             representation=representation,
-            batch_size=batch_size,
+            batch_size=positive("batch_size", batch_size, BATCH_SIZE),
             out=out,
             enable_progress_bar=enable_progress_bar,
         )
@@ -98,16 +105,16 @@ class EmbedMixin:
         blocks: Sequence[str] | None = None,
         representation: str = "embedding",
         dtype: Literal["float32", "float16"] = "float32",
-        batch_size: int = 512,
-        block_size: int = 65_536,
+        batch_size: int | None = None,
+        block_size: int | None = None,
         shard: tuple[int, int] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> AnnData:
         """Embed any number of cells into a file, in constant memory.
 
         Killed at any moment and called again with the same model and cells, it goes on where it stopped, to the same
-        bytes. The file appears under its name when it is whole; :func:`scbd.data.verify_screen` compares it with its
-        checksums.
+        bytes; other labels, or other pixels in a sample of the cells, are other cells. The file appears under its name
+        when it is whole; :func:`scbd.data.verify_screen` compares it with its checksums.
 
         Parameters
         ----------
@@ -122,9 +129,9 @@ class EmbedMixin:
         dtype
             Of the file. Half precision halves it, and moves a component of a unit vector by less than .0005.
         batch_size
-            Cells in a forward pass.
+            Cells in a forward pass; 512 by default.
         block_size
-            Cells that are written at once, about so many: a kill loses no more.
+            Cells that are written at once, about so many: a kill loses no more; 65,536 by default.
         shard
             ``(i, n)``: embed only the i-th of n contiguous shares, for n processes or jobs, a device each, with the
             same model, cells and path; whichever is the last gives the file its name. By default all cells, or where
@@ -164,8 +171,8 @@ class EmbedMixin:
             {block: f"X_{name}_{block}" for block in blocks},
             representation=representation,
             dtype=dtype,
-            batch_size=batch_size,
-            block_size=block_size,
+            batch_size=positive("batch_size", batch_size, BATCH_SIZE),
+            block_size=positive("block_size", block_size, BLOCK_SIZE),
             shard=shard,
             enable_progress_bar=enable_progress_bar,
         )

@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from anndata import AnnData
 
+from scbd.data.digests import digest_cells
 from scbd.data.progress import progress_bar
 from scbd.data.stores import open_embedding
 from scbd.data.stores.block_file import BlockFile, check_shard, check_space, share_of
@@ -19,6 +19,8 @@ from scbd.nn.distributed import wait_for_all, world
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import pandas as pd
 
     from scbd.data import ImageSource
 
@@ -43,7 +45,7 @@ def embed_to(
     rank, n_processes = world()
     share = (rank + 1, n_processes) if shard is None else shard
     check_shard(share)
-    _check(path, dtype, batch_size, block_size)
+    _check(path, dtype)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
     settings = {"digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays])}
@@ -74,7 +76,7 @@ def embed_to(
     return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
 
 
-def _check(path: Path, dtype: str, batch_size: int, block_size: int) -> None:
+def _check(path: Path, dtype: str) -> None:
     if path.suffix != ".h5ad":
         msg = f"{path}: give a path that ends in .h5ad."
         raise ValueError(msg)
@@ -84,16 +86,12 @@ def _check(path: Path, dtype: str, batch_size: int, block_size: int) -> None:
     if dtype not in DTYPES:
         msg = f"dtype={dtype!r} is not known: use {' or '.join(DTYPES)}."
         raise ValueError(msg)
-    if min(batch_size, block_size) < 1:
-        msg = f"batch_size={batch_size} and block_size={block_size} must be positive."
-        raise ValueError(msg)
 
 
 def _digest(module: Any, source: ImageSource, obs: pd.DataFrame, said: list[Any]) -> str:
-    """Of the weights, the cells and the settings; not of the pixels, which would have to be read."""
-    digest = hashlib.sha256(repr([*said, source.shape, source.dtype.name]).encode())
+    """Of the weights, the cells and the settings."""
+    digest = hashlib.sha256(repr([*said, digest_cells(source, obs)]).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
-    digest.update(pd.util.hash_pandas_object(obs).to_numpy().tobytes())
     return digest.hexdigest()

@@ -3,32 +3,98 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from scbd._messages import head
 from scbd.data import prefetch, read_tensor
 from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
-
-    import numpy as np
+    from collections.abc import Generator, Sequence
 
     from scbd.data import ImageSource
 
 
 def embedded(
-    module: Any, source: ImageSource, parts: Iterable[slice | np.ndarray], blocks: Sequence[str], representation: str
+    module: Any, source: ImageSource, parts: Sequence[slice | np.ndarray], blocks: Sequence[str], representation: str
 ) -> Generator[dict[str, np.ndarray]]:
-    """Blocks of one part of the rows after the other, float32; each image is read once."""
+    """Blocks of one part of the rows after the other, float32; each image is read once.
+
+    Raises
+    ------
+    ValueError
+        If pixels are not finite, or the model makes NaN of those that are, naming the rows.
+    """
     module.eval()
     memory = freed_memory_kept() if module.device.type == "cpu" else nullcontext()
     reading = (read_tensor(source, part) for part in parts)
     with memory, closing(prefetch(reading)) as batches:
-        for images in batches:
+        for part, images in zip(parts, batches, strict=True):
             images = images.to(module.device, non_blocking=True)
             # left before the caller goes on, who may be interrupted and train
             with torch.inference_mode():
+                check_finite_images(images, part)
                 values = {name: module.embed(images, name, representation).float().cpu().numpy() for name in blocks}
+            for embedding in values.values():
+                _check_finite_embedding(module, embedding, part)
             yield values
+
+
+def check_finite_images(images: torch.Tensor, part: slice | np.ndarray) -> None:
+    """Raise if images that were read, of these rows of a table, hold a NaN or an infinity."""
+    if not images.is_floating_point() or bool(images.isfinite().all()):
+        return
+    rows = _rows(part, ~images.isfinite().flatten(1).all(1).cpu().numpy())
+    msg = (
+        f"Images of {len(rows)} of {len(images)} cells that were read together have NaN or infinite pixels (rows "
+        f"{head(rows)}): drop these cells or repair their images. np.isfinite(images).all(axis=(1, 2, 3)) tells which "
+        "others are fine."
+    )
+    raise ValueError(msg)
+
+
+def _check_finite_embedding(module: Any, embedding: np.ndarray, part: slice | np.ndarray) -> None:
+    """Raise if the model makes NaN of finite pixels: then it is to blame, or the pixels are beyond all measure."""
+    finite = np.isfinite(embedding).all(axis=1)
+    if finite.all():
+        return
+    broken = [
+        name
+        for name, values in module.state_dict().items()
+        if values.is_floating_point() and not values.isfinite().all()
+    ]
+    why = (
+        f"its weights are not finite ({head(broken)}), as after a training that diverged: train anew, with a lower lr"
+        if broken
+        else "they are far outside of those it was trained on"
+    )
+    msg = (
+        f"The model makes NaN of {(~finite).sum()} of {len(finite)} cells (rows {head(_rows(part, ~finite))}) whose "
+        f"pixels are finite: {why}."
+    )
+    raise ValueError(msg)
+
+
+def _rows(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
+    """Rows of the table, of those that were read."""
+    rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
+    return rows[chosen].tolist()
+
+
+def positive(name: str, value: int | None, default: int) -> int:
+    """A number of cells that are taken at once, `None` for the default.
+
+    Raises
+    ------
+    ValueError
+        If it is not a positive integer.
+    """
+    value = default if value is None else value
+    if not isinstance(value, Integral) or value < 1:
+        msg = f"{name}={value!r}: give a positive number of cells, or None for {default:,}."
+        raise ValueError(msg)
+    return int(value)

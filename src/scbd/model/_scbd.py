@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import nn
 
+    from scbd._sizes import ImageSize
     from scbd.data import ImageDataModule
     from scbd.nn.preprocess import Intensity
 
@@ -103,7 +104,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         style_target: StyleTarget | None = "e",
         include_self: bool = True,
         invariance: Invariance = "variance",
-        image_size: int | None = None,
+        image_size: ImageSize | None = None,
         intensity: Intensity = "auto",
         standardize: bool = True,
         augment: bool = False,

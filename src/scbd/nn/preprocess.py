@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scbd._sizes import resized_to
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from scbd._sizes import ImageSize
 
 Intensity = Literal["auto", "scale", "arcsinh", "none"]
 
@@ -26,7 +30,8 @@ class Preprocess(nn.Module):
     dtype
         Name of their numpy dtype, for example ``"uint8"``.
     image_size
-        Resize to this many pixels a side (bilinear, antialiased). `None` keeps the size.
+        Resize to this many pixels a side (bilinear, antialiased); images that are not square want a pair
+        ``(height, width)``, which may stretch them. `None` keeps the size.
     intensity
         ``"scale"`` divides integers by their largest value; ``"arcsinh"`` takes :math:`\operatorname{arcsinh}(x)`,
         which tames the long tail of fluorescence counts (paper, appendix A); ``"none"`` leaves values as they are;
@@ -41,6 +46,11 @@ class Preprocess(nn.Module):
     mean, sd
         Buffers of shape ``(C, 1, 1)``: 0 and 1 until :meth:`fit`.
 
+    Raises
+    ------
+    ValueError
+        If an argument is not known, or a number of pixels a side would squash images that are not square.
+
     Examples
     --------
     >>> preprocess = scbd.nn.Preprocess((4, 32, 32), "uint8", image_size=16, standardize=False)
@@ -53,7 +63,7 @@ class Preprocess(nn.Module):
         image_shape: tuple[int, int, int],
         dtype: str,
         *,
-        image_size: int | None = None,
+        image_size: ImageSize | None = None,
         intensity: Intensity = "auto",
         standardize: bool = True,
         augment: bool = False,
@@ -61,9 +71,6 @@ class Preprocess(nn.Module):
         super().__init__()
         if intensity not in get_args(Intensity):
             msg = f"intensity={intensity!r} is not known: use one of {', '.join(get_args(Intensity))}."
-            raise ValueError(msg)
-        if image_size is not None and image_size < 1:
-            msg = f"image_size must be a positive number of pixels, got {image_size}."
             raise ValueError(msg)
         self.image_size = image_size
         self.intensity = (
@@ -73,7 +80,7 @@ class Preprocess(nn.Module):
         self.standardize = standardize
         self.augment = augment
         channels, height, width = image_shape
-        self.output_shape = (channels, image_size or height, image_size or width)
+        self.output_shape = (channels, *resized_to(image_size, height, width))
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("sd", torch.ones(channels, 1, 1))
         self.register_buffer("fitted", torch.tensor(not standardize))
@@ -89,7 +96,7 @@ class Preprocess(nn.Module):
         Raises
         ------
         ValueError
-            If there is no image to learn from.
+            If there is no image to learn from, or one holds a NaN or an infinity.
         """
         n, total, squares = 0, torch.zeros(()), torch.zeros(())
         for images in batches:
@@ -99,6 +106,12 @@ class Preprocess(nn.Module):
             squares = squares.to(pixels) + pixels.square().sum((0, 2, 3))
         if n == 0:
             msg = "Preprocess.fit was given no images."
+            raise ValueError(msg)
+        if not bool(squares.isfinite().all()):
+            msg = (
+                "Some cells have NaN or infinite pixels, from which no channel's mean can be learned: drop them, or "
+                "repair their images (np.isfinite(images).all(axis=(1, 2, 3)) tells which are fine)."
+            )
             raise ValueError(msg)
         mean = total / n
         sd = (squares / n - mean.square()).clamp(min=0).sqrt()

@@ -78,3 +78,32 @@ def test_lazy_arrays_are_refused_rather_than_misread(tmp_path):
     make_cells(6).write_h5ad(tmp_path / "c.h5ad")
     with h5py.File(tmp_path / "c.h5ad") as file, pytest.raises(TypeError, match="h5py.*open_screen"):
         ArraySource(file[KEY])
+
+
+@pytest.mark.parametrize(
+    "shape", [(16, 16, 2), (64, 64, 12), (64, 48, 3), (64, 64, 4), (8, 8, 1), (16, 100, 5)], ids=str
+)
+def test_channels_last_are_refused(shape):
+    with pytest.raises(
+        ValueError, match=r"looks like \(cells, height, width, channels\).*np.moveaxis\(images, -1, 1\)"
+    ):
+        ArraySource(np.zeros((5, *shape), dtype="uint8"))
+    turned = np.moveaxis(np.zeros((5, *shape), dtype="uint8"), -1, 1)
+    assert ArraySource(turned).shape == (5, shape[2], shape[0], shape[1])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 16, 16), (1, 1, 1), (4, 3, 3), (3, 3, 3), (40, 5, 5), (40, 40, 40), (2, 16, 24), (4, 32, 160), (5, 100, 1)]
+    + [(40, 12, 9), (2048, 1, 1), (3, 3, 2), (1, 64, 64), (16, 16, 24), (160, 32, 32)],
+    ids=str,
+)
+def test_channels_first_of_any_number_and_size_are_not(shape):
+    assert ArraySource(np.zeros((5, *shape), dtype="uint8")).shape == (5, *shape)
+
+
+def test_what_a_mask_hides_is_not_shown():
+    hidden = np.ma.masked_greater(np.arange(5 * 16, dtype="uint8").reshape(5, 1, 4, 4), 30)
+    with pytest.raises(TypeError, match=r"is a masked array, .*images.filled\(0\)"):
+        ArraySource(hidden)
+    assert ArraySource(hidden.filled(0)).read(slice(None)).max() == 30

@@ -52,9 +52,9 @@ class ArraySource:
     ------
     TypeError
         If it is not a numpy array (lazy arrays are refused rather than read through a layer that may return other
-        rows than asked), or of a dtype that is not read.
+        rows than asked), a masked one, or of a dtype that is not read.
     ValueError
-        If it is not four-dimensional, or has no cells, channels or pixels.
+        If it is not four-dimensional, has no cells, channels or pixels, or its channels come last.
 
     Examples
     --------
@@ -68,6 +68,12 @@ class ArraySource:
             msg = (
                 f"{where} is a {type(images).__module__}.{type(images).__name__}, which cannot be read by row safely: "
                 "load it into a numpy array, or open the file with scbd.data.open_screen."
+            )
+            raise TypeError(msg)
+        if isinstance(images, np.ma.MaskedArray):
+            msg = (
+                f"{where} is a masked array, and what its mask hides would be seen: say what is to be there, with "
+                "images.filled(0)."
             )
             raise TypeError(msg)
         check_images(images.shape, images.dtype, where)
@@ -116,9 +122,27 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     if 0 in shape:
         msg = f"{where} has shape {shape}: there is nothing to read along an axis of length 0."
         raise ValueError(msg)
+    if _channels_last(*shape[1:]):
+        n, first, second, third = shape
+        msg = (
+            f"{where} has shape {shape}, which looks like (cells, height, width, channels), images must be (cells, "
+            "channels, height, width): turn them with np.moveaxis(images, -1, 1). If these really are "
+            f"{first} channels of {second} × {third} pixels, pad them to squares."
+        )
+        raise ValueError(msg)
     if dtype.name not in IMAGE_DTYPES or not dtype.isnative:
         msg = f"{where} has dtype {dtype.str!r}: cast it to one of {', '.join(IMAGE_DTYPES)}."
         raise TypeError(msg)
+
+
+def _channels_last(first: int, second: int, third: int) -> bool:
+    """Whether these are height, width and channels rather than channels, height and width.
+
+    No crop is so narrow and has so many channels, be it as many as it is high (squares, turned), or 16 and more of at
+    most five pixels' width. Small crops (3 × 3), strips, and squares of any number of channels are let through.
+    """
+    narrow = 2 * third <= min(first, second)
+    return narrow and (first == second or (third <= 5 and min(first, second) >= 16))
 
 
 def target_of(source: ImageSource, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:

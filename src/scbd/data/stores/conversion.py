@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd._sizes import resized_to
 from scbd.data.resizing import resized
 from scbd.data.sources import IMAGE_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from scbd._sizes import ImageSize
     from scbd.data.stores.crops import Crops
 
 _SAMPLED = 2048
@@ -26,7 +28,7 @@ class Conversion:
     Attributes
     ----------
     image_size
-        Pixels a side; `None` leaves them.
+        Height and width; `None` leaves them.
     dtype
         Of the result.
     intensity_range
@@ -34,17 +36,17 @@ class Conversion:
         intensities stay as they are.
     """
 
-    image_size: int | None
+    image_size: tuple[int, int] | None
     dtype: np.dtype
     intensity_range: np.ndarray | None
 
     def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
         """Of a converted image."""
-        return (channels, height, width) if self.image_size is None else (channels, self.image_size, self.image_size)
+        return (channels, *(self.image_size or (height, width)))
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Convert images ``(N, C, H, W)``."""
-        if self.image_size not in (None, images.shape[2]) or images.shape[2] != images.shape[3] and self.image_size:
+        if self.image_size not in (None, images.shape[2:]):
             images = resized(images, self.image_size).numpy()
         if self.intensity_range is not None:
             low, high = self.intensity_range.T[:, :, None, None]
@@ -56,28 +58,26 @@ class Conversion:
 
 
 def conversion(
-    plates: Sequence[Crops], image_size: int | None, dtype: Any, intensity_range: Any, seed: int
+    plates: Sequence[Crops], image_size: ImageSize | None, dtype: Any, intensity_range: Any, seed: int
 ) -> Conversion:
     """What was asked for, checked; the range of intensities from a sample of crops where it is needed and not given.
 
     Raises
     ------
     TypeError, ValueError
-        If the dtype is not one of images, or the range is none, or not needed.
+        If the dtype is not one of images, the range is none, or not needed, or the size would squash a plate's images.
     """
     stored = plates[0].images.dtype
     wanted = stored if dtype is None else np.dtype(dtype)
     if wanted.name not in IMAGE_DTYPES:
         msg = f"dtype={wanted.name!r} is not one of images: use {', '.join(IMAGE_DTYPES)}."
         raise TypeError(msg)
-    if image_size is not None and image_size < 1:
-        msg = f"image_size must be a positive number of pixels, got {image_size}."
-        raise ValueError(msg)
+    size = _size(plates, image_size)
     if wanted.kind == "f" or wanted == stored:
         if intensity_range is not None:
             msg = f"From {stored} to {wanted} intensities stay as they are: leave intensity_range out."
             raise ValueError(msg)
-        return Conversion(image_size, wanted, None)
+        return Conversion(size, wanted, None)
     n_channels = plates[0].images.shape[1]
     found = _sampled_range(plates, seed) if intensity_range is None else np.asarray(intensity_range, dtype=np.float32)
     if found.shape not in ((2,), (n_channels, 2)) or not (found[..., 0] < found[..., 1]).all():
@@ -85,7 +85,18 @@ def conversion(
             f"intensity_range must be (low, high), for all or for each of {n_channels} channels, got {found.tolist()}."
         )
         raise ValueError(msg)
-    return Conversion(image_size, wanted, np.broadcast_to(found, (n_channels, 2)))
+    return Conversion(size, wanted, np.broadcast_to(found, (n_channels, 2)))
+
+
+def _size(plates: Sequence[Crops], image_size: ImageSize | None) -> tuple[int, int] | None:
+    """Of all plates; `None` where it stays."""
+    for plate in plates:
+        try:
+            size = resized_to(image_size, *plate.images.shape[2:])
+        except ValueError as error:
+            msg = f"{plate.name}: {error}"
+            raise ValueError(msg) from error
+    return None if image_size is None else size
 
 
 def _sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scbd.data.fields import channel_names, image_source
+from scbd.data.channels import channel_names, warn_of_channels
+from scbd.data.fields import image_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +71,19 @@ def crops_of(adata: AnnData, image_key: str, name: str = "cells") -> Crops:
     Raises
     ------
     KeyError, TypeError, ValueError
-        If there are no images at ``obsm[image_key]``.
+        If there are no images at ``obsm[image_key]``, or ``var['channels']`` is not about them.
+
+    Warns
+    -----
+    UserWarning
+        If channels are masks, or ``var`` has fewer names than there are channels.
     """
     source = image_source(adata, image_key)
-    return Crops(source, adata.obs, channel_names(adata, source.shape[1]), name)
+    return Crops(source, adata.obs, names_for(adata.var, source, image_key), name)
+
+
+def names_for(var: pd.DataFrame, source: ImageSource, image_key: str) -> list[str]:
+    """Channels of images by the names in their table, with a warning of what is probably not wanted."""
+    names = channel_names(var, source.shape[1], image_key)
+    warn_of_channels(var, source.shape[1], image_key)
+    return names

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import channel_names
 from scbd.data.sources import ArraySource
 from scbd.data.sources.image_files import FileSource
 from scbd.data.sources.lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
 from scbd.data.sources.sliced import SlicedSource
-from scbd.data.stores.crops import Crops, crops_of
+from scbd.data.stores.crops import Crops, crops_of, names_for
 from scbd.data.stores.opening import open_screen, open_tables
 
 if TYPE_CHECKING:
@@ -105,10 +104,8 @@ def _hdf5(path: Path, image_key: str) -> Crops:
         source: Any = SlicedSource(images, f"obsm[{image_key!r}] of {path}")
     else:
         source = ArraySource(images, f"obsm[{image_key!r}] of {path}")
-    names = parts.get("var", pd.DataFrame())
-    n = source.shape[1]
-    known = names["channels"] if "channels" in names else names.index
-    return Crops(source, parts["obs"], [str(name) for name in known] if len(known) == n else _numbered(n), str(path))
+    names = names_for(parts.get("var", pd.DataFrame()), source, image_key)
+    return Crops(source, parts["obs"], names, str(path))
 
 
 def _zarr(path: Path, image_key: str) -> Crops:
@@ -118,19 +115,21 @@ def _zarr(path: Path, image_key: str) -> Crops:
         return crops_of(adata, image_key, str(path))
     except ValueError:
         source = SlicedSource(adata.obsm[image_key], f"obsm[{image_key!r}] of {path}")
-        return Crops(source, adata.obs, channel_names(adata, source.shape[1]), str(path))
+        return Crops(source, adata.obs, names_for(adata.var, source, image_key), str(path))
 
 
 def _arrays(path: Path, image_key: str) -> Crops:
     try:
         if path.suffix == ".npy":
             images = np.load(path, mmap_mode="r", allow_pickle=False)
-            return Crops(ArraySource(images, str(path)), _unnamed(len(images)), _numbered(images.shape[1]), str(path))
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
+        else:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         msg = f"{path} cannot be read as numpy arrays ({error}): it is truncated, foreign, or holds Python objects."
         raise ValueError(msg) from error
+    if path.suffix == ".npy":
+        return Crops(ArraySource(images, str(path)), _unnamed(len(images)), _numbered(images.shape[1]), str(path))
     candidates = [key for key, values in arrays.items() if values.ndim == 4]
     key = image_key if image_key in arrays else candidates[0] if len(candidates) == 1 else None
     if key is None:

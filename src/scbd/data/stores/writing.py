@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import Store
 
+    from scbd._sizes import ImageSize
+
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
 
@@ -35,7 +37,7 @@ def write_screen(
     *,
     y_key: str,
     image_key: str = IMAGE_KEY,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     dtype: Literal["uint8", "uint16", "float16", "float32"] | None = None,
     intensity_range: Sequence[float] | Sequence[Sequence[float]] | None = None,
     compression: Literal["lz4", "zstd"] | None = None,
@@ -65,7 +67,8 @@ def write_screen(
     image_key
         Key of the images in ``obsm``, where plates have them and in the screen.
     image_size
-        Resize to so many pixels a side (bilinear, antialiased).
+        Resize to so many pixels a side (bilinear, antialiased); crops that are not square want a pair
+        ``(height, width)``, which may stretch them.
     dtype
         Of the stored images. From one integer dtype or float to another integer dtype, intensities are scaled.
     intensity_range

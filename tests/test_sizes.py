@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scbd._sizes import resized_to
+
+
+@pytest.mark.parametrize(
+    ("image_size", "stored", "expected"),
+    [
+        (None, (12, 8), (12, 8)),
+        (6, (12, 12), (6, 6)),
+        (np.int64(6), (12, 12), (6, 6)),
+        ((6, 4), (12, 8), (6, 4)),
+        ([6, 6], (12, 8), (6, 6)),
+    ],
+)
+def test_sizes(image_size, stored, expected):
+    assert resized_to(image_size, *stored) == expected
+
+
+def test_what_is_not_square_is_not_squashed_unasked():
+    said = r"squash images of 32 × 160 pixels.*proportions with image_size=\(6, 32\), or .* with image_size=\(32, 32\)"
+    with pytest.raises(ValueError, match=said):
+        resized_to(32, 32, 160)
+
+
+@pytest.mark.parametrize("image_size", [0, -1, 2.5, "32", (4,), (4, 4, 4), (0, 4), (4.5, 4), [4, "4"]], ids=str)
+def test_sizes_that_are_none(image_size):
+    with pytest.raises(ValueError, match="image_size must be a positive number of pixels, or \\(height, width\\), got"):
+        resized_to(image_size, 12, 12)
