@@ -16,7 +16,7 @@ ROOMS = {
     "_keys": set(),
     "_threads": set(),
     "nn": set(),
-    "data": {"_keys"},
+    "data": {"_keys", "_threads"},
     "metrics": {"_threads"},
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},
