@@ -146,7 +146,8 @@ def parsed_keys(keys: Sequence[bytes]) -> pd.DataFrame:
         for of_column, known, value in zip(codes, found, (plate, f"{plate}_{well}", tile, gene), strict=True):
             of_column[row] = known.setdefault(value, len(known))
     columns = {name: _sorted(of_column, known) for name, of_column, known in zip(_COLUMNS, codes, found, strict=True)}
-    return pd.DataFrame(columns, index=uids)
+    # without a look at each for numbers and dates, which takes memory
+    return pd.DataFrame(columns, index=pd.Index(uids, dtype=str))
 
 
 def _sorted(codes: np.ndarray, values: Iterable[str]) -> pd.Categorical:

@@ -156,7 +156,7 @@ def _files(path: Path, columns: list[str], root: Path) -> Crops:
     if missing:
         msg = f"{path} has no column {missing[0]!r} (it has: {', '.join(map(str, table))}): name it with file_columns."
         raise KeyError(msg)
-    unnamed = np.flatnonzero(table[columns].isna().any(axis=1))
+    unnamed = np.flatnonzero((table[columns].isna() | (table[columns] == "")).any(axis=1).to_numpy())
     if unnamed.size:
         msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
         raise ValueError(msg)
