@@ -19,7 +19,7 @@ ROOMS = {
     "_threads": set(),
     "_labels": {"_messages"},
     "nn": {"_sizes"},
-    "data": {"_keys", "_labels", "_messages", "_sizes"},
+    "data": {"_keys", "_labels", "_messages", "_sizes", "_threads"},
     "metrics": {"_labels", "_threads"},
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},

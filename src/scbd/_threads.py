@@ -24,3 +24,10 @@ def torch_threads_kept() -> Iterator[None]:
     finally:
         if torch:
             torch.set_num_threads(n)
+
+
+def one_torch_thread() -> None:
+    """Let torch, if it is loaded, use one core for what the calling thread asks of it."""
+    torch = sys.modules.get("torch")
+    if torch:
+        torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from scbd.data import ArraySource
@@ -46,3 +47,19 @@ def test_order_counts_for_tables_of_several_blocks(cells, monkeypatch):
     monkeypatch.setattr("scbd.data.digests._HASHED", 10)
     assert digest_cells(None, cells.obs) != digest_cells(None, cells.obs.iloc[::-1])
     assert digest_cells(None, cells.obs) == digest_cells(None, cells.obs.copy())
+
+
+def test_a_part_costs_what_it_holds_whatever_categories_there_are(cells, monkeypatch):
+    """Names of all cells in a categorical: they were hashed again with every part."""
+    hashed = []
+    original = pd.Categorical._hash_pandas_object
+
+    def counted(values, **how):
+        hashed.append(len(values.categories))
+        return original(values, **how)
+
+    monkeypatch.setattr(pd.Categorical, "_hash_pandas_object", counted)
+    monkeypatch.setattr("scbd.data.digests._HASHED", 10)
+    cells.obs["name"] = pd.Categorical(cells.obs_names)
+    digest_cells(None, cells.obs[["name"]])
+    assert max(hashed) == 10

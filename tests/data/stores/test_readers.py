@@ -96,6 +96,16 @@ def test_image_files_and_their_table(tmp_path):
     table.assign(path=["crops/0.tif", *["../secret.tif"] * 7]).to_csv(tmp_path / "escape.csv")
     with pytest.raises(ValueError, match="Row 1 of the table names '../secret.tif', which is outside of"):
         read_crops(tmp_path / "escape.csv")
+    (tmp_path / "meta").mkdir()
+    table.to_csv(tmp_path / "meta" / "t.csv")
+    check(read_crops(tmp_path / "meta" / "t.csv", root=tmp_path), images, gene=table["gene"])
+    table.assign(path=[str(tmp_path / path) for path in table["path"]]).to_csv(tmp_path / "meta" / "absolute.csv")
+    check(read_crops(tmp_path / "meta" / "absolute.csv", root="/"), images, gene=table["gene"])
+    with pytest.raises(ValueError, match=r"outside of .*meta: give the folder that holds all files as root"):
+        read_crops(tmp_path / "meta" / "absolute.csv")
+    table.assign(path=[*table["path"][:5], None, None, ""]).to_csv(tmp_path / "gaps.csv")
+    with pytest.raises(ValueError, match=r"names no file in 3 of 8 rows .the first is row 5.: drop them"):
+        read_crops(tmp_path / "gaps.csv")
     table.head(0).to_csv(tmp_path / "empty.csv")
     with pytest.raises(ValueError, match="names no file"):
         read_crops(tmp_path / "empty.csv")

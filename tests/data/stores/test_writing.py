@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +56,7 @@ def test_a_screen_holds_every_cell_once_sorted_by_perturbation_and_shuffled_insi
 def test_killed_after_any_block_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch, name, compression):
     def write(folder):
         (tmp_path / folder).mkdir(exist_ok=True)
-        kwargs = {"y_key": "gene", "compression": compression, "block_size": 25}
+        kwargs = {"y_key": "gene", "compression": compression, "block_size": 25, "n_workers": 1}
         return write_screen(tmp_path / folder / name, make_plates(), **kwargs)
 
     write("whole")
@@ -99,6 +101,72 @@ def test_the_beginning_of_another_store_is_not_gone_on_with(tmp_path, monkeypatc
 
 def interrupt(*args):
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["s.h5ad", "s.zarr"])
+def test_images_that_were_corrected_are_not_mixed_with_those_before(tmp_path, monkeypatch, name):
+    """The same table, other pixels: a job that was killed because something was wrong with them."""
+    with monkeypatch.context() as patch:
+        for kind in (containers.HDF5Container, containers.ZarrContainer):
+            patch.setattr(kind, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_screen(tmp_path / name, make_plates(), y_key="gene", dtype="uint8", intensity_range=(0, 300))
+    corrected = make_plates()
+    corrected[1].obsm[IMAGES] = corrected[1].obsm[IMAGES] + np.uint16(1)
+    for plates, intensities in ((corrected, (0, 300)), (make_plates(), (0, 301))):
+        with pytest.raises(ValueError, match="is the beginning of something else"):
+            write_screen(tmp_path / name, plates, y_key="gene", dtype="uint8", intensity_range=intensities)
+    write_screen(tmp_path / name, make_plates(), y_key="gene", dtype="uint8", intensity_range=(0, 300))
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, name, compression):
+    how: dict[str, Any] = {"image_size": 8, "dtype": "uint8", "intensity_range": (0, 200), "block_size": 9}
+    for n in (1, 2, 5):
+        folder = tmp_path / str(n)
+        write_screen(folder / name, make_plates(), y_key="gene", compression=compression, n_workers=n, **how)
+        assert contents(folder) == contents(tmp_path / "1")
+
+
+class Alone:
+    """Images that may be read from one thread at a time only."""
+
+    in_memory = False
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.shape, self.dtype, self._images = images.shape, images.dtype, images
+        self._reading = Lock()
+
+    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        assert self._reading.acquire(blocking=False)
+        time.sleep(0.001)
+        found = self._images[rows]
+        self._reading.release()
+        return found
+
+
+def test_a_source_is_read_from_one_thread_at_a_time(tmp_path):
+    plate = make_plates(1)[0]
+    source: Any = Alone(plate.obsm[IMAGES])
+    halves = [Crops(source, plate.obs, ["a", "b"], name) for name in ("one", "the same again")]
+    assert write_screen(tmp_path / "s.zarr", halves, y_key="gene", block_size=2, n_workers=4).n_obs == 80
+
+
+def test_pixels_that_are_no_numbers_are_not_written(tmp_path):
+    """Nor rounded to any integer; what is written can be trusted to be finite."""
+    plate = make_cells(12, dtype="float32")
+    for dtype in ("float32", "float16", "uint8"):
+        plate.obsm[IMAGES][[3, 7], 0, 0, 0] = np.nan
+        how: dict[str, Any] = {"intensity_range": (0, 255)} if dtype == "uint8" else {}
+        with pytest.raises(ValueError, match=r"plate 0 has NaN or infinite pixels as float32: row . \(cell_.\)"):
+            write_screen(tmp_path / "s.zarr", plate, y_key="gene", dtype=dtype, **how)
+        shutil.rmtree(tmp_path / ".s.zarr.partial")
+        plate.obsm[IMAGES][[3, 7], 0, 0, 0] = 70_000
+        if dtype == "float16":
+            with pytest.raises(ValueError, match=r"plate 0 has NaN or infinite pixels as float16: row . \(cell_.\)"):
+                write_screen(tmp_path / "s.zarr", plate, y_key="gene", dtype=dtype)
+            shutil.rmtree(tmp_path / ".s.zarr.partial")
+    assert write_screen(tmp_path / "s.zarr", plate, y_key="gene").uns["scbd_store"]["finite"]
 
 
 def test_zarr_reads_what_we_write_and_we_read_what_zarr_writes(tmp_path):
@@ -214,6 +282,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch)
         (ValueError, "plate 1 has 8 × 8 pixels, plate 0 16 × 16: give image_size", {"plates": [ours[0], small]}),
         (ValueError, "image_size must be a positive number", {"image_size": 0}),
         (ValueError, "block_size=0: write at least one row", {"block_size": 0}),
+        (ValueError, "n_workers=0: at least one is needed", {"n_workers": 0}),
         (TypeError, "dtype='int64' is not one of images", {"dtype": "int64"}),
         (ValueError, "From uint16 to uint16 intensities stay", {"intensity_range": (0, 1)}),
         (ValueError, "intensity_range must be .low, high.", {"dtype": "uint8", "intensity_range": (1, 0)}),
@@ -227,6 +296,18 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="takes 0.0 GiB more, the disk has 0.0 GiB free: make room first"):
         write_screen(tmp_path / "s.h5ad", ours, y_key="gene")
     assert not list(tmp_path.glob("*"))
+
+
+def test_a_disk_with_just_enough_room_will_do(tmp_path, monkeypatch):
+    size = 120 * 2 * 16 * 16 * 2
+    for free, room in ((size - 1, False), (size, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        if room:
+            write_screen(tmp_path / "s.h5ad", make_plates(), y_key="gene")
+        else:
+            with pytest.raises(OSError, match="make room first"):
+                write_screen(tmp_path / "s.h5ad", make_plates(), y_key="gene")
+            assert not list(tmp_path.glob("*"))
 
 
 def test_a_full_disk_leaves_what_can_be_gone_on_with(tmp_path, monkeypatch):
@@ -250,6 +331,35 @@ def test_one_plate_keeps_its_names_and_missing_columns_are_empty(tmp_path):
     second.obs["batch"] = "late"
     adata = write_screen(tmp_path / "t.h5ad", [first, second], y_key="gene")
     assert adata.obs["batch"].isna().sum() == 40
+
+
+def test_names_are_unique_whatever_repeats(tmp_path):
+    one, two = make_plates(2, cells=4)
+    one.obs_names = ["x", "x", "x-1", "y"]
+    alone = write_screen(tmp_path / "one.h5ad", Crops(ArraySource(one.obsm[IMAGES]), one.obs, ["a", "b"]), y_key="gene")
+    assert alone.obs_names.is_unique and {"x", "x-1", "y"} < set(alone.obs_names)
+    two.obs_names = ["x", "z", "z", "w"]
+    crops = [Crops(ArraySource(each.obsm[IMAGES]), each.obs, ["a", "b"]) for each in (one, two)]
+    both = write_screen(tmp_path / "both.h5ad", crops, y_key="gene")
+    assert both.obs_names.is_unique and {"x-0", "x-1", "y-0", "w-1"} < set(both.obs_names)
+
+
+def test_another_process_that_was_faster_has_done_the_job(tmp_path, monkeypatch):
+    """It has written the same, given it its name, and put the rest away, while we were at it."""
+    block = containers.HDF5Container.write
+    done: list[int] = []
+
+    def overtaken(self, number, images):
+        if not done:
+            done.append(1)
+            write_screen(tmp_path / "s.h5ad", make_plates(), y_key="gene", block_size=30)
+            raise FileNotFoundError
+        block(self, number, images)
+
+    monkeypatch.setattr(containers.HDF5Container, "write", overtaken)
+    adata = write_screen(tmp_path / "s.h5ad", make_plates(), y_key="gene", block_size=30)
+    assert images_of(adata).shape == (120, 2, 16, 16)
+    verify_screen(tmp_path / "s.h5ad")
 
 
 def test_crops_say_what_does_not_fit():

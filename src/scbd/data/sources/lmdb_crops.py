@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 
 from scbd.data.sources.arrays import check_images, target_of
+from scbd.data.sources.packed import Packed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 _KEY = ["uid", "plate", "well", "tile", "gene", "index"]
+_COLUMNS = ["plate", "well", "tile", "gene"]
 
 
 class LMDBSource:
@@ -41,6 +43,7 @@ class LMDBSource:
     """
 
     in_memory = False
+    concurrent = True
 
     def __init__(
         self, path: Path, keys: Sequence[bytes], *, shape: tuple[int, int, int] = (4, 100, 100), dtype: str = "uint16"
@@ -111,8 +114,8 @@ def open_lmdb(path: Path) -> Any:
         raise ValueError(msg) from error
 
 
-def lmdb_keys(path: Path) -> list[bytes]:
-    """All keys of a database, in its order, which is the one that disks like.
+def lmdb_keys(path: Path) -> Sequence[bytes]:
+    """All keys of a database, in its order, which is the one that disks like; in little memory.
 
     Raises
     ------
@@ -120,7 +123,7 @@ def lmdb_keys(path: Path) -> list[bytes]:
         See :func:`open_lmdb`; or if it is empty.
     """
     with open_lmdb(path) as database, database.begin() as transaction:
-        keys = [bytes(key) for key in transaction.cursor().iternext(keys=True, values=False)]
+        keys = Packed(transaction.cursor().iternext(keys=True, values=False))
     if not keys:
         msg = f"{path} has no cell."
         raise ValueError(msg)
@@ -135,9 +138,23 @@ def parsed_keys(keys: Sequence[bytes]) -> pd.DataFrame:
     ValueError
         If a key is not of the form ``UID_plate_well_tile_gene_index``.
     """
-    obs = pd.DataFrame([parsed_key(key) for key in keys], columns=_KEY).set_index("uid").rename_axis(None)
-    obs["well"] = obs["plate"] + "_" + obs["well"]
-    return obs.drop(columns="index").astype("category")
+    uids = np.empty(len(keys), dtype=object)
+    codes = np.empty((len(_COLUMNS), len(keys)), dtype=np.int32)
+    found: list[dict[str, int]] = [{} for _ in _COLUMNS]
+    for row, key in enumerate(keys):
+        uids[row], plate, well, tile, gene, _ = parsed_key(key)
+        for of_column, known, value in zip(codes, found, (plate, f"{plate}_{well}", tile, gene), strict=True):
+            of_column[row] = known.setdefault(value, len(known))
+    columns = {name: _sorted(of_column, known) for name, of_column, known in zip(_COLUMNS, codes, found, strict=True)}
+    # without a look at each for numbers and dates, which takes memory
+    return pd.DataFrame(columns, index=pd.Index(uids, dtype=str))
+
+
+def _sorted(codes: np.ndarray, values: Iterable[str]) -> pd.Categorical:
+    """As pandas orders what it finds by itself."""
+    names = np.array(list(values), dtype=object)
+    order = np.argsort(names)
+    return pd.Categorical.from_codes(np.argsort(order)[codes], names[order])
 
 
 def parsed_key(key: bytes) -> list[str]:

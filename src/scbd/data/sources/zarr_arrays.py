@@ -84,6 +84,11 @@ class ZarrSource:
         # a store of ours leaves no chunk out: what is missing is lost, and not meant to be empty
         self._complete = "scbd_store" in images.attrs
 
+    @property
+    def chunk_rows(self) -> int:
+        """Images of a chunk: one of them costs as much to read as all."""
+        return self._chunk_rows
+
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order, as stored and free to change.
 

@@ -51,9 +51,11 @@ class Conversion:
         if self.intensity_range is not None:
             low, high = self.intensity_range.T[:, :, None, None]
             highest = np.iinfo(self.dtype).max
-            images = ((images.astype(np.float32) - low) * (highest / (high - low))).clip(0, highest)
+            images = np.subtract(images, low, dtype=np.float32)
+            images *= highest / (high - low)
+            images.clip(0, highest, out=images)
         if self.dtype.kind == "u" and images.dtype.kind == "f":
-            images = images.round()
+            np.round(images, out=images)
         return np.ascontiguousarray(images, dtype=self.dtype)
 
 

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from anndata.utils import make_index_unique
 
 from scbd._labels import label_values
+from scbd.data.digests import digest_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from scbd.data.sources import ImageSource
     from scbd.data.stores.conversion import Conversion
     from scbd.data.stores.crops import Crops
 
 _BLOCK_BYTES = 64 * 2**20
+# images that are read and converted at once: few enough for a processor's caches, and for memory
+_CONVERTED_BYTES = 8 * 2**20
+# names at once
+_HASHED = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +51,8 @@ class ScreenPlan:
         What is done to images on the way.
     block_size
         Rows that are written at once.
+    staged
+        Of some plates, by their number, all images as they are stored: they are read from there.
     """
 
     plates: Sequence[Crops]
@@ -49,6 +63,12 @@ class ScreenPlan:
     dtype: np.dtype
     convert: Conversion
     block_size: int
+    staged: Mapping[int, ImageSource] = field(default_factory=dict)
+    _turns: dict[int, Lock] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Most sources are read from one thread at a time; plates may share one."""
+        self._turns.update((id(plate.images), Lock()) for plate in self.plates)
 
     @property
     def channels(self) -> list[str]:
@@ -63,14 +83,24 @@ class ScreenPlan:
     @property
     def row_bytes(self) -> int:
         """Bytes of a stored image."""
-        return int(np.prod(self.shape[1:])) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, block: int) -> slice:
         """Rows of a block."""
         return slice(block * self.block_size, min((block + 1) * self.block_size, self.shape[0]))
 
+    def chunk_rows(self, number: int) -> int:
+        """How many rows of a plate are read where one is asked for."""
+        return getattr(self.plates[number].images, "chunk_rows", 1)
+
     def images(self, block: int) -> np.ndarray:
-        """Images of a block, read from their plates and converted."""
+        """Images of a block, read from their plates and converted; for several threads at once.
+
+        Raises
+        ------
+        ValueError
+            If an image has NaN or infinite pixels (which).
+        """
         rows = self.rows(block)
         plate_of, row_of = self.plate_of[rows], self.row_of[rows]
         images = np.empty((len(row_of), *self.shape[1:]), self.dtype)
@@ -78,23 +108,79 @@ class ScreenPlan:
             places = np.flatnonzero(plate_of == number)
             # in the order of the plate's file
             places = places[np.argsort(row_of[places])]
-            images[places] = self.convert(self.plates[number].images.read(row_of[places]))
+            step = self._step(number)
+            for part in (places[start : start + step] for start in range(0, len(places), step)):
+                images[part] = self._read(number, row_of[part])
         return images
 
-    def settings(self) -> dict[str, str]:
-        """What decides every byte, as text: a store that was begun goes on only if it is the same."""
-        hashes = pd.util.hash_pandas_object(self.obs).to_numpy()
-        digest = hashlib.sha256(hashes.tobytes() + self.plate_of.tobytes() + self.row_of.tobytes())
+    def convert_to(self, images: np.ndarray, raw: np.ndarray, number: int, first: int) -> None:
+        """Convert neighbouring rows of a plate, the first of which is told."""
+        step = self._step(number)
+        for start in range(0, len(raw), step):
+            part = slice(start, min(start + step, len(raw)))
+            images[part] = self._converted(raw[part], number, np.arange(first + part.start, first + part.stop))
+
+    def _step(self, number: int) -> int:
+        source = self.plates[number].images
+        return max(1, _CONVERTED_BYTES // (math.prod(source.shape[1:]) * source.dtype.itemsize))
+
+    def _read(self, number: int, rows: np.ndarray) -> np.ndarray:
+        if number in self.staged:
+            return self.staged[number].read(rows)
+        with self.turn(number):
+            raw = self.plates[number].images.read(rows)
+        return self._converted(raw, number, rows)
+
+    def turn(self, number: int) -> AbstractContextManager:
+        """To be held while a plate is read."""
+        source = self.plates[number].images
+        return nullcontext() if getattr(source, "concurrent", False) else self._turns[id(source)]
+
+    def _converted(self, raw: np.ndarray, number: int, rows: np.ndarray) -> np.ndarray:
+        self._check_finite(raw, number, rows)
+        with np.errstate(over="ignore"):  # where float16 is too small: found below
+            images = self.convert(raw)
+        self._check_finite(images, number, rows)
+        return images
+
+    def _check_finite(self, images: np.ndarray, number: int, rows: np.ndarray) -> None:
+        if images.dtype.kind != "f":
+            return
+        bad = rows[~np.isfinite(images).all(axis=(1, 2, 3))]
+        if bad.size:
+            plate = self.plates[number]
+            names = ", ".join(f"row {row} ({plate.obs.index[row]})" for row in bad[:5])
+            msg = (
+                f"{plate.name} has NaN or infinite pixels as {images.dtype}: {names}{', …' if bad.size > 5 else ''}. "
+                "Drop these cells or repair their images."
+            )
+            raise ValueError(msg)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides every byte, as text: a store that was begun goes on only if it is the same.
+
+        All labels are in it, and a sample of every plate's pixels: images that were corrected are other images.
+        """
+        # what is not finite is not written: nobody has to look for it again
+        return {"format": "2", "digest": self._digest, "finite": True}
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256(digest_cells(None, self.obs).encode())
+        digest.update(self.plate_of.data)
+        digest.update(self.row_of.data)
+        for plate in self.plates:
+            digest.update(digest_cells(getattr(plate.images, "glimpse", plate.images), plate.obs.iloc[:0]).encode())
         scale = self.convert.intensity_range
-        said = [
+        rest = [
             *self.shape,
             self.dtype.name,
             self.block_size,
             *self.channels,
             None if scale is None else scale.tolist(),
         ]
-        digest.update(json.dumps(said).encode())
-        return {"format": "1", "digest": digest.hexdigest()}
+        digest.update(json.dumps(rest).encode())
+        return digest.hexdigest()
 
 
 def screen_plan(
@@ -124,26 +210,52 @@ def screen_plan(
         except (KeyError, ValueError) as error:
             msg = f"{plate.name}: {error.args[0]}"
             raise type(error)(msg) from error
-    obs = pd.concat([plate.obs for plate in plates])
-    obs.index = list(_unique_names([plate.obs.index.astype(str) for plate in plates]))
     sizes = [len(plate.obs) for plate in plates]
-    plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), sizes)
-    row_of = np.concatenate([np.arange(size) for size in sizes])
-    codes = label_values(obs, y_key).cat.codes.to_numpy()
-    shuffled = np.random.default_rng(seed).permutation(len(obs))
-    order = shuffled[np.argsort(codes[shuffled], kind="stable")]
-    shape = (len(obs), *convert.shape(*first.images.shape[1:]))
+    shape = (sum(sizes), *convert.shape(*first.images.shape[1:]))
     if block_size is None:
-        block_size = max(1, _BLOCK_BYTES // (int(np.prod(shape[1:])) * convert.dtype.itemsize))
+        block_size = max(1, _BLOCK_BYTES // (math.prod(shape[1:]) * convert.dtype.itemsize))
     elif block_size < 1:
         msg = f"block_size={block_size}: write at least one row at once."
         raise ValueError(msg)
+    obs, order = _in_order(plates, y_key, seed)
+    # of no more bytes than are needed: there are millions of them
+    plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), sizes)[order]
+    row_of = np.concatenate([np.arange(size, dtype=order.dtype) for size in sizes])[order]
+    return ScreenPlan(plates, obs, plate_of, row_of, shape, convert.dtype, convert, block_size)
+
+
+def _in_order(plates: Sequence[Crops], y_key: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """The table, sorted by perturbation and shuffled inside, and which row of all plates each was."""
+    obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
+    order = np.random.default_rng(seed).permutation(len(obs))
+    if len(obs) < 2**31:
+        order = order.astype(np.int32)
+    codes = label_values(obs, y_key).cat.codes.to_numpy()
+    order = order[np.argsort(codes[order], kind="stable")]
     obs = obs.iloc[order].astype({column: "category" for column in obs if obs[column].dtype == object})
-    return ScreenPlan(plates, obs, plate_of[order], row_of[order], shape, convert.dtype, convert, block_size)
+    obs.index = _unique_names(plates)[order]
+    return obs, order
 
 
-def _unique_names(names: Sequence[pd.Index]) -> Iterator[str]:
-    """Names of all plates; where they repeat between plates, with the plate's number."""
-    together = names[0].append(list(names[1:])) if len(names) > 1 else names[0]
-    for number, of_plate in enumerate(names):
-        yield from of_plate if together.is_unique else (f"{name}-{number}" for name in of_plate)
+def _unique_names(plates: Sequence[Crops]) -> pd.Index:
+    """Names of all cells; where they repeat between plates, with the plate's number, and inside of one with another."""
+    names = [plate.obs.index.astype(str) for plate in plates]
+    together = names[0].append(names[1:])
+    if len(names) > 1 and _repeats(together):
+        together = pd.Index([f"{name}-{number}" for number, of_plate in enumerate(names) for name in of_plate])
+    if not _repeats(together):
+        return together
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Suffix used", UserWarning)  # of names that had one before
+        return make_index_unique(together)
+
+
+def _repeats(names: pd.Index) -> bool:
+    """Whether any two are the same: by their hashes, and only where these repeat by themselves, which takes memory."""
+    texts = names.to_numpy()
+    hashes = np.empty(len(texts), np.uint64)
+    for start in range(0, len(texts), _HASHED):
+        part = slice(start, start + _HASHED)
+        hashes[part] = pd.util.hash_array(texts[part], categorize=False)
+    hashes.sort()
+    return bool((hashes[1:] == hashes[:-1]).any()) and not names.is_unique

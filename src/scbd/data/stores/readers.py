@@ -32,6 +32,7 @@ def read_crops(
     image_key: str = IMAGE_KEY,
     file_columns: str | Sequence[str] = "path",
     channels: Sequence[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
 ) -> Crops:
     """Crops of a file or folder, for :func:`write_screen`. Images are not loaded but where the format leaves no choice.
 
@@ -44,7 +45,7 @@ def read_crops(
         - ``.zarr``: an AnnData with images there;
         - ``.npz``: images at ``image_key`` (or the one array of four dimensions), columns of the table at other keys;
         - ``.npy``: images, memory-mapped, with ``table``;
-        - ``.csv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG, relative to the table;
+        - ``.csv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
         A frame, ``.csv`` or ``.parquet`` with a row for each image, in place of the file's own.
@@ -54,6 +55,10 @@ def read_crops(
         Columns with the paths of a table's images; several are stacked as channels.
     channels
         Names of the channels, in place of the file's own, or numbers.
+    root
+        Folder that a table's paths are relative to, by default the one where the table lies. Paths may be absolute, and
+        folders in there may be links to others; a path that leaves it by name is refused, so that a table from
+        elsewhere cannot name any file of this machine. Where yours names files all over it, give ``"/"``.
 
     Returns
     -------
@@ -86,7 +91,8 @@ def read_crops(
     elif path.suffix in (".npz", ".npy"):
         crops = _arrays(path, image_key)
     elif path.suffix in (".csv", ".parquet"):
-        crops = _files(path, [file_columns] if isinstance(file_columns, str) else list(file_columns))
+        columns = [file_columns] if isinstance(file_columns, str) else list(file_columns)
+        crops = _files(path, columns, path.parent if root is None else Path(root))
     else:
         msg = (
             f"{path} is of no known kind: give .h5ad, .h5sc, .zarr, .npz, .npy, a .csv or .parquet that names files of "
@@ -143,14 +149,17 @@ def _arrays(path: Path, image_key: str) -> Crops:
     return Crops(source, pd.DataFrame(columns, index=_unnamed(n).index), channels, str(path))
 
 
-def _files(path: Path, columns: list[str]) -> Crops:
+def _files(path: Path, columns: list[str], root: Path) -> Crops:
     table = _table(path)
     missing = [column for column in columns if column not in table]
     if missing:
         msg = f"{path} has no column {missing[0]!r} (it has: {', '.join(map(str, table))}): name it with file_columns."
         raise KeyError(msg)
-    paths = table[columns].astype(str).to_numpy().tolist()
-    source = FileSource(path.parent, paths)
+    unnamed = np.flatnonzero((table[columns].isna() | (table[columns] == "")).any(axis=1).to_numpy())
+    if unnamed.size:
+        msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
+        raise ValueError(msg)
+    source = FileSource(root, table[columns].astype(str).to_numpy())
     names = columns if len(columns) == source.shape[1] else _numbered(source.shape[1])
     return Crops(source, table.drop(columns=columns), names, str(path))
 

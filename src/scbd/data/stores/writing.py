@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+import shutil
+import tempfile
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from anndata import AnnData
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.prefetch import prefetch
+from scbd.data.prefetch import worked_on, workers
 from scbd.data.progress import progress_bar
 from scbd.data.stores.block_file import check_shard, check_space, share_of
 from scbd.data.stores.containers import Container, HDF5Container, ZarrContainer
@@ -20,6 +22,7 @@ from scbd.data.stores.opening import open_screen
 from scbd.data.stores.plan import screen_plan
 from scbd.data.stores.readers import read_crops
 from scbd.data.stores.shards import COMPRESSIONS
+from scbd.data.stores.staging import missing_bytes, staged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
     from scbd._sizes import ImageSize
+    from scbd.data.stores.plan import ScreenPlan
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
@@ -44,6 +48,7 @@ def write_screen(
     block_size: int | None = None,
     seed: int = 0,
     shard: tuple[int, int] = (1, 1),
+    n_workers: int | None = None,
     enable_progress_bar: bool | None = None,
 ) -> AnnData:
     """Write plates of crops into one screen, to be opened with :func:`open_screen`.
@@ -52,8 +57,14 @@ def write_screen(
     stretches of K neighbours, from different wells. Hence all plates are given at once; a plate that comes later is
     added by writing the old screen and the new plate to a new path.
 
-    Memory holds the tables and a few blocks. Killed at any moment and called again with the same cells, it goes on
-    where it stopped, and the result is the same to the byte. The store appears under its name when it is whole.
+    Killed at any moment and called again with the same cells, it goes on where it stopped, and the result is the same
+    to the byte. The store appears under its name when it is whole. Memory holds the tables and, for each worker, a
+    block and what is converted at once: about 150 MiB.
+
+    Plates whose chunks span many rows, such as an ``.h5ad`` that was written with ``compression="gzip"``, are slow to
+    read by row. They are read once, from the first row to the last, and kept (converted, not compressed) in a folder
+    beside ``path``, ``.name.staged``, until the screen is written; for a URL, in the system's folder for temporary
+    files. A worker may hold 512 MiB then.
 
     Parameters
     ----------
@@ -83,6 +94,9 @@ def write_screen(
     shard
         ``(i, n)``: write only the i-th of n shares, for n processes or jobs with the same cells and path, at once or
         one after the other; whichever is the last gives the store its name.
+    n_workers
+        Threads that convert, compress and write, one core each; by default one a core, at least two and at most 16. Any
+        number writes the same bytes.
     enable_progress_bar
         By default for more than 20,000 cells.
 
@@ -97,8 +111,8 @@ def write_screen(
     OSError
         If the disk is too small, before any image is written.
     KeyError, TypeError, ValueError
-        If plates do not fit together or lack ``y_key``, an argument is out of range, or the beginning of another store
-        lies there.
+        If plates do not fit together or lack ``y_key``, an argument is out of range, an image has NaN or infinite
+        pixels (which), or the beginning of another store lies there: of other cells, or of other images of them.
 
     Examples
     --------
@@ -109,6 +123,7 @@ def write_screen(
     """
     target: Any = path if not isinstance(path, (str, os.PathLike)) or "://" in str(path) else Path(path)
     check_shard(shard)
+    workers(n_workers)
     _check_target(target, compression)
     given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
     if not given:
@@ -124,18 +139,54 @@ def write_screen(
         container = ZarrContainer(target, plan, image_key, compression)
     if isinstance(target, Path):
         target.parent.mkdir(parents=True, exist_ok=True)
+        missing = missing_bytes(plan, _staging(target))
         if compression is None:
-            check_space(target, plan.shape[0] * plan.row_bytes)
-    done = container.begin()
-    todo = share_of(done, shard)
-    sizes = [len(range(*plan.rows(int(block)).indices(plan.shape[0]))) for block in todo]
+            check_space(target, plan.shape[0] * plan.row_bytes + missing)
+        else:  # its own size is not known
+            check_space(_staging(target), missing)
+    try:
+        _write_blocks(target, plan, container, shard, n_workers, enable_progress_bar)
+        whole = container.finish()
+    except FileNotFoundError:
+        whole = isinstance(target, Path) and target.exists()  # another process did the same, and was faster
+        if not whole:
+            raise
+    if not whole:
+        return AnnData(obs=plan.obs)
+    if isinstance(target, Path):
+        shutil.rmtree(_staging(target), ignore_errors=True)
+    return open_screen(target, image_key=image_key)
+
+
+def _write_blocks(
+    target: Any,
+    plan: ScreenPlan,
+    container: Container,
+    shard: tuple[int, int],
+    n_workers: int | None,
+    shown: bool | None,
+) -> None:
+    """Write the share of this process, as far as it is missing."""
+    todo = share_of(container.begin(), shard).tolist()
+    if not todo:
+        return
+    sizes = [len(range(*plan.rows(block).indices(plan.shape[0]))) for block in todo]
     name = target.name if isinstance(target, Path) else target
-    bar = progress_bar(f"Writing {name}", sum(sizes), shown=enable_progress_bar)
-    with bar, closing(prefetch(map(plan.images, todo.tolist()))) as read:
-        for block, size, images in zip(todo, sizes, read, strict=True):
-            container.write(int(block), images)
+    with ExitStack() as stack:
+        if isinstance(target, Path):
+            folder = _staging(target)
+        else:  # where nobody would find them again
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scbd-")))
+        plan = staged(plan, folder, shard, n_workers, shown)
+        bar = stack.enter_context(progress_bar(f"Writing {name}", sum(sizes), shown=shown))
+        written = worked_on(lambda block: container.write(block, plan.images(block)), todo, n_workers)
+        for size, _ in zip(sizes, stack.enter_context(closing(written)), strict=True):
             bar.update(size)
-    return open_screen(target, image_key=image_key) if container.finish() else AnnData(obs=plan.obs)
+
+
+def _staging(target: Path) -> Path:
+    """Folder of plates on their way."""
+    return target.with_name(f".{target.name}.staged")
 
 
 def _check_target(target: Any, compression: str | None) -> None:
