@@ -9,6 +9,7 @@ from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
 from scbd.data.stores import (
     Crops,
+    add_to_screen,
     memory_map_h5ad,
     open_embedding,
     open_screen,
@@ -33,6 +34,7 @@ __all__ = [
     "Split",
     "TensorSource",
     "ZarrSource",
+    "add_to_screen",
     "hold_out_environments",
     "memory_map_h5ad",
     "open_embedding",
