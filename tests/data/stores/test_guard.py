@@ -20,7 +20,7 @@ from scbd.data import memory_map_h5ad, open_embedding, open_screen, write_screen
 from scbd.data.fields import image_source
 
 IMAGES = "single_cell_images"
-pytestmark = pytest.mark.filterwarnings("ignore:.*zarr v[23]:UserWarning")  # of AnnData, on its plans
+pytestmark = pytest.mark.filterwarnings("ignore:.*([zZ]arr v[23]|Zarr format 3)")  # AnnData on its plans
 KINDS = ["s.h5ad", "s.zarr"]
 WRITERS = {
     "write_h5ad": AnnData.write_h5ad,
@@ -94,7 +94,7 @@ def test_written_elsewhere_the_images_are_right(path, tmp_path, how):
     right = image_source(screen, IMAGES).read(slice(None))
     screen.obs["more"] = np.arange(40)
     rows = np.arange(40)
-    with anndata.settings.override(zarr_write_format=3):  # type: ignore[attr-defined]
+    with anndata.settings.override(zarr_write_format=3):
         if how == "write_zarr":
             screen.write_zarr(tmp_path / "t.zarr")
             written = anndata.read_zarr(tmp_path / "t.zarr")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import h5py
 import numpy as np
@@ -46,8 +47,15 @@ def what_is_read(path):
     adata = open_embedding(path) if path.stem == "z" else open_screen(path)
     key = "X" if path.stem == "z" else IMAGES
     values = image_source(adata, key).read(slice(None)) if path.stem != "z" else adata.obsm[key]
+    said = repr(sorted((key, str(value)) for key, value in adata.uns["scbd_store"].items()))
     tables = [repr([*map(repr, frame.to_numpy().tolist()), frame.index.tolist()]) for frame in (adata.obs, adata.var)]
-    return [*tables, repr(adata.obs.dtypes.to_dict()), repr(adata.uns), values.dtype.str, values.tobytes()]
+    return [
+        *tables,
+        repr(adata.obs.dtypes.to_dict()),
+        said,
+        values.dtype.str,
+        values.tobytes(),
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -60,13 +68,9 @@ def test_flips_that_change_what_is_read_are_found(tmp_path, name):
     right = what_is_read(whole)
     rng = np.random.default_rng(0)
     # most bytes are images, which have a test of their own
-    files = (
-        [whole]
-        if whole.is_file()
-        else [file for file in whole.rglob("*") if file.is_file() and IMAGES not in str(file)]
-    )
+    files = [file for file in (whole, *whole.rglob("*")) if file.is_file() and IMAGES not in str(file)]
     found = 0
-    for _ in range(60):
+    for _ in range(40):
         shutil.copytree(whole, copy) if whole.is_dir() else shutil.copy(whole, copy)
         file = files[rng.integers(len(files))]
         data = bytearray(file.read_bytes())
@@ -100,13 +104,13 @@ def tables_of(path) -> np.ndarray:
 def test_a_changed_label_is_named(tmp_path, name):
     path = tmp_path / name
     write(path)
-    store = h5py.File(path, "r+") if path.is_file() else zarr.open_group(path, mode="r+")
+    store: Any = h5py.File(path, "r+") if path.is_file() else zarr.open_group(path, mode="r+")
     codes = store["obs/gene/codes"]
     codes[3] = (codes[3] + 1) % 4
     store.attrs["more"] = 1
     if path.is_file():
         store.close()
-    with pytest.raises(ValueError, match="is damaged, or was changed since it was written, in the root, obs"):
+    with pytest.raises(ValueError, match="is damaged, or was changed since it was written, in .*obs.*"):
         verify_screen(path)
 
 
@@ -114,7 +118,7 @@ def test_a_changed_label_is_named(tmp_path, name):
 def test_of_an_older_store_blocks_alone_are_verified(tmp_path, name):
     path = tmp_path / name
     write(path)
-    store = h5py.File(path, "r+") if path.is_file() else zarr.open_group(path, mode="r+")
+    store: Any = h5py.File(path, "r+") if path.is_file() else zarr.open_group(path, mode="r+")
     del store[f"uns/scbd_store/{TABLES_KEY}"]
     if path.is_file():
         store.close()

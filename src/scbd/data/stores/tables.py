@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import zarr
 
@@ -30,6 +30,9 @@ _ROWS = 65_536
 def tables_checksums(store: Group, blocks: Layout) -> str:
     """A checksum of each part of a store (``obs``, ``var``, …), as JSON.
 
+    Of HDF5 it is that of values, names and attributes; of Zarr that of all files, which are not decoded: a damaged one
+    could ask for any amount of memory.
+
     Parameters
     ----------
     store
@@ -37,9 +40,13 @@ def tables_checksums(store: Group, blocks: Layout) -> str:
     blocks
         Arrays with checksums of their own, by path: of these, only shape and dtype count.
     """
-    said = {name: _checksum(store[name], name, blocks) for name in sorted(store) if name not in blocks}
     layout = [[path, list(shape), dtype.str] for path, (shape, dtype) in sorted(blocks.items())]
-    return json.dumps(said | {"": hashlib.sha256(json.dumps([layout, _attributes(store)]).encode()).hexdigest()})
+    if isinstance(store, h5py.Group):
+        said = {name: _checksum(store[name], name, blocks) for name in sorted(store)}
+        layout.append(_attributes(store))  # type: ignore[arg-type]
+    else:
+        said = _checksums_of_files(store, (*blocks, *_SKIPPED))
+    return json.dumps(said | {"layout": hashlib.sha256(json.dumps(layout).encode()).hexdigest()})
 
 
 def damaged_tables(store: Group, blocks: Layout) -> list[str] | None:
@@ -50,7 +57,25 @@ def damaged_tables(store: Group, blocks: Layout) -> list[str] | None:
     text: Any = store[path][()]  # type: ignore[index]
     said: dict[str, str] = json.loads(text.decode() if isinstance(text, bytes) else str(text))
     found: dict[str, str] = json.loads(tables_checksums(store, blocks))
-    return [name or "the root" for name in sorted(said | found) if said.get(name) != found.get(name)]
+    return [name for name in sorted(said | found) if said.get(name) != found.get(name)]
+
+
+def _checksums_of_files(group: zarr.Group, skipped: Collection[str]) -> dict[str, str]:
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.sync import sync
+
+    async def files() -> dict[str, str]:
+        prefix = f"{group.path}/" if group.path else ""
+        digests: dict[str, Any] = {}
+        for key in sorted([key async for key in group.store.list_prefix(prefix)]):
+            path = key.removeprefix(prefix)
+            if not any(path.startswith(f"{other}/") for other in skipped):
+                data = await group.store.get(key, default_buffer_prototype())
+                digest = digests.setdefault(path.split("/")[0], hashlib.sha256())
+                digest.update(path.encode() + b"\0" + (hashlib.sha256(data.to_bytes()).digest() if data else b""))
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
+    return sync(files())
 
 
 def _checksum(node: Any, path: str, blocks: Layout) -> str:
