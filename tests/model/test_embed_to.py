@@ -29,7 +29,7 @@ def test_the_file_holds_what_the_array_would(trained, tmp_path):
     assert list(embedded.obsm) == ["X_scbd_c", "X_scbd_s"] and embedded.obs.equals(trained.adata.obs)
     for block in "cs":
         on_disk = embedded.obsm[f"X_scbd_{block}"]
-        assert isinstance(on_disk, np.memmap) and on_disk.dtype == np.float32
+        assert isinstance(on_disk.base, np.memmap) and on_disk.dtype == np.float32
         np.testing.assert_array_equal(on_disk, trained.get_latent_representation(block=block, batch_size=16))
     half = trained.embed_to(tmp_path / "half.h5ad", dtype="float16", blocks=["c"], batch_size=16)
     assert list(half.obsm) == ["X_scbd_c"]
@@ -106,7 +106,7 @@ def test_the_beginning_of_another_embedding_is_not_gone_on_with(trained, tmp_pat
 
 def test_a_flipped_byte_is_found(trained, tmp_path):
     path = tmp_path / "z.h5ad"
-    at = trained.embed_to(path, batch_size=16, block_size=48).obsm["X_scbd_s"].offset + 50 * 6 * 4
+    at = trained.embed_to(path, batch_size=16, block_size=48).obsm["X_scbd_s"].base.offset + 50 * 6 * 4
     verify_screen(path)
     data = bytearray(path.read_bytes())
     data[at] ^= 1

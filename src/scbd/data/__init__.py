@@ -10,6 +10,7 @@ from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
 from scbd.data.stores import (
     Crops,
+    add_to_screen,
     memory_map_h5ad,
     open_embedding,
     open_screen,
@@ -34,6 +35,7 @@ __all__ = [
     "Split",
     "TensorSource",
     "ZarrSource",
+    "add_to_screen",
     "hold_out_environments",
     "memory_map_h5ad",
     "open_embedding",

@@ -17,7 +17,7 @@ def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
     cells = make_cells(20, dtype=dtype)
     cells.write_h5ad(tmp_path / "cells.h5ad")
     mapped = memory_map_h5ad(tmp_path / "cells.h5ad", KEY)
-    assert isinstance(mapped, np.memmap)
+    assert isinstance(mapped.base, np.memmap)
     images = cells.obsm["single_cell_images"]
     for rows in (np.array([7, 3, 3, 19]), slice(4, 9), np.array([], dtype=int)):
         for source in (ArraySource(images), ArraySource(mapped)):

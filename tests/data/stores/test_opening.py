@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import zarr
 from conftest import make_cells
+from scipy import sparse
 
-from scbd.data import memory_map_h5ad, open_screen, write_screen
+from scbd.data import memory_map_h5ad, open_embedding, open_screen, read_crops, write_screen
 
 KEY = "obsm/single_cell_images"
 
@@ -18,7 +19,7 @@ def test_open_screen_maps_images_and_loads_the_rest(tmp_path):
     cells.uns["note"] = "kept"
     cells.write_h5ad(tmp_path / "cells.h5ad")
     opened = open_screen(tmp_path / "cells.h5ad")
-    assert isinstance(opened.obsm["single_cell_images"], np.memmap)
+    assert isinstance(opened.obsm["single_cell_images"].base, np.memmap)
     np.testing.assert_array_equal(opened.obsm["single_cell_images"], cells.obsm["single_cell_images"])
     np.testing.assert_array_equal(opened.obsm["X_pca"], cells.obsm["X_pca"])
     assert opened.obs.equals(cells.obs)
@@ -64,31 +65,84 @@ def test_backed_reading_is_what_the_map_replaces(tmp_path):
     np.testing.assert_array_equal(memory_map_h5ad(tmp_path / "c.h5ad", KEY), theirs)
 
 
-@pytest.mark.parametrize("how", ["external link", "external bytes", "virtual"])
-def test_a_file_cannot_name_other_files_of_this_machine(tmp_path, how):
-    """A link to another file, or bytes taken from one, would end up in the embedding of whoever opens it."""
+@pytest.mark.parametrize("place", [KEY, "obs/x", "uns/x", "obsm/x", "layers/x"])
+@pytest.mark.parametrize("how", ["external link", "soft link", "external bytes", "virtual"])
+def test_a_file_cannot_name_other_files_of_this_machine(tmp_path, how, place):
+    """A link to another file, or bytes taken from one, would end up with whoever gets the embedding or the screen."""
     cells = make_cells(6)
     images = cells.obsm["single_cell_images"]
+    values = images if place == KEY else np.arange(6)
     with h5py.File(tmp_path / "secret.h5", "w") as secret:
-        secret["images"] = images
-    (tmp_path / "secret.bin").write_bytes(images.tobytes())
+        secret["values"] = values
+    (tmp_path / "secret.bin").write_bytes(values.tobytes())
     cells.write_h5ad(tmp_path / "c.h5ad")
     with h5py.File(tmp_path / "c.h5ad", "r+") as file:
-        del file[KEY]
-        if how == "external link":
-            file[KEY] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "images")
+        if place == KEY:
+            del file[KEY]
+        if how.endswith("link"):
+            link = h5py.ExternalLink(str(tmp_path / "secret.h5"), "values")
+            file[place if how == "external link" else "elsewhere"] = link
+            if how == "soft link":
+                file[place] = h5py.SoftLink("/elsewhere")
         elif how == "external bytes":
-            bytes_of = [(str(tmp_path / "secret.bin"), 0, images.nbytes)]
-            file["obsm"].create_dataset("single_cell_images", images.shape, "uint8", external=bytes_of)
+            bytes_of = [(str(tmp_path / "secret.bin"), 0, values.nbytes)]
+            file.create_dataset(place, values.shape, values.dtype, external=bytes_of)
         else:
-            layout = h5py.VirtualLayout(images.shape, "uint8")
-            layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "images", shape=images.shape)
-            file["obsm"].create_virtual_dataset("single_cell_images", layout)
-        if how != "external link":
-            file[KEY].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    for opened in (open_screen, lambda path: memory_map_h5ad(path, KEY)):
+            layout = h5py.VirtualLayout(values.shape, values.dtype)
+            layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "values", shape=values.shape)
+            file.create_virtual_dataset(place, layout)
+    for opened in (open_screen, open_embedding, read_crops, lambda path: memory_map_h5ad(path, KEY)):
         with pytest.raises(ValueError, match="lies in another file, which is not followed"):
             opened(tmp_path / "c.h5ad")
+
+
+def test_a_zarr_store_cannot_name_other_files_either(tmp_path):
+    path = tmp_path / "c.zarr"
+    write_screen(path, make_cells(6), y_key="gene")
+    (path / "inside").symlink_to(path / "obs")
+    open_screen(path)
+    (tmp_path / "secret").write_text("secret")
+    (path / "obs" / "outside").symlink_to(tmp_path / "secret")
+    for opened in (open_screen, read_crops):
+        with pytest.raises(ValueError, match="outside is a link to another place, which is not followed"):
+            opened(path)
+
+
+def test_what_stays_on_disk_is_named(tmp_path):
+    cells = make_cells(12)
+    cells.write_h5ad(tmp_path / "c.h5ad")
+    open_screen(tmp_path / "c.h5ad")
+    cells.X = np.ones((12, 2), "float32")
+    cells.layers["raw"] = cells.X
+    cells.obsp["near"] = sparse.csr_matrix(np.eye(12))
+    cells.write_h5ad(tmp_path / "x.h5ad")
+    for opened in (open_screen, open_embedding):
+        with pytest.warns(UserWarning, match="^X, layers, obsp of .*x.h5ad stay on disk"):
+            opened(tmp_path / "x.h5ad")
+
+
+def test_what_would_not_fit_in_memory_is_not_loaded(tmp_path, monkeypatch):
+    make_cells(50).write_h5ad(tmp_path / "c.h5ad", compression="gzip")
+    with h5py.File(tmp_path / "c.h5ad", "r+") as file:  # says that it holds 800 GiB, and holds nothing
+        del file[KEY]
+        images = file.create_dataset(KEY, (50, 2, 92_681, 92_681), "uint8", chunks=(1, 1, 512, 512), compression="gzip")
+        images.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    with pytest.raises(
+        ValueError, match="would take 800.0 of .* GiB of free memory: write them once with scbd.data.wr"
+    ):
+        open_screen(tmp_path / "c.h5ad")
+
+
+@pytest.mark.filterwarnings("ignore:.*([zZ]arr v[23]|Zarr format 3)")  # AnnData on its plans
+def test_chunks_of_parts_of_images_are_told_of(tmp_path):
+    with anndata.settings.override(zarr_write_format=3):
+        make_cells(12).write_zarr(tmp_path / "c.zarr")
+    path = tmp_path / "c.zarr" / "obsm"
+    images = make_cells(12).obsm["single_cell_images"]
+    zarr.create_array(path / "single_cell_images", data=images, chunks=(12, 1, 16, 16), overwrite=True)
+    with pytest.warns(UserWarning, match="Chunks of .12, 1, 16, 16. in .* hold parts of images.*write_screen"):
+        open_screen(tmp_path / "c.zarr")
+    assert read_crops(tmp_path / "c.zarr").images.shape == images.shape
 
 
 def test_a_zarr_store_is_opened_where_it_is(tmp_path):
@@ -105,7 +159,7 @@ def test_a_zarr_store_is_opened_where_it_is(tmp_path):
 def test_zarr_of_an_older_format_is_not_opened(tmp_path):
     """Its filters may be Python's pickle, which runs code when it is read."""
     zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
-    with pytest.raises(ValueError, match="is no Zarr store of format 3 .*Older ones can hold code"):
+    with pytest.raises(ValueError, match="of format 2, which AnnData writes by default.*zarr_write_format = 3"):
         open_screen(tmp_path / "old.zarr")
     (tmp_path / "empty.zarr").mkdir()
     with pytest.raises(ValueError, match="is no Zarr store of format 3"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,7 +93,10 @@ class ArraySource:
     @property
     def in_memory(self) -> bool:
         """Unless memory-mapped."""
-        return not isinstance(self._images, np.memmap)
+        owner: Any = self._images
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        return not isinstance(owner, mmap.mmap)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order, as stored and free to change.

@@ -1,13 +1,16 @@
 """Screens on disk: crops from what people have, written once, read by row ever after."""
 
+from scbd.data.stores.adding import add_to_screen
 from scbd.data.stores.crops import Crops
-from scbd.data.stores.opening import memory_map_h5ad, open_embedding, open_screen
+from scbd.data.stores.hdf5 import memory_map_h5ad
+from scbd.data.stores.opening import open_embedding, open_screen
 from scbd.data.stores.readers import read_crops
 from scbd.data.stores.verifying import verify_screen
 from scbd.data.stores.writing import write_screen
 
 __all__ = [
     "Crops",
+    "add_to_screen",
     "memory_map_h5ad",
     "open_embedding",
     "open_screen",

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import h5py
 import numpy as np
 
 from scbd.data.progress import progress_bar
 from scbd.data.sources.zarr_codecs import checksum
+from scbd.data.stores.hdf5 import open_h5
+from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers
+from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, damaged_tables, tables_checksums
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from anndata import AnnData
 
-STORE_KEY = "scbd_store"
 # a checksum with this bit is one; without it the block has not been written
 WRITTEN = np.uint64(1 << 32)
 
@@ -59,6 +59,7 @@ class BlockFile:
         self._block_size, self._settings = block_size, settings
         self._n_blocks = -(-tables.n_obs // block_size)
         self._partial = partial_path(path)
+        check_names(tables)
 
     def begin(self) -> np.ndarray:
         """Write the tables, or look at what is there; which blocks are, boolean ``(n_blocks,)``.
@@ -68,18 +69,24 @@ class BlockFile:
         ValueError
             If another file was begun there.
         """
-        if not self._partial.exists():
-            self._write_header()
-        with h5py.File(self._partial, "r") as file:
-            store = file["uns"][STORE_KEY]
-            check_same({key: store[key][()] for key in store}, self._settings, self._partial)
+        self._file = None
+        while self._file is None:
+            if self._is_there():
+                return np.ones(self._n_blocks, dtype=bool)
+            if not self._partial.exists():
+                self._write_header()
+            with suppress(FileNotFoundError):  # another process has just given it its name
+                self._file = os.open(self._partial, os.O_RDWR)
+        # by way of the descriptor: the name may change any time
+        with os.fdopen(os.dup(self._file), "rb") as opened, h5py.File(opened, "r") as file:
+            self._check_same(file, self._partial)
             self._starts = {key: file["obsm"][key].id.get_offset() for key in self._arrays}
-            self._checksums_at = store["checksums"].id.get_offset()
-        self._file = os.open(self._partial, os.O_RDWR)
+            self._checksums_at = file["uns"][STORE_KEY]["checksums"].id.get_offset()
         return self.done()
 
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
         """Keep the rows of a block: first these, their checksum once they are on the disk."""
+        assert self._file is not None
         said = 0
         for key, (shape, dtype) in self._arrays.items():
             row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
@@ -90,10 +97,13 @@ class BlockFile:
 
     def done(self) -> np.ndarray:
         """Which blocks are there, boolean ``(n_blocks,)``."""
+        assert self._file is not None
         return np.frombuffer(os.pread(self._file, 8 * self._n_blocks, self._checksums_at), "<u8") >= WRITTEN
 
     def finish(self) -> bool:
         """Give the file its name if it is whole; whether it is."""
+        if self._file is None:  # another process was faster
+            return True
         whole = bool(self.done().all())
         os.fsync(self._file)
         os.close(self._file)
@@ -103,12 +113,24 @@ class BlockFile:
             remove_headers(self._partial)
         return whole
 
+    def _is_there(self) -> bool:
+        """Whether another process has finished the file in the meantime."""
+        if not self._path.exists():
+            return False
+        with h5py.File(self._path, "r") as file:
+            self._check_same(file, self._path)
+        return True
+
+    def _check_same(self, file: h5py.File, path: Path) -> None:
+        store = file["uns"][STORE_KEY]
+        check_same({key: store[key][()] for key in store}, self._settings, path)
+
     def _write_header(self) -> None:
         from anndata import AnnData
+        from anndata.io import write_elem
 
-        # a name of its own: other processes may be at it, too, and the first one's file stays
-        header = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
-        said = {"block_size": self._block_size, "arrays": np.array(list(self._arrays))}
+        header = header_path(self._partial)
+        said = {"block_size": self._block_size, "arrays": np.array(list(self._arrays), dtype=str)}
         uns = {STORE_KEY: dict(self._settings) | said}
         AnnData(obs=self._tables.obs, var=self._tables.var, uns=uns).write_h5ad(header)
         with h5py.File(header, "r+") as file:
@@ -116,28 +138,29 @@ class BlockFile:
                 _reserve(file["obsm"], key, shape, dtype)
             _reserve(file["uns"][STORE_KEY], "checksums", (self._n_blocks,), np.dtype("u8"))
             file["uns"][STORE_KEY]["checksums"][...] = 0
+            write_elem(file["uns"][STORE_KEY], TABLES_KEY, tables_checksums(file, _layout(file, self._arrays)))
         with header.open("rb+") as file:
             os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(header, self._partial)
-        header.unlink()
+        begin_with(header, self._partial)
 
 
-def damaged_rows(path: Path) -> tuple[list[slice], int]:
-    """Blocks of a file whose checksum is wrong, and how many there are.
+def damaged_rows(path: Path) -> tuple[list[slice], int, list[str] | None]:
+    """Blocks of a file whose checksum is wrong, how many there are, and parts that are; see :func:`damaged_tables`.
 
     Raises
     ------
     ValueError
         If the file has no checksums.
     """
-    with h5py.File(path, "r") as file:
+    with open_h5(path) as file:
         if "checksums" not in file.get(f"uns/{STORE_KEY}", {}):
             raise ValueError(no_checksums(path))
         store = file["uns"][STORE_KEY]
         checksums, size = store["checksums"][...], int(store["block_size"][()])
-        arrays = [file["obsm"][name.decode()] for name in store["arrays"][...]]
-        n, damaged = len(arrays[0]), []
+        names = store["arrays"].asstr()[...].tolist() if "arrays" in store else []
+        tables = damaged_tables(file, _layout(file, names))
+        arrays = [file["obsm"][name] for name in names]
+        n, damaged = max((len(array) for array in arrays), default=len(checksums) * size), []
         with progress_bar("Verifying", n) as bar:
             for block, expected in enumerate(checksums):
                 rows = slice(block * size, min((block + 1) * size, n))
@@ -147,18 +170,16 @@ def damaged_rows(path: Path) -> tuple[list[slice], int]:
                 if np.uint64(said) | WRITTEN != expected:
                     damaged.append(rows)
                 bar.update(rows.stop - rows.start)
-    return damaged, len(checksums)
+    return damaged, len(checksums), tables
+
+
+def _layout(file: h5py.File, names: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    return {f"obsm/{name}": (file["obsm"][name].shape, file["obsm"][name].dtype) for name in names}
 
 
 def no_checksums(path: Any) -> str:
     """A sentence."""
     return f"{path} was not written by scbd, and has no checksums to verify."
-
-
-def remove_headers(partial: Path) -> None:
-    """What processes that were killed in their first moments have left."""
-    for left in partial.parent.glob(f"{glob.escape(partial.name)}.*"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def share_of(done: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
@@ -176,22 +197,6 @@ def check_shard(shard: tuple[int, int]) -> None:
         raise ValueError(msg)
 
 
-def partial_path(path: Path) -> Path:
-    """Where a file or folder lies until it is whole."""
-    return path.with_name(f".{path.name}.partial")
-
-
-def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> None:
-    """Raise if what was begun is something else."""
-    plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
-    if any(plain.get(key) != value for key, value in wanted.items() if isinstance(value, str)):
-        msg = (
-            f"{partial} is the beginning of something else (other cells, order or settings): move it away, or write to "
-            "another path."
-        )
-        raise ValueError(msg)
-
-
 def check_space(path: Path, size: int) -> None:
     """Raise if the disk has less room than a store of this size takes beside what has been written of it.
 
@@ -204,8 +209,14 @@ def check_space(path: Path, size: int) -> None:
     written = sum(file.stat().st_blocks * 512 for file in (partial, *partial.rglob("*")) if file.exists())
     needed, free = size - written, shutil.disk_usage(path.parent).free
     if needed > free:
-        msg = f"{path} takes {needed / 2**30:.1f} GiB more, the disk has {free / 2**30:.1f} GiB free: make room first."
+        msg = f"{path} takes {_bytes(needed)} more, the disk has {_bytes(free)} free: make room first."
         raise OSError(msg)
+
+
+def _bytes(size: int) -> str:
+    """In a unit that leaves something before the point."""
+    unit = min(max(size.bit_length() - 1, 0) // 10, 4)
+    return f"{size / 1024**unit:.{min(unit, 1)}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
 
 
 def _reserve(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:

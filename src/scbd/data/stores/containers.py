@@ -8,14 +8,15 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from uuid import uuid4
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scbd.data.stores.block_file import STORE_KEY, BlockFile, check_same, partial_path, remove_headers
+from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers
 from scbd.data.stores.shards import ShardEncoder
+from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, tables_checksums
 
 if TYPE_CHECKING:
     import zarr
@@ -71,6 +72,7 @@ class ZarrContainer:
     """A sharded Zarr store of format 3: a file a block, a chunk an image, each with a checksum."""
 
     def __init__(self, path: Any, plan: ScreenPlan, image_key: str, compression: Any) -> None:
+        check_names(AnnData(obs=plan.obs, var=_var(plan)))
         self._path, self._plan, self._image_key, self._compression = path, plan, image_key, compression
         self._partial = partial_path(path) if isinstance(path, Path) else path
 
@@ -79,14 +81,7 @@ class ZarrContainer:
         import zarr
 
         if isinstance(self._partial, Path):
-            if not self._partial.exists():
-                # a name of its own: other processes may be at it, too, and the first one's folder stays
-                header = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
-                self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
-                with suppress(OSError):
-                    os.rename(header, self._partial)
-                shutil.rmtree(header, ignore_errors=True)
-            group = zarr.open_group(self._partial, mode="r+")
+            group = self._local_group()
         else:
             group = zarr.open_group(self._partial, mode="a", zarr_format=3)
             if f"obsm/{self._image_key}" not in group:
@@ -101,25 +96,57 @@ class ZarrContainer:
         from zarr.core.buffer import default_buffer_prototype
         from zarr.core.sync import sync
 
+        if self._is_there():
+            return
         data = default_buffer_prototype().buffer.from_bytes(self._encoder.encode(images))
         sync(self._array.store.set(self._key(block), data))
         if isinstance(self._partial, Path):
-            with (self._partial / self._key(block)).open("rb+") as file:
-                os.fsync(file.fileno())
+            try:
+                with (self._partial / self._key(block)).open("rb+") as file:
+                    os.fsync(file.fileno())
+            except FileNotFoundError:
+                if not self._is_there():
+                    raise
 
     def finish(self) -> bool:
         """Rename it if it is whole; what has no name to change is marked."""
-        if isinstance(self._path, Path) and self._path.exists():
-            return True  # another process was faster
-        if not self._done().all():
-            return False
-        if isinstance(self._path, Path):
-            with suppress(FileNotFoundError):
+        whole = self._is_there() or bool(self._done().all())
+        if not isinstance(self._path, Path):
+            if whole:
+                self._array.attrs[STORE_KEY] = self._said | {"complete": True}
+            return whole
+        if whole:
+            with suppress(OSError):  # another process was faster
                 os.rename(self._partial, self._path)
-            remove_headers(self._partial)
-        else:
-            self._array.attrs[STORE_KEY] = self._said | {"complete": True}
-        return True
+            self._remove_left()
+        return whole or self._is_there()
+
+    def _is_there(self) -> bool:
+        """Whether another process has finished the store in the meantime."""
+        return isinstance(self._path, Path) and self._path.exists()
+
+    def _local_group(self) -> zarr.Group:
+        """The beginning, or where another process was faster all of it."""
+        import zarr
+
+        while True:
+            for path in (self._path, self._partial):
+                # what a late block of another process has left where the beginning was is none: it has no tables
+                with suppress(FileNotFoundError, KeyError):
+                    group = zarr.open_group(path, mode="r+", zarr_format=3)
+                    group[f"obsm/{self._image_key}"]
+                    return group
+            if self._partial.exists():
+                shutil.rmtree(self._partial, ignore_errors=True)
+            header = header_path(self._partial)
+            self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
+            begin_with(header, self._partial)
+
+    def _remove_left(self) -> None:
+        """What processes have left that were killed, or came too late."""
+        remove_headers(self._partial)
+        if not (self._partial / "zarr.json").exists():
+            shutil.rmtree(self._partial, ignore_errors=True)
 
     def _done(self) -> np.ndarray:
         from zarr.core.sync import sync
@@ -156,7 +183,9 @@ class ZarrContainer:
             warnings.filterwarnings("ignore", "zarr v3 autosharding", UserWarning)
             for name, table in tables.items():
                 write_elem(group, name, table)
-        group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            images = {f"obsm/{self._image_key}": (self._plan.shape, self._plan.dtype)}
+            write_elem(group, f"uns/{STORE_KEY}/{TABLES_KEY}", tables_checksums(group, images))
         n, *image = self._plan.shape
         group.create_array(
             f"obsm/{self._image_key}",

@@ -3,66 +3,41 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import h5py
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
+from scbd.data.stores.guard import guarded
+from scbd.data.stores.hdf5 import mapped, offset_of, open_h5
+from scbd.data.stores.results import with_results
+from scbd.data.stores.tables import BOOKKEEPING, STORE_KEY
 
 if TYPE_CHECKING:
     import zarr
     from anndata import AnnData
     from zarr.abc.store import Store
 
+    Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
+
 # beside images, what of an AnnData is read
 _TABLES = ("obs", "var", "uns")
-
-
-def memory_map_h5ad(path: str | os.PathLike[str], key: str) -> np.ndarray:
-    """Memory-map one array of an uncompressed ``.h5ad``, for example ``"obsm/single_cell_images"``.
-
-    :meth:`anndata.AnnData.write_h5ad` without ``compression`` stores an array as one contiguous stretch of the file,
-    so that a row is read by the operating system alone, at the speed of the disk.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If the file is not HDF5 (truncated, or of another kind), or the array is compressed or chunked.
-    KeyError
-        If the file holds no such array.
-
-    Examples
-    --------
-    >>> adata.write_h5ad("screen.h5ad")
-    >>> scbd.data.memory_map_h5ad("screen.h5ad", "obsm/single_cell_images").shape
-    (240, 4, 32, 32)
-    """
-    path = Path(path)
-    with _open_h5(path) as file:
-        if key not in file or not isinstance(file[key], h5py.Dataset):
-            group = file.get(key.rsplit("/", 1)[0], {})
-            msg = f"{path} holds no array {key!r}; beside it lie: {', '.join(group) or 'none'}."
-            raise KeyError(msg)
-        dataset = _own(file, key)
-        offset = _offset(dataset)
-        if offset is None:
-            msg = (
-                f"{key!r} in {path} is compressed or chunked, which cannot be memory-mapped: "
-                "write the file without compression (adata.write_h5ad(path)), or load it with anndata.read_h5ad."
-            )
-            raise ValueError(msg)
-        return np.memmap(path, dtype=dataset.dtype, mode="r", offset=offset, shape=dataset.shape)
+# what is loaded for want of another way may take so much of the memory that is free
+_MEMORY_SHARE = 0.5
 
 
 def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_KEY) -> AnnData:
     """Open an ``.h5ad`` or Zarr store of any size: tables in memory, images where they are.
 
     Images of an uncompressed ``.h5ad`` are memory-mapped, those of a Zarr store are read by the offsets of their chunks
-    (:class:`ZarrSource`). Images that can be read neither way (a compressed ``.h5ad``) are loaded.
+    (:class:`ZarrSource`). Images that can be read neither way (a compressed ``.h5ad``) are loaded. What
+    :func:`add_to_screen` has added is there, too.
+
+    As long as the screen is open, writing to its own path is refused, since the images would be lost: write elsewhere,
+    or keep results with :func:`add_to_screen`.
 
     Parameters
     ----------
@@ -73,33 +48,50 @@ def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_
 
     Returns
     -------
-    An AnnData without ``X`` and layers: scbd models read images alone. Images are a :class:`numpy.memmap`, a
-    :class:`zarr.Array` or an array.
+    An AnnData without ``X`` and layers: scbd models read images alone. Images are a read-only array over a
+    :class:`numpy.memmap`, a :class:`zarr.Array` or an array in memory.
 
     Raises
     ------
     FileNotFoundError, ValueError, KeyError
         If there is no such file; if it is truncated, of another kind, refers to other files, or its writing was not
-        finished; if it has no such images.
+        finished; if it has no such images; if they would have to be loaded and are too large for that.
+
+    Warns
+    -----
+    UserWarning
+        If ``X``, layers or other parts of the file are left behind; if chunks of a Zarr store hold parts of images; if
+        results beside the screen are those of other cells.
 
     Examples
     --------
     >>> adata.write_h5ad("screen.h5ad")  # without compression, so that images can be mapped
     >>> screen = scbd.data.open_screen("screen.h5ad")
-    >>> type(screen.obsm["single_cell_images"]).__name__
-    'memmap'
+    >>> screen.obsm["single_cell_images"].shape
+    (240, 4, 32, 32)
     """
     from anndata import AnnData
 
-    parts, images = open_tables(path, image_key)
+    group, images = open_store(path, image_key)
+    _say_what_is_left(group, path)
+    parts = _tables(group, image_key)
     if isinstance(images, h5py.Dataset):
         with images.file:
-            images = images[...]
+            images = _loaded(images)
+    elif not isinstance(images, np.ndarray) and images.chunks[1:] != images.shape[1:]:
+        msg = (
+            f"Chunks of {images.chunks} in {path} hold parts of images, which models do not read: convert it with "
+            "scbd.data.write_screen(new_path, path, y_key=…)."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    parts = with_results(path, parts, images)
     return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
 
 
 def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     """Open what ``embed_to`` has written: the table in memory, embeddings memory-mapped.
+
+    As long as it is open, writing to its own path is refused (by HDF5: "file is already open"): write elsewhere.
 
     Parameters
     ----------
@@ -115,6 +107,11 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     FileNotFoundError, ValueError
         If there is no such file; if it is truncated, of another kind, or refers to other files.
 
+    Warns
+    -----
+    UserWarning
+        If ``X``, neighbours or other parts of the file are left behind.
+
     Examples
     --------
     >>> embedded = model.embed_to("embedding.h5ad", dtype="float16")
@@ -122,96 +119,122 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     (240, 64)
     """
     from anndata import AnnData
-    from anndata.io import read_elem
 
-    with _open_h5(Path(path)) as file:
-        parts = {name: read_elem(file[name]) for name in _TABLES if name in file}
-        mapped = [key for key in file.get("obsm", {}) if _offset(_own(file, f"obsm/{key}")) is not None]
-    return AnnData(**parts, obsm={key: memory_map_h5ad(path, f"obsm/{key}") for key in mapped})
+    file = open_h5(Path(path))
+    _say_what_is_left(file, path)
+    on_disk = {
+        key: dataset
+        for key, dataset in file.get("obsm", {}).items()
+        if isinstance(dataset, h5py.Dataset) and offset_of(dataset) is not None
+    }
+    parts = _tables(file, *on_disk)
+    return AnnData(**parts | {"obsm": parts["obsm"] | {key: mapped(dataset) for key, dataset in on_disk.items()}})
 
 
-def open_tables(
-    path: str | os.PathLike[str] | Store, image_key: str
-) -> tuple[dict[str, Any], np.memmap | h5py.Dataset | zarr.Array]:
+def open_tables(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[dict[str, Any], Images]:
     """What :func:`open_screen` makes an AnnData of, and the images; of an open file if only HDF5 can read them."""
+    group, images = open_store(path, image_key)
+    return with_results(path, _tables(group, image_key), images), images
+
+
+def open_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[h5py.File | zarr.Group, Images]:
+    """A store as it is, and its images."""
     is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
-    if not is_path or Path(path).is_dir():  # type: ignore[arg-type]
-        return _open_zarr(path, image_key)
-    return _open_hdf5(Path(path), image_key)  # type: ignore[arg-type]
+    if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
+        file = open_h5(Path(path))  # type: ignore[arg-type]
+        images = _images(file, path, image_key)
+        return file, images if offset_of(images) is None else mapped(images)
+    if is_path:
+        _check_inside(Path(path))  # type: ignore[arg-type]
+    group = _open_zarr(path)
+    images = _images(group, path, image_key)
+    if not images.attrs.get(STORE_KEY, {"complete": True})["complete"]:
+        msg = f"{path} was not finished: call write_screen again with the same cells, it goes on where it stopped."
+        raise ValueError(msg)
+    return group, guarded(images)
 
 
-def _open_hdf5(path: Path, image_key: str) -> tuple[dict[str, Any], np.memmap | h5py.Dataset]:
-    file = _open_h5(path)
-    try:
-        parts = _tables(file, path, image_key)
-        images = _own(file, f"obsm/{image_key}")
-    except BaseException:
-        file.close()
-        raise
-    if _offset(images) is None:
-        return parts, images
-    file.close()
-    return parts, memory_map_h5ad(path, f"obsm/{image_key}")
-
-
-def _open_zarr(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[dict[str, Any], zarr.Array]:
+def _open_zarr(path: str | os.PathLike[str] | Store) -> zarr.Group:
     import zarr
 
     try:
-        group = zarr.open_group(path, mode="r", zarr_format=3)
+        return zarr.open_group(path, mode="r", zarr_format=3)
     except (FileNotFoundError, ValueError) as error:
-        msg = (
-            f"{path} is no Zarr store of format 3 ({error}). Older ones can hold code that runs when they are read: if "
-            "you trust this one, load it with anndata.read_zarr, and write that with scbd.data.write_screen."
-        )
+        try:
+            zarr.open_group(path, mode="r", zarr_format=2)
+        except (FileNotFoundError, ValueError):
+            msg = f"{path} is no Zarr store of format 3 ({error})."
+        else:
+            msg = (
+                f"{path} is a Zarr store of format 2, which AnnData writes by default; scbd reads format 3. If the "
+                "store is yours, convert it: scbd.data.write_screen(new_path, anndata.read_zarr(path), y_key=…), or "
+                "write it again after anndata.settings.zarr_write_format = 3. (Format 2 from elsewhere can hold code "
+                "that runs when it is read.)"
+            )
         raise ValueError(msg) from error
-    parts = _tables(group, path, image_key)
-    images = group["obsm"][image_key]  # type: ignore[index]
-    if not images.attrs.get("scbd_store", {"complete": True})["complete"]:  # type: ignore[union-attr,call-overload,index]
-        msg = f"{path} was not finished: call write_screen again with the same cells, it goes on where it stopped."
-        raise ValueError(msg)
-    return parts, images  # type: ignore[return-value]
 
 
-def _tables(group: Any, path: Any, image_key: str) -> dict[str, Any]:
-    from anndata.io import read_elem
-
+def _images(group: Any, path: Any, image_key: str) -> Any:
     obsm = group["obsm"] if "obsm" in group else {}
-    if "obs" not in group or image_key not in obsm:
+    if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
         raise KeyError(msg)
+    return obsm[image_key]
+
+
+def _tables(group: Any, *on_disk: str) -> dict[str, Any]:
+    """Parts of an AnnData; of ``obsm`` what does not stay on disk."""
+    from anndata.io import read_elem
+
     parts = {name: read_elem(group[name]) for name in _TABLES if name in group}
-    return parts | {"obsm": {key: read_elem(obsm[key]) for key in obsm if key != image_key}}
+    if STORE_KEY in parts.get("uns", {}):
+        # true of this store alone, and not of what is made of it
+        kept = {key: value for key, value in parts["uns"].pop(STORE_KEY).items() if key not in BOOKKEEPING}
+        parts["uns"] |= {STORE_KEY: kept} if kept else {}
+    obsm = group["obsm"] if "obsm" in group else {}
+    return parts | {"obsm": {key: read_elem(obsm[key]) for key in obsm if key not in on_disk}}
 
 
-def _own(file: h5py.File, key: str) -> h5py.Dataset:
-    """A dataset whose bytes lie in this very file.
+def _say_what_is_left(group: Any, path: Any) -> None:
+    left = [
+        name
+        for name in sorted(set(group) - {*_TABLES, "obsm"})
+        if hasattr(group[name], "shape") or len(list(group[name])) or "shape" in group[name].attrs
+    ]
+    if left:
+        msg = (
+            f"{', '.join(left)} of {path} stay on disk, since scbd reads images and tables alone: load the file with "
+            "anndata to have them, and do not write over it."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
-    Raises
-    ------
-    ValueError
-        If it is a link to another file, or its bytes are taken from others: a file from elsewhere could so name any
-        file of this machine.
-    """
-    dataset, parts = file[key], key.split("/")
-    links = [file.get("/".join(parts[: i + 1]), getlink=True) for i in range(len(parts))]
-    if any(isinstance(link, h5py.ExternalLink) for link in links) or dataset.external or dataset.is_virtual:
-        msg = f"{key!r} of {file.filename} lies in another file, which is not followed: copy the images into it."
+
+def _loaded(images: h5py.Dataset) -> np.ndarray:
+    size, free = images.size * images.dtype.itemsize, free_memory()
+    if size > _MEMORY_SHARE * free:
+        msg = (
+            f"Images of {images.file.filename} are compressed or chunked, and would take {size / 2**30:.1f} of "
+            f"{free / 2**30:.1f} GiB of free memory: write them once with "
+            "scbd.data.write_screen(new_path, path, y_key=…), and open that."
+        )
         raise ValueError(msg)
-    return dataset
+    return images[...]
 
 
-def _offset(dataset: h5py.Dataset) -> int | None:
-    """Where its bytes begin, if they lie in one stretch as they are."""
-    return dataset.id.get_offset() if dataset.chunks is None else None
-
-
-def _open_h5(path: Path) -> h5py.File:
-    if not path.is_file():
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg)
+def free_memory() -> int:
+    """Bytes that can be had; where the system does not tell, all there are."""
     try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        msg = f"{path} cannot be read as .h5ad ({error}): it is truncated or of another kind; copy or write it again."
-        raise ValueError(msg) from error
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_inside(folder: Path) -> None:
+    """Raise if a link leads out of a Zarr store: one from elsewhere could so name any file of this machine."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(root):
+        for entry in (Path(place, name) for name in (*folders, *files)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+                msg = f"{entry} is a link to another place, which is not followed: copy what is there into the store."
+                raise ValueError(msg)

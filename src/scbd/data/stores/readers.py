@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pandas as pd
+from anndata import AnnData
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.sources import ArraySource
@@ -17,7 +18,7 @@ from scbd.data.sources.image_files import FileSource
 from scbd.data.sources.lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
 from scbd.data.sources.sliced import SlicedSource
 from scbd.data.stores.crops import Crops, crops_of, names_for
-from scbd.data.stores.opening import open_screen, open_tables
+from scbd.data.stores.opening import open_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,11 +117,12 @@ def _hdf5(path: Path, image_key: str) -> Crops:
 
 def _zarr(path: Path, image_key: str) -> Crops:
     """By the offsets of its chunks where that can be done, else through the library."""
-    adata = open_screen(path, image_key=image_key)
+    parts, images = open_tables(path, image_key)
+    adata = AnnData(**parts | {"obsm": {image_key: images}})
     try:
         return crops_of(adata, image_key, str(path))
     except ValueError:
-        source = SlicedSource(adata.obsm[image_key], f"obsm[{image_key!r}] of {path}")
+        source = SlicedSource(images, f"obsm[{image_key!r}] of {path}")
         return Crops(source, adata.obs, names_for(adata.var, source, image_key), str(path))
 
 

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import contents, make_cells, make_plates
+
+from scbd.data import open_screen, write_screen
+from scbd.data.stores import containers
+from scbd.data.stores.block_file import check_space
+from scbd.data.stores.partials import partial_path
+
+KINDS = ["s.h5ad", "s.zarr"]
+
+CODE = """
+import sys, time
+sys.path[:0] = [{tests!r}]
+from conftest import make_plates
+from scbd.data import write_screen
+
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    write_screen({path!r}, make_plates(), y_key="gene", block_size=2)
+except FileExistsError as error:
+    assert "exists: it is kept" in str(error)  # came too late
+"""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_processes_with_the_same_job_all_end_well_and_leave_nothing(tmp_path, name):
+    write_screen(tmp_path / "whole" / name, make_plates(), y_key="gene", block_size=2)
+    code = CODE.format(tests=str(Path(__file__).parents[2]), path=str(tmp_path / name))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]  # type: ignore[call-overload]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], "\n".join(said)
+    assert contents(tmp_path / name) == contents(tmp_path / "whole" / name)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_whoever_comes_late_finds_the_store(tmp_path, monkeypatch, name):
+    """Another process finishes while this one is about to begin, or between two of its blocks."""
+    kind = containers.HDF5Container if name.endswith("h5ad") else containers.ZarrContainer
+    arguments = {"plates": make_plates(), "y_key": "gene", "block_size": 30}
+    write_screen(tmp_path / "whole" / name, **arguments)
+    for moment in ("begin", "write", "finish"):
+        path = tmp_path / moment / name
+        original = getattr(kind, moment)
+
+        def late(self, *given, path=path, original=original):
+            if not path.exists():
+                with monkeypatch.context() as patch:
+                    patch.setattr(kind, moment, original)  # noqa: B023
+                    write_screen(path, **arguments)
+            return original(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, moment, late)
+            write_screen(path, **arguments)
+        assert contents(path) == contents(tmp_path / "whole" / name)
+        assert not list(path.parent.glob(".*"))
+
+
+def test_a_folder_without_tables_is_no_beginning(tmp_path):
+    path = tmp_path / "s.zarr"
+    (partial_path(path) / "obsm").mkdir(parents=True)
+    assert write_screen(path, make_cells(8), y_key="gene").n_obs == 8
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_file_systems_without_hard_links(tmp_path, monkeypatch):
+    def refused(*given):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert write_screen(tmp_path / "s.h5ad", make_cells(8), y_key="gene").n_obs == 8
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
+def test_long_names(tmp_path, suffix):
+    path = tmp_path / ("ü" * 120 + suffix)
+    write_screen(path, make_cells(8), y_key="gene")
+    assert open_screen(path).n_obs == 8
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_names_and_text_that_no_store_holds(tmp_path, name):
+    cases = {
+        "obs has a column 'a/b', of which a store makes a path: rename it.*'a_b'": {"a/b": 1},
+        "obs has a column '..', of which": {"..": 1},
+        "obs has text with a NUL character in 'note'": {"note": ["a\0b"] * 8},
+    }
+    for message, columns in cases.items():
+        cells = make_cells(8)
+        cells.obs = cells.obs.assign(**columns)
+        with pytest.raises(ValueError, match=message):
+            write_screen(tmp_path / name, cells, y_key="gene")
+    cells = make_cells(8)
+    cells.obs_names = [f"cell\0{i}" for i in range(8)]
+    with pytest.raises(ValueError, match="obs has text with a NUL character in 'index'"):
+        write_screen(tmp_path / name, cells, y_key="gene")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_are_said_in_a_unit_that_fits(tmp_path):
+    free = "the disk has [0-9.]+ [GT]iB free"
+    with pytest.raises(OSError, match=f"takes 1.0 EiB more, {free}|takes 1048576.0 TiB more, {free}"):
+        check_space(tmp_path / "s.h5ad", 2**60)
