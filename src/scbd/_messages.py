@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
 
 def head(values: Iterable[object], n: int = 5) -> str:
     """The first few of many, for a sentence."""
-    values = list(values)
-    return ", ".join(map(str, values[:n])) + (", …" if len(values) > n else "")
+    first = list(islice(values, n + 1))
+    return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
 
 
 def missing_key(slot: str, key: str, keys: Iterable[object], argument: str) -> str:
