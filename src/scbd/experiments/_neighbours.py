@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from scbd.experiments._budgets import SCREENS, SIZES, seeds_of
 from scbd.experiments._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS
 from scbd.experiments._reports import CORRECTION, HEALTH
-from scbd.experiments._tables import Column, markdown, mean_sd, table, value_of
+from scbd.experiments._tables import Column, markdown, mean_sd, table
 from scbd.experiments._trials import Trial
 
 if TYPE_CHECKING:
@@ -32,37 +32,27 @@ def screen_neighbours(budget: Budget, n_seeds: int | None) -> list[Trial]:
     written: the two differ in who meets whom, and in nothing else.
     """
     model, training = SIZES[budget]
-    model = model | OURS | {"n_latent": 64}
+    model = model | OURS | {"n_latent": 64, "alpha": "auto"}
     training = training | NEW_CELLS | {"weight_decay": 0.01, "load_best": False}
     data = SCREENS[budget] | UNEQUAL_WELLS
-    if budget == "small":  # so few cells that each is in 24 batches, where it may meet 168 others
-        data |= {"n_cells": 8000}
-        training |= {"max_steps": 600, "batch_size": 256}
+    if budget == "small":  # so few cells that each is in 21 batches, where it may meet 149 others
+        data |= {"n_cells": 6000}
+        training |= {"max_steps": 400, "batch_size": 256}
     training |= {"perturbations_per_batch": training["batch_size"] // 8}
+    ways = [training | {"neighbours": neighbours} for neighbours in (False, True)]
     return [
-        Trial(
-            "batch correction of new cells",
-            "simulated_screen",
-            "SCBD",
-            seed,
-            data,
-            model | {"alpha": alpha},
-            training | {"neighbours": neighbours},
-        )
-        for seed, alpha, neighbours in product(range(seeds_of(n_seeds, budget, 5, 5)), (0.0, "auto"), (False, True))
+        Trial("batch correction of new cells", "simulated_screen", "SCBD", seed, data, model, way)
+        for seed, way in product(range(seeds_of(n_seeds, budget, 5, 5)), ways)
     ]
 
 
 def neighbours_report(frame: pd.DataFrame, out: Path) -> str:
     """Scores of both ways, and their difference seed by seed."""
+    wide = frame.pivot(index="seed", columns="neighbours", values=list(_COMPARED))
+    pairs = {score: (wide[score, True] - wide[score, False]).dropna() for score in _COMPARED}
+    difference = [mean_sd(pairs[score], column) for score, column in _COMPARED.items()]
+    lines = [[column.name for column in _COMPARED.values()], ["---"] * len(_COMPARED), difference]
+    frame = frame.sort_values("neighbours", kind="stable")
     frame = frame.assign(cells=frame["neighbours"].map({False: "any", True: "in stretches"}))
-    frame = frame.sort_values(["alpha", "neighbours"], key=lambda values: values.astype(str), kind="stable")
-    lines = [["alpha", *(f"{column.name}, difference" for column in _COMPARED.values()), "pairs"]]
-    lines.append(["---"] * len(lines[0]))
-    for alpha, part in frame.groupby("alpha", sort=False):
-        wide = part.pivot(index="seed", columns="neighbours", values=list(_COMPARED))
-        pairs = {score: (wide[score, True] - wide[score, False]).dropna() for score in _COMPARED}
-        cells = [mean_sd(pairs[score], column) for score, column in _COMPARED.items()]
-        lines.append([value_of(alpha), *cells, str(len(pairs["e_probe_f1"]))])
-    text = table(frame, ["alpha", "cells"], CORRECTION | HEALTH)
+    text = table(frame, ["cells"], CORRECTION | HEALTH)
     return f"{text}\n\nIn stretches less any, seed by seed:\n\n{markdown(lines)}"
