@@ -130,8 +130,8 @@ class PerturbationSampler(BatchSampler):
     perturbations_per_batch
         P. More than there are perturbations means all of them.
     neighbours
-        Take the K cells as four stretches of cells that follow each other, each anywhere, in place of any K: a quarter
-        of the reads from a disk where rows are sorted by perturbation and shuffled inside, see
+        Take the K cells as four stretches of cells that follow each other, each anywhere, in place of any K: four reads
+        in place of K from a disk where rows are sorted by perturbation and shuffled inside, see
         :func:`scbd.data.neighbours.mixed_neighbours`. Over a run, a cell meets nearly as many others.
     **kwargs
         See :class:`BatchSampler`.
@@ -190,16 +190,18 @@ class PerturbationSampler(BatchSampler):
         # the smallest of exponential waiting times with rates n is a draw in proportion to n, without replacement
         groups, counts = self._fill(np.argsort(rng.exponential(size=len(self._sizes)) / self._sizes))
         sizes = self._sizes[groups]
-        if self._neighbours:
-            cells = stretches(rng, sizes, counts)
-        else:
+        if not self._neighbours:
             cells = [rng.choice(n, size=k, replace=False, shuffle=False) for n, k in zip(sizes, counts, strict=True)]
-        drawn = np.concatenate([self._groups[g][some] for g, some in zip(groups, cells, strict=True)])
-        # of each perturbation, what follows each other goes to the same rank
+            return self._rows_of(groups, cells)
+        drawn = self._rows_of(groups, stretches(rng, sizes, counts))
+        # of each perturbation, what lies together goes to the same rank
         places = np.lexsort([np.arange(len(drawn)) % self.world_size, np.repeat(np.arange(len(groups)), counts)])
         batch = np.empty_like(drawn)
         batch[places] = drawn
         return batch
+
+    def _rows_of(self, groups: np.ndarray, cells: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([self._groups[g][some] for g, some in zip(groups, cells, strict=True)])
 
     def _fill(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first perturbations of this order that fill a batch, and how many cells of each: two at least."""
