@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,27 +81,66 @@ def test_bad_settings_are_said_before_any_work():
         module(preload="gpu")
 
 
+def on_disk(path: Path, images: np.ndarray) -> ArraySource:
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=images.dtype, shape=images.shape)
+    mapped[:] = images
+    return ArraySource(mapped)
+
+
 def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
-    images = np.lib.format.open_memmap(tmp_path / "i.npy", mode="w+", dtype="uint8", shape=(120, 1, 2, 2))
-    images[:] = np.arange(120)[:, None, None, None]
-    y, e = np.repeat(np.arange(6), 20), np.random.default_rng(0).integers(3, size=120)
-    settings: dict[str, Any] = {"batch_size": 12, "perturbations_per_batch": 3, "max_steps": 9}
+    images = np.arange(240, dtype="uint8")[:, None, None, None] * np.ones((1, 1, 2, 2), dtype="uint8")
+    disk, memory = on_disk(tmp_path / "i.npy", images), ArraySource(images)
+    rng = np.random.default_rng(0)
+    y, e, guide = np.repeat(np.arange(6), 40), rng.integers(3, size=240), rng.integers(2, size=240)
+    in_turn = np.arange(240) % 40 // 10
+    settings: dict[str, Any] = {"batch_size": 24, "perturbations_per_batch": 3, "max_steps": 9}
     cases: list[tuple[ArraySource, np.ndarray, dict[str, Any], bool]] = [
-        (ArraySource(images), e, {}, True),
-        (ArraySource(np.array(images)), e, {}, False),  # memory reads any rows
-        (ArraySource(images), np.arange(120) % 20 // 5, {}, False),  # well after well
-        (ArraySource(images), e, {"preload": "device"}, False),
-        (ArraySource(images), e, {"neighbours": False}, False),
-        (ArraySource(np.array(images)), e, {"neighbours": True}, True),
+        (disk, e, {}, True),
+        (memory, e, {}, False),  # reads any rows
+        (disk, in_turn, {}, False),  # well after well
+        (disk, e, {"mixed_by": [guide]}, True),
+        (disk, e, {"mixed_by": [guide, in_turn]}, False),  # plate after plate, of wells whose names repeat
+        (disk, e, {"preload": "device"}, False),
+        (disk, e, {"neighbours": False}, False),
+        (memory, e, {"neighbours": True}, True),
     ]
     for source, wells, kwargs, neighbours in cases:
-        data = ImageDataModule(source, y, wells, Split(train=np.arange(120)), **settings, **kwargs)
+        data = ImageDataModule(source, y, wells, Split(train=np.arange(240)), **settings, **kwargs)
         assert data.neighbours is neighbours
-        stretches = 0
+        pairs = 0
         for batch in data.train_dataloader():
-            rows = batch["images"][:, 0, 0, 0].numpy().astype(int).reshape(3, 4)
+            rows = batch["images"][:, 0, 0, 0].numpy().astype(int).reshape(3, 8)
             assert all(len(set(y[row])) == 1 for row in rows)
-            stretches += sum((np.diff(row) % 20 == 1).all() for row in rows)
-        assert bool(stretches == 27) is neighbours
+            pairs += ((rows[:, 1::2] - rows[:, ::2]) % 40 == 1).sum()
+        assert bool(pairs == 9 * 3 * 4) is neighbours
     with pytest.raises(ValueError, match="neighbours='some' is not known: use True, False or 'auto'"):
         module(neighbours="some")
+
+
+@pytest.mark.parametrize(("source", "neighbours"), [("memory", "auto"), ("disk", True)])
+def test_labels_are_not_looked_at_where_they_decide_nothing(source, neighbours, tmp_path):
+    """Of a table of millions, codes of all columns take a while."""
+    images = np.ones((60, 1, 2, 2), dtype="uint8")
+    images_of = {"memory": ArraySource(images), "disk": on_disk(tmp_path / "i.npy", images)}
+
+    def codes():
+        raise AssertionError
+        yield
+
+    y = np.repeat(np.arange(6), 10)
+    split = Split(train=np.arange(60))
+    data = ImageDataModule(images_of[source], y, y, split, batch_size=8, neighbours=neighbours, mixed_by=codes())
+    assert data.neighbours is (neighbours is True)
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_validation_batches_hold_no_lone_cell(neighbours):
+    n = 400
+    images, y = np.zeros((n, 1, 2, 2), dtype="uint8"), np.arange(n) % 20
+    split = Split(train=np.arange(200), validation=np.arange(200, n))
+    settings: dict[str, Any] = {"batch_size": 64, "perturbations_per_batch": 30, "neighbours": neighbours}
+    data = ImageDataModule(ArraySource(images), y % 12, y, split, **settings)
+    loader = data.val_dataloader()
+    assert isinstance(loader, BatchLoader)
+    for batch in loader:
+        assert batch["y"].unique(return_counts=True)[1].min() > 1

@@ -12,6 +12,8 @@ from scbd.data.samplers import BatchSampler
 if TYPE_CHECKING:
     from typing import Any
 
+    from scbd.data.loading import Stage
+
 # fewer would say little of an environment's moments
 _CELLS_WANTED = 8
 
@@ -19,7 +21,8 @@ _CELLS_WANTED = 8
 class EnvironmentBatches(ImageDataModule):
     """The same number of cells from each of many environments: all, or as many as give eight cells each."""
 
-    def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+    def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        rows = self._rows(stage)
         environments = self._e[rows]
         wanted = min(len(np.unique(environments)), max(2, batch_size // _CELLS_WANTED))
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed} | world
@@ -93,8 +96,9 @@ class AlternatingBatches(ImageDataModule):
         self.pretrain_steps = pretrain_steps  # known when the base makes its samplers
         super().__init__(*args, **kwargs)
 
-    def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
-        if rows is not self.split.train:
-            return super()._sampler(rows, batch_size, n_steps, **world)
+    def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        if stage != "train":
+            return super()._sampler(stage, batch_size, n_steps, **world)
+        rows = self._rows(stage)
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed, "pretrain_steps": self.pretrain_steps}
         return AlternatingSampler(rows, batch_size, environments=self._e[rows], **settings | world)

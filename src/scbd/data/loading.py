@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from scbd.data.neighbours import mixed_neighbours
 from scbd.data.prefetch import prefetch
-from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler, mixed_neighbours
+from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data.tensors import TensorSource, read_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
 
     from scbd.data.sources import ImageSource
     from scbd.data.splits import Split
+
+Stage = Literal["train", "validation"]
 
 # below this many expected positives an anchor learns little from a plainly shuffled batch
 _POSITIVES_WANTED = 8
@@ -84,8 +88,11 @@ class ImageDataModule(pl.LightningDataModule):
         P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives an anchor about eight
         partners of its perturbation, and draws P × 8 batches otherwise.
     neighbours
-        Draw cells of a perturbation that follow each other, see :class:`PerturbationSampler`; ``"auto"``: from images
-        that are not in memory, where :func:`mixed_neighbours` allows it.
+        Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:
+        from images that are not in memory, where :func:`~scbd.data.neighbours.mixed_neighbours` allows it.
+    mixed_by
+        Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
+        int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
     max_steps
         Number of training batches.
     seed
@@ -119,6 +126,7 @@ class ImageDataModule(pl.LightningDataModule):
         batch_size: int | None = None,
         perturbations_per_batch: int | str | None = "auto",
         neighbours: bool | Literal["auto"] = "auto",
+        mixed_by: Iterable[np.ndarray] = (),
         max_steps: int = 1,
         seed: int = 0,
         preload: Literal["device"] | None = None,
@@ -135,7 +143,8 @@ class ImageDataModule(pl.LightningDataModule):
         self._preload = preload
         self.neighbours = neighbours
         if neighbours == "auto":
-            self.neighbours = not source.in_memory and preload is None and mixed_neighbours(y, e)
+            read_in_stretches = not source.in_memory and preload is None
+            self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], mixed_by))
         self.split = split
         self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
@@ -149,7 +158,7 @@ class ImageDataModule(pl.LightningDataModule):
             msg = f"perturbations_per_batch must be a number, None or 'auto', got {perturbations_per_batch!r}."
             raise ValueError(msg)
         # built here, so that what cannot work is said before any work is done
-        self.train_sampler = self._sampler(split.train, self.batch_size, self.max_steps)
+        self.train_sampler = self._sampler("train", self.batch_size, self.max_steps)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -173,19 +182,20 @@ class ImageDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Batches from the trainer's current step to ``max_steps``."""
         start = 0 if self.trainer is None else self.trainer.global_step
-        return self._loader(
-            self._sampler(self.split.train, self.batch_size, self.max_steps, start=start, **self._world())
-        )
+        return self._loader(self._sampler("train", self.batch_size, self.max_steps, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """One pass over the validation cells, the same each time; nothing if there are fewer than two a device."""
+        """One pass over the validation cells, the same each time; nothing if there are fewer than two a device.
+
+        Where they are too few for P × K batches they are shuffled plainly, and some have no partner.
+        """
         if not self.validates:
             return []
         world = self._world()
         n, n_devices = len(self.split.validation), world.get("world_size", 1)
         batch_size = min(self.batch_size, n // n_devices * n_devices)
         try:
-            sampler = self._sampler(self.split.validation, batch_size, n // batch_size, **world)
+            sampler = self._sampler("validation", batch_size, n // batch_size, **world)
         except ValueError:  # too few cells of a perturbation for P x K batches
             sampler = ShuffleSampler(self.split.validation, batch_size, seed=self.seed, **world)
         return self._loader(sampler)
@@ -203,11 +213,12 @@ class ImageDataModule(pl.LightningDataModule):
             return
         self.perturbations_per_batch = max(1, self.batch_size // _POSITIVES_WANTED)
         try:
-            self._sampler(self.split.train, self.batch_size, self.max_steps)
+            self._sampler("train", self.batch_size, self.max_steps)
         except ValueError:
             self.perturbations_per_batch = None
 
-    def _sampler(self, rows: np.ndarray, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+    def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        rows = self._rows(stage)
         if self.perturbations_per_batch is None:
             return ShuffleSampler(rows, batch_size, n_steps=n_steps, seed=self.seed, **world)
         return PerturbationSampler(
@@ -220,6 +231,9 @@ class ImageDataModule(pl.LightningDataModule):
             seed=self.seed,
             **world,
         )
+
+    def _rows(self, stage: Stage) -> np.ndarray:
+        return self.split.train if stage == "train" else self.split.validation
 
     def _world(self) -> dict[str, int]:
         """Which share of every batch is this process's."""

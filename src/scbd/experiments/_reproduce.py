@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd.experiments import _budgets, _comparisons, _form_budgets, _lengths, _regimes, _reports
+from scbd.experiments import _budgets, _comparisons, _form_budgets, _lengths, _neighbours, _regimes, _reports
 from scbd.experiments._budgets import Budget
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._files import write_table, write_text
@@ -58,6 +58,7 @@ EXPERIMENTS = {
     "screen-alphas": Experiment(_form_budgets.screen_alphas, _reports.new_cells_report),
     "screen-map": Experiment(_form_budgets.screen_map, _regimes.screen_map_report),
     "screen-lengths": Experiment(_lengths.screen_lengths, _lengths.lengths_report),
+    "screen-neighbours": Experiment(_neighbours.screen_neighbours, _neighbours.neighbours_report),
     "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
     "screen-variance": Experiment(_form_budgets.screen_variance, _reports.correction_report),
     "funk22": Experiment(_budgets.funk22, _reports.correction_report),
@@ -90,7 +91,8 @@ def reproduce(
         ``"screen-alphas"`` (what choosing alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
         ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper); ``"cmnist-lengths"``,
-        ``"screen-lengths"`` (latent-variable models trained for longer);
+        ``"screen-lengths"`` (latent-variable models trained for longer); ``"screen-neighbours"`` (batches of any cells,
+        and of stretches that a disk reads fast);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
         ``"funk22-cellprofiler"`` (batch correction).
     budget

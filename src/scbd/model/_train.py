@@ -104,8 +104,8 @@ class TrainMixin:
             Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
             where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
         neighbours
-            Of P perturbations draw cells that follow each other in the table, which a disk reads at once. By default
-            for images that are not in memory, where rows are sorted by perturbation and shuffled inside, as
+            Of P perturbations draw cells in stretches that follow each other in the table, which a disk reads at once.
+            By default for images that are not in memory, where rows are sorted by perturbation and shuffled inside, as
             :func:`scbd.data.write_screen` writes them.
         split
             A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.

@@ -53,9 +53,9 @@ def write_screen(
 ) -> AnnData:
     """Write plates of crops into one screen, to be opened with :func:`open_screen`.
 
-    Rows are sorted by perturbation and shuffled inside, across plates: a batch of P perturbations × K cells is then P
-    stretches of K neighbours, from different wells. Hence all plates are given at once; a plate that comes later is
-    added by writing the old screen and the new plate to a new path.
+    Rows are sorted by perturbation and shuffled inside, across plates: of each perturbation of a batch, the cells are
+    then a few stretches of neighbours, from different wells. Hence all plates are given at once; a plate that comes
+    later is added by writing the old screen and the new plate to a new path.
 
     Killed at any moment and called again with the same cells, it goes on where it stopped, and the result is the same
     to the byte. The store appears under its name when it is whole. Memory holds the tables and, for each worker, a
