@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, ClassifierModule
+from scbd.nn.checks import check_weight
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -32,10 +33,8 @@ class GroupDROModule(ClassifierModule):
     weights: Tensor
 
     def __init__(self, *args: Any, step_size: float, **kwargs: Any) -> None:
+        check_weight("step_size", step_size, "is how fast weights move towards the worst environment")
         super().__init__(*args, **kwargs)
-        if not step_size >= 0:
-            msg = f"step_size is how fast weights move towards the worst environment, not negative; got {step_size}."
-            raise ValueError(msg)
         self.step_size = step_size
         self.register_buffer("weights", torch.full((self.n_environments,), 1 / self.n_environments))
 
