@@ -13,16 +13,17 @@ SOURCE = Path(scbd.__file__).parent
 
 # who may import whom: a package sees what stands before it here, and itself
 ROOMS = {
+    "_checks": set(),
     "_keys": set(),
     "_threads": set(),
-    "nn": set(),
+    "nn": {"_checks"},
     "data": {"_keys"},
     "metrics": {"_threads"},
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},
-    "model": {"_keys", "nn", "data"},
-    "baselines": {"_keys", "nn", "data", "model"},
-    "experiments": {"_keys", "data", "datasets", "metrics", "model", "baselines", "pl"},
+    "model": {"_checks", "_keys", "nn", "data"},
+    "baselines": {"_checks", "_keys", "nn", "data", "model"},
+    "experiments": {"_checks", "_keys", "data", "datasets", "metrics", "model", "baselines", "pl"},
     "cli": {"data", "experiments"},
 }
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scbd._checks import check_weight
 from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd.model import ImageModel
 from scbd.nn import Features, Preprocess, gather
-from scbd.nn.checks import check_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scbd._checks import check_count
 from scbd.baselines._batches import AlternatingBatches, AlternatingSampler
 from scbd.baselines._classifier import ClassifierModel
 from scbd.model._plan import TrainingPlan
-from scbd.nn.checks import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,16 +39,25 @@ class FishAdamW(torch.optim.AdamW):
         Steps in a round.
     pretrain_steps
         Plain steps before the first round.
+    first_step
+        Steps of runs before, which count.
     **kwargs
         See :class:`torch.optim.AdamW`.
     """
 
     def __init__(
-        self, parameters: Any, *, meta_lr: float, n_environments: int, pretrain_steps: int, **kwargs: Any
+        self,
+        parameters: Any,
+        *,
+        meta_lr: float,
+        n_environments: int,
+        pretrain_steps: int,
+        first_step: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(parameters, **kwargs)
         for group in self.param_groups:
-            group |= {"meta_lr": meta_lr, "round": n_environments, "pretrain": pretrain_steps, "n_steps": 0}
+            group |= {"meta_lr": meta_lr, "round": n_environments, "pretrain": pretrain_steps, "n_steps": first_step}
 
     @contextmanager
     def ahead(self) -> Iterator[None]:

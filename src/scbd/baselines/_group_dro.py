@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from scbd._checks import check_weight
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, ClassifierModule
-from scbd.nn.checks import check_weight
 
 if TYPE_CHECKING:
     from anndata import AnnData

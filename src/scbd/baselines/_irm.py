@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scbd._checks import check_count
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, PenaltyModule
-from scbd.nn.checks import check_count
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -1,4 +1,4 @@
-"""What code a result comes from."""
+"""What code, and what cells, a result comes from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,32 @@ import subprocess
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
 
 import scbd
+from scbd.data.digests import digest_cells
+from scbd.data.fields import image_source, label_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+
+
+def digest_of(adata: AnnData, label_keys: Sequence[str], image_key: str, split: str | None = None) -> str:
+    """Digest of the images, the labels and the column of the split, if it is one: of all that a run looks at.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If the images or a label are missing, or a cell has no label.
+    """
+    told = {key: label_values(adata.obs, key) for key in label_keys}
+    if split in adata.obs:
+        told |= {split: adata.obs[split]}
+    return digest_cells(image_source(adata, image_key), pd.DataFrame(told))
 
 
 def versions(*others: str) -> dict[str, str]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from scbd.data import split_by_column
-from scbd.data.digests import digest_cells
-from scbd.data.fields import as_columns, image_source, label_values
+from scbd.data.fields import as_columns
 from scbd.experiments._datasets import Dataset
 from scbd.experiments._files import check_directory, write_table
 from scbd.experiments._grid import run_trial
+from scbd.experiments._provenance import digest_of
 from scbd.experiments._trials import Results, Trial
 
 if TYPE_CHECKING:
@@ -152,10 +152,8 @@ class UserCells:
     def _digest(self, split: str | None) -> str:
         """Of the images and of all labels that a run looks at."""
         if split not in self._digests:
-            obs, columns = self.adata.obs, [self.dataset.y_key, *as_columns(self.dataset.e_key)]
-            told = {column: label_values(obs, column) for column in columns} | ({split: obs[split]} if split else {})
-            source = image_source(self.adata, self.dataset.image_key)
-            self._digests[split] = digest_cells(source, pd.DataFrame(told))
+            labels = [self.dataset.y_key, *as_columns(self.dataset.e_key)]
+            self._digests[split] = digest_of(self.adata, labels, self.dataset.image_key, split)
         return self._digests[split]
 
     def _validates(self, split: str | None, training: Mapping[str, Any]) -> bool:

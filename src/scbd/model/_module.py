@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from scbd._checks import check_count, check_weight
 from scbd.model._alpha import Alpha, AutoAlpha
 from scbd.nn import (
     AdditiveDecoder,
@@ -19,7 +20,6 @@ from scbd.nn import (
     share_learned,
     supervised_contrastive_loss,
 )
-from scbd.nn.checks import check_count, check_weight
 from scbd.nn.groups import pair_codes
 from scbd.nn.losses import InvarianceReduction, check_smoothing, check_temperature
 
