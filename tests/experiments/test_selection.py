@@ -149,6 +149,7 @@ def test_environments_are_held_out_in_turn(monkeypatch):
     [
         ({"alphas": (1.0,)}, "give at least two different ones"),
         ({"alphas": (-1.0, 1.0)}, "none negative"),
+        ({"alphas": (0.0, 1.0, float("nan"))}, "none negative, infinite or not a number"),
         ({"alphas": (0, "auto")}, "alphas must be numbers: alpha='auto' finds its own"),
         ({"criterion": "test"}, "criterion='test' is not known: use one of kept, unseen"),
         ({"n_folds": 2}, "n_folds is for criterion='unseen'"),

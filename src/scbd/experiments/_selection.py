@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -114,8 +115,8 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
         msg = "alphas must be numbers: alpha='auto' finds its own, in one run."
         raise ValueError(msg)
     chosen = sorted({float(alpha) for alpha in alphas})
-    if len(chosen) < 2 or chosen[0] < 0:
-        msg = f"alphas={list(alphas)}: give at least two different ones, none negative."
+    if len(chosen) < 2 or not all(0 <= alpha < math.inf for alpha in chosen):
+        msg = f"alphas={list(alphas)}: give at least two different ones, none negative, infinite or not a number."
         raise ValueError(msg)
     return chosen
 
