@@ -29,7 +29,7 @@ def digest_of(adata: AnnData, label_keys: Sequence[str], image_key: str, split: 
         If the images or a label are missing, or a cell has no label.
     """
     told = {key: label_values(adata.obs, key) for key in label_keys}
-    if split in adata.obs:
+    if split is not None and split in adata.obs:
         told |= {split: adata.obs[split]}
     return digest_cells(image_source(adata, image_key), pd.DataFrame(told))
 

@@ -59,8 +59,9 @@ def select_alpha(
     n_seeds
         Runs of each alpha (and fold) with different weights and batches.
     out
-        Directory to keep finished runs in: called again with the same arguments, it goes on. It also gets
-        ``runs.csv``, ``curve.csv`` and ``curve.png``.
+        Directory to keep finished runs in: called again with the same cells and arguments, it goes on. Runs of other
+        cells (other labels, or other pixels in a sample of 64) stay there and are not used. It also gets ``runs.csv``,
+        ``curve.csv`` and ``curve.png`` of the last call.
     model_kwargs, **train_kwargs
         Arguments of :class:`scbd.SCBDModel` and of its ``train``. z_s, which leaves z_c as it is, is left out unless
         ``style_target`` asks for it.
@@ -77,6 +78,11 @@ def select_alpha(
         If a column is not there.
     KeyboardInterrupt
         If interrupted; with ``out``, finished runs are kept.
+
+    Warns
+    -----
+    UserWarning
+        If ``out`` holds finished runs of other cells, or of systems that have since been changed: they are not used.
 
     Examples
     --------
