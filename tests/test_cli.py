@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import make_cells
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from scbd.cli import main
+import scbd
+from scbd.cli import EXPERIMENTS, main
 from scbd.data import open_screen
 
 
@@ -96,6 +101,86 @@ def test_demo_and_help(tmp_path, capsys, monkeypatch):
             main(arguments)
         assert leaving.value.code == 0
     assert "--alpha" in capsys.readouterr().out
+
+
+def test_help_says_what_a_user_can_know(capsys):
+    said = {}
+    for command in ("run", "reproduce", "convert"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said[command] = " ".join(capsys.readouterr().out.split())
+    assert "(default: 0.67)" in said["run"] and "(default: 0.0001)" in said["run"] and "0.666" not in said["run"]
+    assert "(default: True)" not in said["run"] and "(default: None)" not in said["run"]
+    assert "How long: " in said["run"]
+    # argparse breaks names at their hyphens
+    assert all(name in said["reproduce"].replace("- ", "-") for name in scbd.experiments.EXPERIMENTS)
+    assert "(1, 1)" not in said["convert"] + said["reproduce"]
+
+
+def test_the_experiments_that_help_names_are_those_there_are():
+    assert list(scbd.experiments.EXPERIMENTS) == EXPERIMENTS
+
+
+def test_help_loads_next_to_nothing():
+    code = "import scbd.cli, sys; scbd.cli._parser().format_help(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "scvi", "anndata", "numpy", "pandas", "matplotlib"} & set(loaded)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["--version"])
+    assert leaving.value.code == 0 and capsys.readouterr().out == f"scbd {scbd.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--seed", "-1"], "'-1' is no seed: give a whole number from 0 on"),
+        (["--seed", "4294967296"], "is no seed"),
+        (["--alpha", "nan"], "'nan' is no weight of the invariance loss: give a number that is 0 or larger"),
+        (["--alpha", "inf"], "'inf' is no weight"),
+        (["--alpha", "much"], "'much' is no weight"),
+    ],
+)
+def test_numbers_that_cannot_be_are_said_to(wrong, said, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["run", "cells.h5ad", "--y-key", "gene", "--e-key", "well", "--out", "out", *wrong])
+    assert leaving.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_what_other_packages_cannot_do_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def without(*args, **kwargs):
+        msg = "No supported gpu backend\nfound!"
+        raise MisconfigurationException(msg)
+
+    monkeypatch.setattr("scbd.model._fit.pl.Trainer", without)
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
+    out = ["--out", str(tmp_path / "out")]
+    assert main([*arguments, *out]) == 2
+    assert capsys.readouterr().err == "scbd: No supported gpu backend found!\n"
+    assert main([*arguments, "--out", str(tmp_path / "cells.h5ad")]) == 2
+    assert "cells.h5ad is a file: give a directory" in capsys.readouterr().err
+
+
+def test_a_package_that_is_not_there_is_named(tmp_path, capsys, monkeypatch):
+    def without(*args, **kwargs):
+        msg = "Install s3fs to access S3"
+        raise ImportError(msg)
+
+    monkeypatch.setattr("scbd.data.open_screen", without)
+    assert main(["run", "s3://bucket/s.zarr", "--y-key", "gene", "--e-key", "well", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "scbd: Install s3fs to access S3\n"
+
+
+@pytest.mark.filterwarnings("ignore:z_c has")
+def test_a_run_without_style(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
+    arguments += ["--out", str(tmp_path / "out"), "--max-steps", "2", "--batch-size", "24", "--accelerator", "cpu"]
+    assert main([*arguments, "--style-target", "none"]) == 0
+    assert "z_s" not in (tmp_path / "out" / "metrics.csv").read_text()
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch, capsys):

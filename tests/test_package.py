@@ -13,19 +13,20 @@ SOURCE = Path(scbd.__file__).parent
 
 # who may import whom: a package sees what stands before it here, and itself
 ROOMS = {
+    "_checks": set(),
     "_keys": set(),
     "_messages": set(),
     "_sizes": set(),
     "_threads": set(),
     "_labels": {"_messages"},
-    "nn": {"_sizes"},
+    "nn": {"_checks", "_sizes"},
     "data": {"_keys", "_labels", "_messages", "_sizes", "_threads"},
     "metrics": {"_labels", "_threads"},
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},
-    "model": {"_keys", "_labels", "_messages", "_sizes", "nn", "data"},
-    "baselines": {"_keys", "_labels", "_messages", "nn", "data", "model"},
-    "experiments": {"_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
+    "model": {"_checks", "_keys", "_labels", "_messages", "_sizes", "nn", "data"},
+    "baselines": {"_checks", "_keys", "_labels", "_messages", "nn", "data", "model"},
+    "experiments": {"_checks", "_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
     "cli": {"data", "experiments"},
 }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,18 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+# of `scbd reproduce`, in the order of its list, which takes seconds to import; a test compares them
+EXPERIMENTS = (
+    "cmnist cmnist-ablations cmnist-long cmnist-alphas cmnist-map cmnist-lengths cmnist-systems cmnist-variance "
+    "counterfactuals camelyon17 camelyon17-ablations rxrx1 pacs pacs-alphas vlcs screen screen-alphas screen-map "
+    "screen-lengths screen-systems screen-variance funk22 funk22-cellprofiler"
+).split()
+_HOW_LONG = (
+    "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "
+    "default length, 400 passes over up to 20,000 cells, is then one to two hours for 4,000 cells; more are work for "
+    "a GPU. --encoder small and --max-steps make it minutes. Killed and called again with --resume, it goes on."
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors of the user's become one sentence and exit code 2."""
@@ -21,21 +35,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {message}\n"
     try:
         return arguments.command(arguments)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        message = str(error) if isinstance(error, OSError) or not error.args else error.args[0]
-        print(f"scbd: {message}", file=sys.stderr)
+    except _mistakes() as error:
+        message = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        print(f"scbd: {' '.join(message.split()) or type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("scbd: interrupted; what was finished is kept.", file=sys.stderr)
         return 130
 
 
+def _mistakes() -> tuple[type[Exception], ...]:
+    """What a user can do something about: settings, files, packages and devices that are not there."""
+    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")  # what has not been imported raises nothing
+    own = (OSError, ImportError, KeyError, TypeError, ValueError)
+    return own if lightning is None else (*own, lightning.MisconfigurationException)
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults where there are any: not of switches, and numbers as short as they are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.nargs == 0 or not isinstance(action.default, (str, int, float, Path, list)):
+            return action.help
+        if isinstance(action.default, float):
+            return f"{action.help} (default: {action.default:.2g})"
+        return super()._get_help_string(action)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "scbd", description="Batch-corrected image embeddings by Supervised Contrastive Block Disentanglement."
     )
+    parser.add_argument("--version", action="version", version=f"scbd {version('scbd')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    show = argparse.ArgumentDefaultsHelpFormatter
+    show = _Help
 
     demo = commands.add_parser(
         "demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=show
@@ -43,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, default=Path("results/demo"), help="directory for table and pictures")
     demo.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
     demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
-    demo.add_argument("--seed", type=int, default=0, help="seed of everything")
+    demo.add_argument("--seed", type=_seed, default=0, help="seed of everything")
     demo.set_defaults(command=_demo)
 
     convert = commands.add_parser(
@@ -70,25 +103,34 @@ def _parser() -> argparse.ArgumentParser:
         "--intensity-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="what becomes lowest and highest"
     )
     convert.add_argument("--compression", choices=["lz4", "zstd"], help="of a Zarr store")
-    convert.add_argument("--seed", type=int, default=0, help="seed of the order")
+    convert.add_argument("--seed", type=_seed, default=0, help="seed of the order")
     convert.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     convert.add_argument("--verify", action="store_true", help="read what was written, and compare with its checksums")
     convert.set_defaults(command=_convert)
 
-    run = commands.add_parser("run", help="train on your cells, embed, evaluate, write", formatter_class=show)
+    run = commands.add_parser(
+        "run", help="train on your cells, embed, evaluate, write", formatter_class=show, epilog=_HOW_LONG
+    )
     _add_cells(run)
     run.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
     model = _add_model(run)
     model.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
-    model.add_argument("--style-target", choices=["e", "ye"], default="e", help="what z_s is clustered by")
-    _add_training(run).add_argument("--seed", type=int, default=0, help="seed of everything")
+    model.add_argument(
+        "--style-target",
+        choices=["e", "ye", "none"],
+        default="e",
+        help="what z_s is clustered by: environment, the pair with the perturbation, or 'none' for no z_s",
+    )
+    _add_training(run).add_argument("--seed", type=_seed, default=0, help="seed of everything")
     run.set_defaults(command=_run)
 
     select = commands.add_parser(
         "select-alpha", help="train at several alphas, choose one without a test", formatter_class=show
     )
     _add_cells(select)
-    select.add_argument("--alphas", type=float, nargs="+", help="to try; a handful that suits --invariance without it")
+    select.add_argument(
+        "--alphas", type=_number, nargs="+", help="to try; a handful that suits --invariance without it"
+    )
     select.add_argument(
         "--criterion",
         choices=["kept", "unseen"],
@@ -104,9 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     again = commands.add_parser(
         "reproduce",
         help="run an experiment of the paper, make its tables and figures",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=show,
+        epilog="Killed and called again, it goes on where it stopped.",
     )
-    again.add_argument("name", help="cmnist, pacs, screen, …; 'list' shows all")
+    again.add_argument("name", help=f"one of {', '.join(EXPERIMENTS)}; or 'list', which says what each is")
     again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
     again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
     again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
@@ -215,9 +258,10 @@ def _target(text: str) -> Any:
 def _run(arguments: argparse.Namespace) -> int:
     from scbd.experiments import run
 
+    style = {"style_target": None if arguments.style_target == "none" else arguments.style_target}
     table = run(
         **_cells(arguments),
-        model_kwargs=_named(arguments, f"{_MODEL} alpha style_target"),
+        model_kwargs=_named(arguments, f"{_MODEL} alpha") | style,
         train_kwargs=_train_kwargs(arguments),
         resume=arguments.resume,
         seed=arguments.seed,
@@ -299,8 +343,26 @@ def _shard(text: str) -> tuple[int, int]:
     return int(index), int(n)
 
 
+def _seed(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 2**32):
+        msg = f"{text!r} is no seed: give a whole number from 0 on, below 2^32"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
 def _alpha(text: str) -> Any:
-    return text if text == "auto" else float(text)
+    return text if text == "auto" else _number(text)
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        msg = f"{text!r} is no weight of the invariance loss: give a number that is 0 or larger"
+        raise argparse.ArgumentTypeError(msg)
+    return number
 
 
 def _image_size(text: str) -> Any:

@@ -16,7 +16,6 @@ from scbd.baselines import CORALModel, DANNModel, FishModel, GroupDROModel, IRMM
 from scbd.baselines._batches import AlternatingSampler
 from scbd.baselines._classifier import Outputs
 from scbd.baselines._dann import ReversedGradient
-from scbd.baselines._fish import FishAdamW
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
 MODELS = [CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel]
@@ -182,32 +181,6 @@ def test_dann_works_against_its_discriminator():
     torch.testing.assert_close(reversed_gradient, -2 * gradient)
 
 
-def test_fish_keeps_a_share_of_each_round():
-    def gradients(p, step):
-        return (p - torch.tensor([1.0, -1.0, 3.0])[step % 3]) * (1 + step % 2)
-
-    ours, naive = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01}
-    fish = FishAdamW([ours], meta_lr=0.2, n_environments=3, pretrain_steps=4, **settings)
-    plain = torch.optim.AdamW([naive], **settings)
-    start = None
-    for step in range(14):
-        if step >= 4 and step % 3 == 0:
-            start = naive.detach().clone()
-        for p, optimizer in ((ours, fish), (naive, plain)):
-            p.grad = gradients(p.detach(), step)
-            optimizer.step()
-        if start is not None and step % 3 == 2:
-            with torch.no_grad():
-                naive.copy_(start + 0.2 * (naive - start))
-            start = None
-        torch.testing.assert_close(ours, naive)
-        if step == 6:  # in the middle of a round
-            state = fish.state_dict()
-            fish = FishAdamW([ours], meta_lr=0.2, n_environments=3, pretrain_steps=4, **settings)
-            fish.load_state_dict(state)
-
-
 def test_batches_of_one_environment_in_turn():
     environments = np.repeat([3, 7, 9], [50, 5, 20])
     sampler = AlternatingSampler(np.arange(75), 10, environments=environments, n_steps=30, seed=1)
@@ -222,17 +195,6 @@ def test_batches_of_one_environment_in_turn():
     assert len(set(sampler.batch(names.index(3)))) == 10  # none twice where there are enough
 
 
-def test_fish_begins_with_batches_of_all_environments():
-    environments = np.repeat([3, 7, 9], [50, 5, 20])
-    how: dict[str, Any] = {"environments": environments, "n_steps": 8, "seed": 1}
-    seen = [set(environments[batch]) for batch in AlternatingSampler(np.arange(75), 25, pretrain_steps=4, **how)]
-    assert all(len(part) > 1 for part in seen[:4]) and all(len(part) == 1 for part in seen[4:])
-    model = make(FishModel, pretrain_steps=3)
-    batches = environments_of_batches(model)
-    model.train(max_steps=6, **QUICK)
-    assert [len(e.unique()) > 1 for e in batches] == [True] * 3 + [False] * 3
-
-
 def test_balanced_batches_have_every_environment():
     model = make(CORALModel)
     seen = environments_of_batches(model)
@@ -244,8 +206,10 @@ def test_balanced_batches_have_every_environment():
     ("model_class", "settings", "message"),
     [
         (CORALModel, {"penalty": -1.0}, "penalty weighs what is added"),
+        (DANNModel, {"penalty": float("inf")}, "penalty weighs .* 0 or larger, got inf"),
+        (IRMModel, {"anneal_steps": -1}, "anneal_steps is a whole number of at least 0, got -1"),
         (GroupDROModel, {"step_size": -1.0}, "step_size is how fast"),
-        (FishModel, {"meta_lr": 0.0}, "a share above 0"),
+        (GroupDROModel, {"step_size": float("nan")}, "step_size is how fast .* got nan"),
     ],
 )
 def test_settings_out_of_range_are_refused(model_class, settings, message):

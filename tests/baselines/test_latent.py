@@ -22,7 +22,7 @@ def make(model_class, cells=None, **kwargs):
     cells = make_cells() if cells is None else cells
     scvi.settings.seed = 0
     model_class.setup_anndata(cells, y_key="gene", e_key="well")
-    return model_class(cells, n_latent=5, **SETTINGS[model_class] | kwargs)
+    return model_class(cells, **{"n_latent": 5} | SETTINGS[model_class] | kwargs)
 
 
 def batch(n: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -165,7 +165,10 @@ def test_wild_gradients_are_skipped_and_the_divergence_warms_up():
     ("model_class", "settings", "message"),
     [
         (VAEModel, {"likelihood": "poisson"}, "likelihood='poisson' is not known"),
-        (VAEModel, {"kl_warmup_steps": -1}, "kl_warmup_steps=-1"),
+        (VAEModel, {"kl_warmup_steps": -1}, "kl_warmup_steps is a whole number of at least 0, got -1"),
+        (VAEModel, {"n_latent": 0}, "n_latent is a whole number of at least 1, got 0"),
+        (IVAEModel, {"n_latent": 2.5}, "n_latent is a whole number of at least 1, got 2.5"),
+        (MCVAEModel, {"n_latent": -1}, "n_latent is a whole number of at least 1, got -1"),
         (IVAEModel, {"style_posterior": "e"}, "style_posterior='e' is not known"),
     ],
 )

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import scbd.experiments._protocols
+from scbd.data import ArraySource
+from scbd.data.digests import digest_cells
 from scbd.experiments import DATASETS, PROTOCOLS, Results, Trial, run_trials
+from scbd.experiments._systems import MEANINGS
 from scbd.model import SCBDModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -64,6 +67,32 @@ def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
     row = run_trials([trial(alpha=2.0)], tmp_path / "halves").iloc[0]
     assert row["resumed"] and not whole["resumed"]
     assert row["r_c out"] == whole["r_c out"] and row["steps"] == whole["steps"]
+
+
+def test_rows_say_of_which_cells_and_which_code_they_are(tmp_path, monkeypatch):
+    data: dict[str, Any] = {"n_cells": 300, "n_complexes": 2, "genes_per_complex": 2, "n_wells": 3, "image_size": 16}
+    grid = [
+        Trial("batch correction", "simulated_screen", "pixel PCA", seed, data, {"n_components": 4}) for seed in (0, 1)
+    ]
+    monkeypatch.setattr("scbd.experiments._provenance.commit", lambda: "c0ffee-dirty")
+    frame = run_trials(grid, tmp_path)
+    screens = [DATASETS["simulated_screen"].load(None, seed, **data) for seed in (0, 1)]
+    expected = [digest_cells(ArraySource(screen.obsm["single_cell_images"]), screen.obs) for screen in screens]
+    assert frame["digest"].tolist() == expected and expected[0] != expected[1]
+    assert set(frame["commit"]) == {"c0ffee-dirty"} and set(frame["scbd"]) == {scbd.__version__}
+    # whatever files are given: a trial does not name them
+    assert [trial.key for trial in grid] == frame["key"].tolist()
+
+
+def test_rows_of_a_system_that_has_changed_are_run_again(tmp_path, monkeypatch):
+    data: dict[str, Any] = {"n_cells": 300, "n_complexes": 2, "genes_per_complex": 2, "n_wells": 3, "image_size": 16}
+    grid = [Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 4})]
+    before = run_trials(grid, tmp_path)
+    monkeypatch.setitem(MEANINGS, "pixel PCA", 2)
+    with pytest.warns(UserWarning, match="1 belong to systems that have since been changed: they are kept"):
+        after = run_trials(grid, tmp_path)
+    assert len(after) == 1 and after["key"].item() != before["key"].item()
+    assert len(list((tmp_path / "rows").iterdir())) == 2
 
 
 def test_shards_share_the_work(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,52 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again.runs, found.runs)
 
 
+@pytest.mark.parametrize("what", ["labels", "environments", "pixels", "split"])
+def test_a_sweep_answers_for_the_cells_it_was_given(tmp_path, what):
+    """Labels are mended, and the sweep is run again into the same directory."""
+    how: dict[str, Any] = CELLS | QUICK | {"alphas": (0, 0.01), "max_steps": 2, "split": "part"}
+    cells = make_cells()
+    cells.obs["part"] = np.where(np.arange(96) % 4, "train", "validation")
+    before = select_alpha(cells, out=tmp_path / "sweep", **how)
+    mended = cells.copy()
+    if what == "pixels":
+        mended.obsm["single_cell_images"] = 255 - mended.obsm["single_cell_images"]
+    else:
+        column = {"labels": "gene", "environments": "well", "split": "part"}[what]
+        mended.obs[column] = mended.obs[column].to_numpy()[::-1]
+    with pytest.warns(
+        UserWarning, match=r"Of the runs in .*rows, 2 belong to other cells than these.*kept, and not used"
+    ):
+        after = select_alpha(mended, out=tmp_path / "sweep", **how)
+    fresh = select_alpha(mended, **how)
+    scores = ["alpha", "accuracy", "e from r_c", "supervised_c"]
+    pd.testing.assert_frame_equal(after.runs[scores], fresh.runs[scores])
+    assert not before.runs[scores].equals(after.runs[scores])
+    # nothing was lost: the first cells have their answer still
+    with pytest.warns(UserWarning, match="2 belong to other cells"):
+        pd.testing.assert_frame_equal(select_alpha(cells, out=tmp_path / "sweep", **how).runs, before.runs)
+
+
+def test_rows_that_do_not_say_of_which_cells_they_are_are_not_used(tmp_path):
+    how: dict[str, Any] = CELLS | QUICK | {"alphas": (0, 0.01), "max_steps": 2}
+    select_alpha(make_cells(), out=tmp_path, **how)
+    for path in (tmp_path / "rows").iterdir():
+        row = json.loads(path.read_text())
+        del row["trial"]["data"]["digest"], row["run"]["digest"]
+        path.with_stem(f"{path.stem}-old").write_text(json.dumps(row))
+        path.unlink()
+    with pytest.warns(UserWarning, match="2 belong to other cells"):
+        assert len(select_alpha(make_cells(), out=tmp_path, **how).runs) == 2
+
+
+def test_a_file_is_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(SCBDModel, "train", None)
+    (tmp_path / "cells.h5ad").write_text("precious")
+    for out in (tmp_path / "cells.h5ad", tmp_path / "cells.h5ad" / "sweep"):
+        with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):
+            select_alpha(make_cells(), **CELLS, **QUICK, out=out)
+
+
 def test_environments_are_held_out_in_turn(monkeypatch):
     cells, seen = make_cells(), []
     train = SCBDModel.train
@@ -102,6 +149,7 @@ def test_environments_are_held_out_in_turn(monkeypatch):
     [
         ({"alphas": (1.0,)}, "give at least two different ones"),
         ({"alphas": (-1.0, 1.0)}, "none negative"),
+        ({"alphas": (0.0, 1.0, float("nan"))}, "none negative, infinite or not a number"),
         ({"alphas": (0, "auto")}, "alphas must be numbers: alpha='auto' finds its own"),
         ({"criterion": "test"}, "criterion='test' is not known: use one of kept, unseen"),
         ({"n_folds": 2}, "n_folds is for criterion='unseen'"),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from scbd.experiments import Results, Trial
+from scbd.experiments._systems import MEANINGS
 from scbd.experiments._trials import FORMAT
 
 TRIAL = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
@@ -60,6 +61,24 @@ def test_rows_of_another_version_are_refused_and_kept(tmp_path):
     ):
         Results(tmp_path)
     assert json.loads(path.read_text())["format"] == FORMAT + 1
+
+
+def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monkeypatch):
+    Results(tmp_path).add(TRIAL, {"r_c out": 0.5}, {})
+    old = tmp_path / f"{TRIAL.key}.json"
+    row = json.loads(old.read_text())
+    assert row.pop("meaning") == 1
+    old.write_text(json.dumps(row))  # rows once named none
+    assert TRIAL in Results(tmp_path) and not Results(tmp_path).left_out()
+    monkeypatch.setitem(MEANINGS, "SCBD", 2)
+    results = Results(tmp_path)
+    assert TRIAL not in results and results.frame().empty and results.left_out() == [old.stem]
+    results.add(TRIAL, {"r_c out": 0.7}, {})
+    assert TRIAL in results and list(results.frame()["r_c out"]) == [0.7]
+    assert json.loads(old.read_text())["scores"] == {"r_c out": 0.5}
+    # the other way round, rows of a newer scbd
+    monkeypatch.setitem(MEANINGS, "SCBD", 1)
+    assert list(Results(tmp_path).frame()["r_c out"]) == [0.5] and len(Results(tmp_path).left_out()) == 1
 
 
 @pytest.mark.parametrize("text", ["", '{"format": 1, "tri', "[]", '{"trial": {}}'])

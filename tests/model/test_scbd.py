@@ -794,7 +794,12 @@ def test_bad_training_settings_are_said_before_any_work(kwargs, said):
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"alpha": -1}, "alpha weighs the invariance loss and cannot be negative"),
+        ({"alpha": -1}, "alpha weighs the invariance loss: give a number that is 0 or larger, got -1"),
+        ({"alpha": float("nan")}, "alpha weighs the invariance loss: give a number that is 0 or larger, got nan"),
+        ({"n_latent": 0}, "n_latent is a whole number of at least 1, got 0"),
+        ({"n_latent": "64"}, "n_latent is a whole number of at least 1, got '64'"),
+        ({"temperature": 0}, "temperature must be a number above 0.0029"),
+        ({"temperature": float("inf")}, "temperature must be a number above .* got inf"),
         ({"alpha": "much"}, "alpha='much' is not known: give a number, or 'auto'"),
         ({"alpha": "auto", "invariance": "listing"}, "alpha='auto' knows the scale of invariance='variance'"),
         ({"smoothing": 1}, "smoothing is a probability below 1, at which labels say nothing; got 1"),

@@ -53,8 +53,8 @@ class AlternatingSampler(ShuffleSampler):
     environments
         Codes of these rows.
     pretrain_steps
-        Plain batches before the first round. Of environments apart, BatchNorm learns statistics that no single batch
-        has had, and new cells are misread.
+        Plain batches before the first round, at least: as many as make whole rounds. Of environments apart, BatchNorm
+        learns statistics that no single batch has had, and new cells are misread.
     **kwargs
         See :class:`scbd.data.samplers.BatchSampler`.
     """
@@ -63,8 +63,8 @@ class AlternatingSampler(ShuffleSampler):
         self, rows: np.ndarray, batch_size: int, *, environments: np.ndarray, pretrain_steps: int = 0, **kwargs: int
     ) -> None:
         super().__init__(rows, batch_size, **kwargs)
-        self.pretrain_steps = pretrain_steps
         self._groups = [self.rows[environments == e] for e in np.unique(environments)]
+        self.pretrain_steps = -(-pretrain_steps // self.n_environments) * self.n_environments
 
     @property
     def n_environments(self) -> int:

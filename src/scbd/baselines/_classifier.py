@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scbd._checks import check_weight
 from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd.model import ImageModel
 from scbd.nn import Features, Preprocess, gather
@@ -133,14 +134,12 @@ class PenaltyModule(ClassifierModule):
     Raises
     ------
     ValueError
-        If the weight is negative.
+        If the weight is negative, infinite or not a number.
     """
 
     def __init__(self, *args: Any, penalty: float, **kwargs: Any) -> None:
+        check_weight("penalty", penalty, "weighs what is added to cross-entropy")
         super().__init__(*args, **kwargs)
-        if not penalty >= 0:
-            msg = f"penalty weighs what is added to cross-entropy and cannot be negative, got {penalty}."
-            raise ValueError(msg)
         self.penalty = penalty
 
     @property

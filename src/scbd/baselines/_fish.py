@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scbd._checks import check_count
 from scbd.baselines._batches import AlternatingBatches, AlternatingSampler
 from scbd.baselines._classifier import ClassifierModel
 from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator, Sequence
 
     from anndata import AnnData
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class FishAdamW(torch.optim.AdamW):
@@ -23,6 +25,9 @@ class FishAdamW(torch.optim.AdamW):
     A round goes from :math:`\theta` by one step on each environment, in random order, to :math:`\tilde\theta`; then
     :math:`\theta \leftarrow \theta + \epsilon (\tilde\theta - \theta)`. To first order, that follows the mean gradient
     and raises the inner product of the gradients of different environments. Before, all steps are plain ones.
+
+    Outside of :meth:`ahead`, the parameters are :math:`\theta`, whatever the step: that is what is validated, saved and
+    left in the end. How far a begun round has got is part of the optimiser's state.
 
     Parameters
     ----------
@@ -33,34 +38,69 @@ class FishAdamW(torch.optim.AdamW):
     n_environments
         Steps in a round.
     pretrain_steps
-        Plain steps before the first round; begun rounds are left out.
+        Plain steps before the first round.
+    first_step
+        Steps of runs before, which count.
     **kwargs
         See :class:`torch.optim.AdamW`.
     """
 
     def __init__(
-        self, parameters: Any, *, meta_lr: float, n_environments: int, pretrain_steps: int, **kwargs: Any
+        self,
+        parameters: Any,
+        *,
+        meta_lr: float,
+        n_environments: int,
+        pretrain_steps: int,
+        first_step: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(parameters, **kwargs)
         for group in self.param_groups:
-            group |= {"meta_lr": meta_lr, "round": n_environments, "pretrain": pretrain_steps, "n_steps": 0}
+            group |= {"meta_lr": meta_lr, "round": n_environments, "pretrain": pretrain_steps, "n_steps": first_step}
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Go on with the round: the gradient and :meth:`step` of one environment belong in here."""
+        kept = [self._enter(group) for group in self.param_groups]
+        try:
+            yield
+        except BaseException:
+            for group, weights in zip(self.param_groups, kept, strict=True):
+                _copy(group["params"], weights)
+            raise
+        for group, weights in zip(self.param_groups, kept, strict=True):
+            self._leave(group, weights)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on one environment; the last of a round also draws back."""
-        for group in self.param_groups:
-            if group["n_steps"] >= group["pretrain"] and group["n_steps"] % group["round"] == 0:
-                for p in group["params"]:
-                    self.state[p]["start"] = p.clone()
-        loss = super().step(closure)
-        for group in self.param_groups:
-            group["n_steps"] += 1
-            if group["n_steps"] % group["round"] == 0:
-                for p in group["params"]:
-                    start = self.state[p].pop("start", None)
-                    if start is not None:
-                        p.copy_(torch.lerp(start, p, group["meta_lr"]))
-        return loss
+    def _enter(self, group: dict[str, Any]) -> list[Tensor]:
+        """Put the parameters where the round has got to; what they were."""
+        if group["n_steps"] < group["pretrain"]:
+            return []
+        kept = [p.clone() for p in group["params"]]
+        _copy(group["params"], [self.state[p].get("ahead", p) for p in group["params"]])
+        return kept
+
+    @torch.no_grad()
+    def _leave(self, group: dict[str, Any], kept: list[Tensor]) -> None:
+        """Remember where the round has got to, or keep a share of it at its end."""
+        done = group["n_steps"] + 1 - group["pretrain"]
+        group["n_steps"] += 1
+        for p, weights in zip(group["params"], kept, strict=False):
+            if done % group["round"] == 0:
+                self.state[p].pop("ahead", None)
+                p.copy_(torch.lerp(weights, p, group["meta_lr"]))
+            else:
+                if self.state[p]:  # what has no gradient has no state, and AdamW must find none
+                    self.state[p]["ahead"] = p.clone()
+                p.copy_(weights)
+
+
+@torch.no_grad()
+def _copy(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """Set parameters; none, where there are no weights."""
+    for p, values in zip(parameters, weights, strict=False):
+        p.copy_(values)
 
 
 class FishPlan(TrainingPlan):
@@ -70,8 +110,10 @@ class FishPlan(TrainingPlan):
     ----------
     module
         The network.
-    meta_lr, pretrain_steps
+    meta_lr
         See :class:`FishAdamW`.
+    pretrain_steps
+        Known to the sampler, which has whole rounds of them.
     **kwargs
         See :class:`scbd.model._plan.TrainingPlan`.
     """
@@ -79,7 +121,6 @@ class FishPlan(TrainingPlan):
     def __init__(self, module: Any, *, meta_lr: float, pretrain_steps: int, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.meta_lr = meta_lr
-        self.pretrain_steps = pretrain_steps
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW in rounds of as many steps as the training cells have environments."""
@@ -91,15 +132,21 @@ class FishPlan(TrainingPlan):
             weight_decay=self.weight_decay,
             meta_lr=self.meta_lr,
             n_environments=sampler.n_environments,
-            pretrain_steps=self.pretrain_steps,
+            pretrain_steps=sampler.pretrain_steps,
         )
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """A step of a round, with the forward pass that belongs to it."""
+        with optimizer.optimizer.ahead():
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
 
 class FishModel(ClassifierModel):
     """A classifier that moves where the gradients of all environments agree.
 
-    After plain steps, a step is one batch of one environment: ``max_steps`` counts all, and a round has as many as
-    there are environments.
+    After plain steps, a step is one batch of one environment, and a round has as many as there are environments. The
+    ``max_steps`` of :meth:`train` count both kinds. Weights move once a round: those that are validated, saved and left
+    in the end are those after the last whole round, so that steps of a round that is not finished change nothing.
 
     Parameters
     ----------
@@ -110,7 +157,8 @@ class FishModel(ClassifierModel):
     meta_lr
         Share of a round's way that is kept; the paper searches 0.001, 0.01 and 0.1.
     pretrain_steps
-        Plain steps, on batches of all environments, before the first round; the paper searches 1,000 and 10,000.
+        Plain steps, on batches of all environments, before the first round, at least: they go on to a multiple of the
+        number of environments. The paper searches 1,000 and 10,000.
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
@@ -144,9 +192,10 @@ class FishModel(ClassifierModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        if not 0 < meta_lr <= 1 or pretrain_steps < 0:
-            msg = f"meta_lr={meta_lr}, pretrain_steps={pretrain_steps}: a share above 0, and a number of steps."
+        if not 0 < meta_lr <= 1:
+            msg = f"meta_lr={meta_lr}: a share above 0, at most 1."
             raise ValueError(msg)
+        check_count("pretrain_steps", pretrain_steps, 0)
         self._data_settings = {"pretrain_steps": pretrain_steps}
         self._plan_settings = {"meta_lr": meta_lr, "pretrain_steps": pretrain_steps}
         self._set_up(encoder, preprocess)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from scbd._checks import check_weight
 from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, ClassifierModule
@@ -33,10 +34,8 @@ class GroupDROModule(ClassifierModule):
     weights: Tensor
 
     def __init__(self, *args: Any, step_size: float, **kwargs: Any) -> None:
+        check_weight("step_size", step_size, "is how fast weights move towards the worst environment")
         super().__init__(*args, **kwargs)
-        if not step_size >= 0:
-            msg = f"step_size is how fast weights move towards the worst environment, not negative; got {step_size}."
-            raise ValueError(msg)
         self.step_size = step_size
         self.register_buffer("weights", torch.full((self.n_environments,), 1 / self.n_environments))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scbd._checks import check_count
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, PenaltyModule
 
@@ -33,6 +34,7 @@ class IRMModule(PenaltyModule):
     updates: Tensor
 
     def __init__(self, *args: Any, anneal_steps: int, **kwargs: Any) -> None:
+        check_count("anneal_steps", anneal_steps, 0)
         super().__init__(*args, **kwargs)
         self.anneal_steps = anneal_steps
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from scbd._checks import check_count
 from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd.baselines._vae_networks import Gaussian, ImageDecoder, Posterior
 from scbd.model import ImageModel
@@ -61,6 +62,7 @@ class LatentModule(nn.Module):
         **preprocess: Any,
     ) -> None:
         super().__init__()
+        check_count("n_latent", n_latent)
         self.preprocess = Preprocess(image_shape, dtype, **preprocess)
         shape = self.preprocess.output_shape
         if likelihood == "auto":
@@ -166,9 +168,7 @@ class LatentModel(ImageModel):
         self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
     ) -> None:
         """Make the module."""
-        if kl_warmup_steps < 0:
-            msg = f"kl_warmup_steps={kl_warmup_steps}: a number of steps, 0 for none."
-            raise ValueError(msg)
+        check_count("kl_warmup_steps", kl_warmup_steps, 0)
         images = self._registered(IMAGE_REGISTRY)
         self.module = module(
             tuple(images["image_shape"]),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd.datasets import colored_digits
-from scbd.experiments._files import save_figure
+from scbd.experiments._files import check_directory, save_figure
 from scbd.experiments._scores import generalization_scores
 from scbd.experiments._seeding import seed_everything
 from scbd.model import SCBDModel
@@ -58,7 +57,7 @@ def demo(
     """
     from scbd import pl
 
-    out = Path(out)
+    out = check_directory(out)
     out.mkdir(parents=True, exist_ok=True)
     adata = colored_digits(seed=seed)
     save_figure(pl.cells(adata, label="environment", seed=seed)[0, 0].figure, out / "digits.png")

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+def check_directory(out: str | os.PathLike[str]) -> Path:
+    """The path, if a directory is there or could be; nothing is made.
+
+    Raises
+    ------
+    FileExistsError
+        If it, or what it would lie in, is a file.
+    """
+    out = Path(out)
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            msg = f"{path} is a file: give a directory to write to, which is made if it is not there."
+            raise FileExistsError(msg)
+    return out
 
 
 def write_text(text: str, path: Path) -> None:

@@ -8,13 +8,16 @@ import os
 import time
 import warnings
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scbd.data.digests import digest_cells
+from scbd.data.fields import image_source
 from scbd.data.stores.block_file import check_shard
 from scbd.experiments._datasets import DATASETS
+from scbd.experiments._files import check_directory
 from scbd.experiments._protocols import PROTOCOLS
+from scbd.experiments._provenance import versions
 from scbd.experiments._systems import FEATURES, SYSTEMS
 from scbd.experiments._trials import Results
 
@@ -47,7 +50,8 @@ def run_trials(
         Directory: ``rows/`` with a JSON file a finished trial, and ``runs/`` with the history of each and the state of
         those that were interrupted, from which the next call goes on.
     path
-        Files of the data set, where it has any; not part of a result.
+        Files of the data set, where it has any. A trial does not name them: rows count for whatever files are given,
+        and say of which cells they are in ``digest``.
     shard
         ``(i, n)``: run only every n-th trial of the grid, from the i-th (of 1 … n), for n processes or jobs of an array
         that share ``out``.
@@ -60,8 +64,15 @@ def run_trials(
     ------
     ValueError
         If a name is not known, the shard is out of range, or a row of another version is there; before any is run.
+    FileExistsError
+        If ``out`` is a file.
     KeyboardInterrupt
         If interrupted; finished rows are kept.
+
+    Warns
+    -----
+    UserWarning
+        If rows in ``out`` are of systems that have since been changed, and so are not used.
 
     Examples
     --------
@@ -79,18 +90,24 @@ def run_trials(
             if name not in known:
                 msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
                 raise ValueError(msg)
-    out = Path(out)
+    out = check_directory(out)
     results = Results(out / "rows")
+    if results.left_out():
+        msg = (
+            f"Of the rows in {results.directory}, {len(results.left_out()):,} belong to systems that have since been "
+            "changed: they are kept, and not used."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
     mine = list(trials)[index - 1 :: n_shards]
     todo = [trial for trial in mine if trial not in results]
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
-    for number, (trial, adata) in enumerate(_with_data(todo, path), start=1):
+    for number, (trial, adata, digest) in enumerate(_with_data(todo, path), start=1):
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
-        run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key)
+        run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key, digest)
     return results.frame()
 
 
-def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, directory: Path) -> None:
+def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, directory: Path, digest: str) -> None:
     """Train and score one trial, and keep its row; its history stays in the directory.
 
     Parameters
@@ -103,6 +120,8 @@ def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, 
         Where the row goes.
     directory
         State of the run while it lasts, ``history.csv`` afterwards.
+    digest
+        Of the cells, for the row.
     """
     start = time.perf_counter()
     resumed = (directory / "last.ckpt").is_file()
@@ -110,7 +129,8 @@ def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, 
         warnings.simplefilter("always")
         scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, directory)
     said = sorted({str(warning.message) for warning in caught if warning.category is UserWarning})
-    run = _machine() | {
+    run = versions() | {
+        "digest": digest,
         "seconds": round(time.perf_counter() - start, 1),
         "resumed": resumed,  # then the seconds are those since it was
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,20 +144,18 @@ def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, 
         checkpoint.unlink()
 
 
-def _with_data(trials: Iterable[Trial], path: Any) -> Iterable[tuple[Trial, AnnData]]:
-    """Each trial with its data, which are kept while the next trial wants the same."""
-    wanted, adata = None, None
+def _with_data(trials: Iterable[Trial], path: Any) -> Iterable[tuple[Trial, AnnData, str]]:
+    """Each trial with its data and their digest, which are kept while the next trial wants the same."""
+    wanted, adata, digest = None, None, ""
     for trial in trials:
         this = json.dumps([trial.dataset, trial.data, trial.seed], sort_keys=True, default=dict)
         if this != wanted:
-            adata = DATASETS[trial.dataset].load(path, trial.seed, **trial.data)
-            wanted = this
+            dataset = DATASETS[trial.dataset]
+            adata = dataset.load(path, trial.seed, **trial.data)
+            source = image_source(adata, dataset.image_key) if dataset.image_key in adata.obsm else None
+            digest, wanted = digest_cells(source, adata.obs), this
         assert adata is not None
-        yield trial, adata
-
-
-def _machine() -> dict[str, Any]:
-    return {name: version(name) for name in ("scbd", "torch")}
+        yield trial, adata, digest
 
 
 def _device(name: str) -> str:

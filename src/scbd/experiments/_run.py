@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -14,14 +14,15 @@ import pandas as pd
 from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd.baselines import pixel_pca
-from scbd.experiments._files import save_figure, write_table, write_text
+from scbd.experiments._files import check_directory, save_figure, write_table, write_text
+from scbd.experiments._provenance import digest_of, versions
 from scbd.experiments._seeding import seed_everything
 from scbd.metrics import label_probe
 from scbd.metrics._table import check_keys
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -31,7 +32,12 @@ PCA_KEY = "X_pixel_pca"
 _PROBE_CELLS = 100_000
 # with fewer, a score on cells that were not trained on is mostly noise
 _HELD_OUT_CELLS = 50
-_EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PCA_KEY}
+_BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
+_EMBEDDINGS = _BLOCKS | {"pixel PCA": PCA_KEY}
+# what a run leaves, and the state that it goes on from: neither is written over
+_OUTPUTS = (
+    "cells.h5ad history.csv metrics.csv model settings.json training_curves.png umap.png checkpoints/last.ckpt"
+).split()
 
 
 def run(
@@ -48,9 +54,10 @@ def run(
 ) -> pd.DataFrame:
     """Train SCBD, embed all cells, evaluate, and write everything to a directory.
 
-    Writes ``cells.h5ad`` (all of ``adata`` but the images, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]``, the PCA of
-    the pixels and the UMAPs), ``model/``, ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``,
-    ``settings.json``, and ``checkpoints/``, which an interrupted run goes on from and a finished one can do without.
+    Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
+    the images, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, the PCA of the pixels and the
+    UMAPs), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an
+    interrupted run goes on from and a finished one can do without.
 
     Parameters
     ----------
@@ -63,7 +70,8 @@ def run(
     model_kwargs, train_kwargs
         Arguments of :class:`scbd.SCBDModel` and of its ``train``.
     resume
-        Go on with an interrupted run in ``out``.
+        Go on with a run in ``out`` that was interrupted, or failed: called with the same arguments, it trains what is
+        missing of the steps, and nothing again.
     seed
         Seed of weights, split, batches, probes and UMAPs.
 
@@ -74,7 +82,7 @@ def run(
     Raises
     ------
     FileExistsError
-        If ``out`` holds files and ``resume`` is false.
+        If ``out`` holds a run and ``resume`` is false, or is a file.
     KeyError, TypeError, ValueError
         If ``adata`` or a setting is not fit for training; before anything is written.
 
@@ -85,44 +93,72 @@ def run(
     ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
     ... )  # doctest: +SKIP
     """
-    out = Path(out)
-    if out.exists() and any(out.iterdir()) and not resume:
-        msg = f"{out} already holds files: choose another directory, or go on with an interrupted run (resume)."
+    out = check_directory(out)
+    if not resume and any((out / name).exists() for name in _OUTPUTS):
+        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume)."
         raise FileExistsError(msg)
-    model_kwargs, train_kwargs = dict(model_kwargs or {}), dict(train_kwargs or {})
     columns = as_columns(e_key)
     seed_everything(seed)
     SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, image_key=image_key)
-    model = SCBDModel(adata, **model_kwargs)
-    checkpoints = out / "checkpoints"
-    resumable = resume and (checkpoints / "last.ckpt").is_file()
-    model.train(checkpoint_dir=checkpoints, ckpt_path="last" if resumable else None, **{"seed": seed} | train_kwargs)
-    adata.obsm[CONTENT_KEY] = model.get_latent_representation(block="c")
-    adata.obsm[STYLE_KEY] = model.get_latent_representation(block="s")
+    model = SCBDModel(adata, **(model_kwargs or {}))
+    training = train_kwargs or {}
+    split = training.get("split") if isinstance(training.get("split"), str) else None
+    data = {"y_key": y_key, "e_key": columns, "image_key": image_key, "n_cells": adata.n_obs}
+    data |= {"digest": digest_of(adata, [y_key, *columns], image_key, split)}
+    asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
+    model = _trained(model, asked, out, resume)
+    blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
+    for key in _BLOCKS.values():  # what an earlier model left would be taken for this one's
+        for name in (key, f"{key}_umap"):
+            adata.obsm.pop(name, None)
+    for name, key in blocks.items():
+        adata.obsm[key] = model.get_latent_representation(block=name[-1])
     adata.obsm[PCA_KEY] = pixel_pca(adata, image_key=image_key, seed=seed)
     e_column = CROSS.join(columns)
     adata.obs[e_column] = label_values(adata.obs, columns)
-    table = evaluate(adata, [y_key, e_column], train_indices=model.train_indices, seed=seed)
-    model.save(str(out / "model"), overwrite=True)
+    labels, embeddings = [y_key, e_column], blocks | {"pixel PCA": PCA_KEY}
+    table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
-    write_table(pd.read_csv(checkpoints / "history.csv", index_col="step"), out / "history.csv", index=True)
-    _pictures(adata, model, [y_key, e_column], out, seed)
-    write_text(json.dumps(_settings(model, y_key, columns, image_key, seed), indent=2), out / "settings.json")
+    write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
+    _pictures(adata, model, labels, blocks, out, seed)
     _write_cells(adata, image_key, out / "cells.h5ad")
     return table
 
 
+def _trained(model: SCBDModel, asked: dict[str, Any], out: Path, resume: bool) -> SCBDModel:
+    """Train and save, or load what a run that asked for the same has trained and saved."""
+    training = asked["asked"]["training"]
+    if resume and _is_trained(out, asked):
+        accelerator = training.get("accelerator", "auto")
+        return cast("SCBDModel", SCBDModel.load(str(out / "model"), model.adata, accelerator=accelerator))
+    checkpoints = out / "checkpoints"
+    resumable = resume and (checkpoints / "last.ckpt").is_file()
+    how = {"seed": asked["seed"]} | training
+    model.train(checkpoint_dir=checkpoints, ckpt_path="last" if resumable else None, **how)
+    model.save(str(out / "model"), overwrite=True)
+    write_text(json.dumps(_settings(model, asked), indent=2), out / "settings.json")
+    return model
+
+
 def evaluate(
-    adata: AnnData, label_keys: Sequence[str], *, train_indices: np.ndarray | None = None, seed: int = 0
+    adata: AnnData,
+    label_keys: Sequence[str],
+    *,
+    embeddings: Mapping[str, str] | None = None,
+    train_indices: np.ndarray | None = None,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """How well z_c, z_s and a PCA of the pixels predict each label, one row an embedding and label.
 
     Parameters
     ----------
     adata
-        Embedded cells, with ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca`` in ``obsm``.
+        Embedded cells.
     label_keys
         Columns of ``obs``.
+    embeddings
+        Name and ``obsm`` key of each; by default z_c, z_s and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and
+        ``X_pixel_pca``.
     train_indices
         Cells the encoders were trained on: probes learn from these and are tested on all others. Without them, or
         where they leave too few others, probes split all cells at random.
@@ -145,27 +181,30 @@ def evaluate(
     >>> len(report)  # three embeddings, two labels
     6
     """
-    check_keys(adata, _EMBEDDINGS.values(), label_keys)
+    embeddings = _EMBEDDINGS if embeddings is None else embeddings
+    check_keys(adata, embeddings.values(), label_keys)
     train = None
     if train_indices is not None and adata.n_obs - len(train_indices) >= _HELD_OUT_CELLS:
         train = np.isin(np.arange(adata.n_obs), train_indices)
     rows = []
     for label in label_keys:
-        for name, key in _EMBEDDINGS.items():
+        for name, key in embeddings.items():
             scores: dict[str, Any] = {"tested_on": "all cells" if train is None else "held-out cells"}
             scores |= label_probe(adata.obsm[key], adata.obs[label], train=train, max_cells=_PROBE_CELLS, seed=seed)
             rows.append({"embedding": name, "label": label, **scores})
     return pd.DataFrame(rows)
 
 
-def _pictures(adata: AnnData, model: SCBDModel, labels: Sequence[str], out: Path, seed: int) -> None:
+def _pictures(
+    adata: AnnData, model: SCBDModel, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
+) -> None:
     from scbd import pl
 
     save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
     if adata.n_obs <= 10_000:
-        for key in (CONTENT_KEY, STYLE_KEY):
+        for key in blocks.values():
             adata.obsm[f"{key}_umap"] = pl.umap(adata.obsm[key], seed=seed)
-    save_figure(pl.umap_blocks(adata, labels, seed=seed)[0, 0].figure, out / "umap.png")
+    save_figure(pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)[0, 0].figure, out / "umap.png")
 
 
 def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
@@ -178,19 +217,35 @@ def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
     os.replace(partial, path)
 
 
-def _settings(model: SCBDModel, y_key: str, e_key: Sequence[str], image_key: str, seed: int) -> dict[str, Any]:
-    """Everything needed to run it again, as plain values."""
-    from importlib.metadata import version
-
-    settings = {
-        "versions": {name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata")},
-        "data": {"y_key": y_key, "e_key": list(e_key), "image_key": image_key, "n_cells": model.adata.n_obs},
+def _settings(model: SCBDModel, asked: dict[str, Any]) -> dict[str, Any]:
+    """Everything needed to run it again, as plain values: what was asked for, and what came of it."""
+    settings = asked | {
+        "versions": versions("scvi-tools", "anndata"),
         "model": model.init_params_["non_kwargs"],
         "training": model.training_settings_,
         "health": model.health,
         "device": str(model.device),
-        "seed": seed,
     }
-    return json.loads(
-        json.dumps(settings, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
-    )
+    return json.loads(json.dumps(settings, default=lambda value: _number(value, str)))
+
+
+def _is_trained(out: Path, asked: dict[str, Any]) -> bool:
+    """Whether a run that asked for the same has left a model; objects cannot be compared, and are not the same."""
+    settings, model = out / "settings.json", out / "model" / "model.pt"
+    if not (settings.is_file() and model.is_file()):
+        return False
+    try:
+        wanted = json.loads(json.dumps(asked, default=_number))
+    except TypeError:
+        return False
+    there = json.loads(settings.read_text(encoding="utf-8"))
+    return all(there.get(key) == value for key, value in wanted.items())
+
+
+def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
+    """A number of numpy's as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if otherwise is None:
+        raise TypeError(value)
+    return otherwise(value)

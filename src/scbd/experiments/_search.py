@@ -110,7 +110,8 @@ def select(
     n_seeds
         Runs of each combination.
     out
-        Directory to keep finished runs in: called again with the same arguments, it goes on.
+        Directory to keep finished runs in: called again with the same cells and arguments, it goes on. Runs of other
+        cells stay there and are not used.
     model_kwargs, **train_kwargs
         Further arguments of the model and of ``train``, the same in all runs.
 
@@ -123,6 +124,11 @@ def select(
     ------
     ValueError
         If the system is not known, a setting cannot be used, or there is nothing to search; before anything is trained.
+
+    Warns
+    -----
+    UserWarning
+        If ``out`` holds finished runs of other cells, or of systems that have since been changed: they are not used.
 
     Examples
     --------

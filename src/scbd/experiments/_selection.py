@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -58,8 +59,9 @@ def select_alpha(
     n_seeds
         Runs of each alpha (and fold) with different weights and batches.
     out
-        Directory to keep finished runs in: called again with the same arguments, it goes on. It also gets
-        ``runs.csv``, ``curve.csv`` and ``curve.png``.
+        Directory to keep finished runs in: called again with the same cells and arguments, it goes on. Runs of other
+        cells (other labels, or other pixels in a sample of 64) stay there and are not used. It also gets ``runs.csv``,
+        ``curve.csv`` and ``curve.png`` of the last call.
     model_kwargs, **train_kwargs
         Arguments of :class:`scbd.SCBDModel` and of its ``train``. z_s, which leaves z_c as it is, is left out unless
         ``style_target`` asks for it.
@@ -76,6 +78,11 @@ def select_alpha(
         If a column is not there.
     KeyboardInterrupt
         If interrupted; with ``out``, finished runs are kept.
+
+    Warns
+    -----
+    UserWarning
+        If ``out`` holds finished runs of other cells, or of systems that have since been changed: they are not used.
 
     Examples
     --------
@@ -114,8 +121,8 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
         msg = "alphas must be numbers: alpha='auto' finds its own, in one run."
         raise ValueError(msg)
     chosen = sorted({float(alpha) for alpha in alphas})
-    if len(chosen) < 2 or chosen[0] < 0:
-        msg = f"alphas={list(alphas)}: give at least two different ones, none negative."
+    if len(chosen) < 2 or not all(0 <= alpha < math.inf for alpha in chosen):
+        msg = f"alphas={list(alphas)}: give at least two different ones, none negative, infinite or not a number."
         raise ValueError(msg)
     return chosen
 

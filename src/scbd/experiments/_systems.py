@@ -56,6 +56,12 @@ FEATURES: dict[str, Callable[..., np.ndarray]] = {
     "CellProfiler": baselines.cellprofiler_pca,
 }
 
+# What the rows of a system mean. Raise it where the same settings would now train, or score, otherwise: rows of another
+# meaning are kept and not used, and their trials are run again. Rows that name none have the first.
+MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
+    "Fish": 2,  # a round that is not finished changes nothing
+}
+
 
 def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, **training: Any) -> ImageModel:
     """Train the trial's system; goes on where an interrupted run stopped.

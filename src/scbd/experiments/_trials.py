@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from scbd.experiments._files import write_text
+from scbd.experiments._systems import MEANINGS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 # raised when what a row says would be misread by older code, or theirs by this one
 FORMAT = 1
@@ -56,15 +57,24 @@ class Trial:
     training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def meaning(self) -> int:
+        """What a row of its system means today, a number that is raised when that changes."""
+        return MEANINGS.get(self.system, 1)
+
+    @property
     def key(self) -> str:
-        """A name of its own for every different trial, good for a file."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """A name of its own for every different trial and meaning, good for a file."""
+        told = asdict(self) | ({"meaning": self.meaning} if self.meaning > 1 else {})
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.dataset} {self.system} seed {self.seed}".lower())
         return f"{name}-{digest[:10]}"
 
 
 class Results:
     """Finished runs in a directory: one JSON file a row, so that several processes can write at once.
+
+    Rows of systems that have since been changed, so that the same settings would give another result, stay where they
+    are and are left out.
 
     Parameters
     ----------
@@ -99,20 +109,25 @@ class Results:
 
     def add(self, trial: Trial, scores: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Keep what a trial scored, and how it ran."""
-        row = {"format": FORMAT, "trial": asdict(trial), "scores": dict(scores), "run": dict(run)}
+        row = {"format": FORMAT, "meaning": trial.meaning, "trial": asdict(trial)}
+        row |= {"scores": dict(scores), "run": dict(run)}
         self.directory.mkdir(parents=True, exist_ok=True)
         write_text(json.dumps(row, indent=1), self._path(trial))
 
     def frame(self) -> pd.DataFrame:
         """All rows: what was asked for, what was scored, how it ran; one column each, sorted by name of the row."""
         rows = []
-        for path in self._paths():
-            row = _read(path)
-            trial = row["trial"]
-            named = {key: trial[key] for key in ("protocol", "dataset", "system", "seed")}
-            settings = trial["data"] | trial["model"] | trial["training"]
-            rows.append({"key": path.stem} | named | settings | row["scores"] | row["run"])
+        for key, row in self._rows():
+            if _is_of_today(row):
+                trial = row["trial"]
+                named = {key: trial[key] for key in ("protocol", "dataset", "system", "seed")}
+                settings = trial["data"] | trial["model"] | trial["training"]
+                rows.append({"key": key} | named | settings | row["scores"] | row["run"])
         return pd.DataFrame(rows)
+
+    def left_out(self) -> list[str]:
+        """Keys of rows whose systems have since been changed."""
+        return [key for key, row in self._rows() if not _is_of_today(row)]
 
     def trial(self, key: str) -> Trial:
         """The trial of a row, to run it again.
@@ -128,11 +143,18 @@ class Results:
             raise KeyError(msg)
         return Trial(**_read(path)["trial"])
 
+    def _rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        return ((path.stem, _read(path)) for path in self._paths())
+
     def _path(self, trial: Trial) -> Path:
         return self.directory / f"{trial.key}.json"
 
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.directory.glob("*.json") if not path.name.startswith("."))
+
+
+def _is_of_today(row: Mapping[str, Any]) -> bool:
+    return row.get("meaning", 1) == Trial(**row["trial"]).meaning
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from scbd._labels import as_columns
 from scbd.data import split_by_column
 from scbd.experiments._datasets import Dataset
-from scbd.experiments._files import write_table
+from scbd.experiments._files import check_directory, write_table
 from scbd.experiments._grid import run_trial
+from scbd.experiments._provenance import digest_of
 from scbd.experiments._trials import Results, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
     from anndata import AnnData
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class UserCells:
     def __init__(self, adata: AnnData, y_key: str, e_key: str | Sequence[str], image_key: str) -> None:
         self.adata = adata
         self.dataset = Dataset(lambda **_: adata, y_key, as_columns(e_key), image_key=image_key)
+        self._digests: dict[str | None, str] = {}
 
     def trial(
         self,
@@ -49,10 +53,13 @@ class UserCells:
         *,
         held_out: Sequence[str] = (),
     ) -> Trial:
-        """Train a system, and score it on validation cells or on environments that are held out."""
-        dataset = self.dataset
+        """Train a system, and score it on validation cells or on environments that are held out.
+
+        A trial names its cells by a digest: it answers for those, whatever ran in the same directory before.
+        """
+        dataset, digest = self.dataset, self._digest(training.get("split"))
         about = {"y_key": dataset.y_key, "e_key": dataset.e_key, "image_key": dataset.image_key}
-        about |= {"n_cells": self.adata.n_obs, "held_out": list(held_out)}
+        about |= {"n_cells": self.adata.n_obs, "digest": digest, "held_out": list(held_out)}
         return Trial("selection", "cells", system, seed, about, model, training)
 
     def check(
@@ -116,19 +123,38 @@ class UserCells:
         Returns
         -------
         The rows of these trials, in their order.
+
+        Raises
+        ------
+        FileExistsError
+            If ``out`` is a file.
+
+        Warns
+        -----
+        UserWarning
+            If runs in ``out`` are of other cells, and so are not used.
         """
         with ExitStack() as stack:
-            directory = Path(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            directory = check_directory(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory()))
             results = Results(directory / "rows")
+            _say_what_is_not_used(results, trials)
             for number, trial in enumerate(trials, start=1):
                 logger.info("Run %d of %d: %s", number, len(trials), trial.key)
                 if trial not in results:
-                    run_trial(trial, self.adata, self.dataset, results, directory / "runs" / trial.key)
+                    state, digest = directory / "runs" / trial.key, trial.data["digest"]
+                    run_trial(trial, self.adata, self.dataset, results, state, digest)
             frame = results.frame().set_index("key", drop=False)
             frame = frame.loc[[trial.key for trial in trials]].reset_index(drop=True)
             if out:
                 write_table(frame, directory / "runs.csv")
         return frame
+
+    def _digest(self, split: str | None) -> str:
+        """Of the images and of all labels that a run looks at."""
+        if split not in self._digests:
+            labels = [self.dataset.y_key, *as_columns(self.dataset.e_key)]
+            self._digests[split] = digest_of(self.adata, labels, self.dataset.image_key, split)
+        return self._digests[split]
 
     def _validates(self, split: str | None, training: Mapping[str, Any]) -> bool:
         """Whether the training settings leave validation cells."""
@@ -136,3 +162,17 @@ class UserCells:
             return len(split_by_column(self.adata.obs, split).validation) > 0
         size = training.get("validation_size")
         return (1 - training.get("train_size", 0.9) if size is None else size) > 0
+
+
+def _say_what_is_not_used(results: Results, trials: Sequence[Trial]) -> None:
+    """Of runs that are there and answer for other cells, or for a system as it was."""
+    there, ours = results.frame(), {trial.data["digest"] for trial in trials}
+    # rows of an older scbd do not say of which cells they are
+    digests = there["digest"] if "digest" in there else pd.Series(index=there.index, dtype=object)
+    n_others = int((~digests.isin(ours)).sum()) + len(results.left_out())
+    if n_others:
+        msg = (
+            f"Of the runs in {results.directory}, {n_others:,} belong to other cells than these, or to another scbd: "
+            "they are kept, and not used."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=4)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from scbd._checks import check_count, check_weight
 from scbd.model._alpha import Alpha, AutoAlpha
 from scbd.nn import (
     AdditiveDecoder,
@@ -20,7 +21,7 @@ from scbd.nn import (
     supervised_contrastive_loss,
 )
 from scbd.nn.groups import pair_codes
-from scbd.nn.losses import InvarianceReduction, check_smoothing
+from scbd.nn.losses import InvarianceReduction, check_smoothing, check_temperature
 
 if TYPE_CHECKING:
     from scbd.nn.decoders import Likelihood
@@ -105,9 +106,10 @@ class SCBDModule(nn.Module):
                 "choose one by a sweep (scbd.select_alpha)."
             )
             raise ValueError(msg)
-        if alpha != "auto" and not alpha >= 0:
-            msg = f"alpha weighs the invariance loss and cannot be negative, got {alpha}."
-            raise ValueError(msg)
+        if alpha != "auto":
+            check_weight("alpha", alpha, "weighs the invariance loss")
+        check_count("n_latent", n_latent)
+        check_temperature(temperature)
         check_smoothing(smoothing)
         if style_target not in (None, *get_args(StyleTarget)):
             msg = (

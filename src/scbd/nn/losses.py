@@ -31,8 +31,8 @@ from torch import Tensor
 from scbd.nn._log_sums import LOWEST_TEMPERATURE, log_sums
 from scbd.nn.groups import Groups
 
-# half precision rounds unit vectors by less
-_LONGEST = 1.01
+# how far from 1 a length may be: half precision rounds unit vectors by less
+_OFF = 0.01
 
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 
@@ -59,7 +59,8 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
     Raises
     ------
     ValueError
-        If ``z`` is not a batch of at least two unit vectors, or the temperature is not above 1/350.
+        If ``z`` is not a batch of at least two vectors of unit length, to 1 %, or the temperature is not above 1/350.
+        Lengths are looked at on the CPU alone: elsewhere, the processor would wait for the device.
 
     Examples
     --------
@@ -128,8 +129,8 @@ def supervised_contrastive_loss(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two examples, ``z`` is not of unit length, or smoothing
-        is not below 1.
+        If the shapes do not match, the batch holds fewer than two examples, ``z`` is not of unit length (see
+        :func:`log_normaliser`), or smoothing is not below 1.
 
     References
     ----------
@@ -231,7 +232,8 @@ def invariance_loss(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two examples, or ``z`` is not of unit length.
+        If the shapes do not match, the batch holds fewer than two examples, or ``z`` is not of unit length (see
+        :func:`log_normaliser`).
 
     References
     ----------
@@ -335,6 +337,16 @@ def check_smoothing(smoothing: float) -> None:
         raise ValueError(msg)
 
 
+def check_temperature(temperature: float) -> None:
+    """Raise ``ValueError`` unless logits are finite."""
+    if not LOWEST_TEMPERATURE < temperature < math.inf:
+        msg = (
+            f"temperature must be a number above {LOWEST_TEMPERATURE:.4f} (exp(1/temperature) overflows), got "
+            f"{temperature}."
+        )
+        raise ValueError(msg)
+
+
 # where an argument has the function's name
 _log_normaliser = log_normaliser
 
@@ -349,14 +361,13 @@ def _check(z: Tensor, temperature: float, labels: Tensor | None = None, name: st
     if len(z) < 2:
         msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
         raise ValueError(msg)
-    if not temperature > LOWEST_TEMPERATURE:
-        msg = f"temperature must be above {LOWEST_TEMPERATURE:.4f} (exp(1/temperature) overflows), got {temperature}."
-        raise ValueError(msg)
+    check_temperature(temperature)
     if z.device.type == "cpu":  # elsewhere, looking would make the processor wait for the device
-        length, row = (float(value) for value in torch.linalg.vector_norm(z.detach().float(), dim=1).max(0))
-        if length > _LONGEST:
+        lengths = torch.linalg.vector_norm(z.detach().float(), dim=1)
+        off, row = (lengths - 1).abs().max(0)
+        if off > _OFF:  # NaN is not: of that, the loss is NaN
             msg = (
-                f"z must hold vectors of unit length, that of row {row:.0f} is {length:.3g}: use "
+                f"z must hold vectors of unit length, that of row {int(row)} is {float(lengths[row]):.3g}: use "
                 "torch.nn.functional.normalize(z, dim=1)."
             )
             raise ValueError(msg)
