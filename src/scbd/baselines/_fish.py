@@ -34,25 +34,36 @@ class FishAdamW(torch.optim.AdamW):
         Steps in a round.
     pretrain_steps
         Plain steps before the first round; begun rounds are left out.
+    first_step
+        Steps of runs before, which count.
     **kwargs
         See :class:`torch.optim.AdamW`.
     """
 
     def __init__(
-        self, parameters: Any, *, meta_lr: float, n_environments: int, pretrain_steps: int, **kwargs: Any
+        self,
+        parameters: Any,
+        *,
+        meta_lr: float,
+        n_environments: int,
+        pretrain_steps: int,
+        first_step: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(parameters, **kwargs)
         for group in self.param_groups:
-            group |= {"meta_lr": meta_lr, "round": n_environments, "pretrain": pretrain_steps, "n_steps": 0}
+            group |= {"meta_lr": meta_lr, "round": n_environments, "pretrain": pretrain_steps, "n_steps": first_step}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on one environment; the last of a round also draws back."""
+        starts: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups:
             if group["n_steps"] >= group["pretrain"] and group["n_steps"] % group["round"] == 0:
-                for p in group["params"]:
-                    self.state[p]["start"] = p.clone()
+                starts |= {p: p.clone() for p in group["params"]}
         loss = super().step(closure)
+        for p, start in starts.items():  # not before: AdamW begins where there is no state
+            self.state[p]["start"] = start
         for group in self.param_groups:
             group["n_steps"] += 1
             if group["n_steps"] % group["round"] == 0:
@@ -92,6 +103,7 @@ class FishPlan(TrainingPlan):
             meta_lr=self.meta_lr,
             n_environments=sampler.n_environments,
             pretrain_steps=self.pretrain_steps,
+            first_step=self.first_step,
         )
 
 

@@ -88,6 +88,8 @@ class ImageDataModule(pl.LightningDataModule):
         that are not in memory, where :func:`mixed_neighbours` allows it.
     max_steps
         Number of training batches.
+    first_step
+        Batches of runs before, which this one comes after.
     seed
         Seed of the batches.
     preload
@@ -120,6 +122,7 @@ class ImageDataModule(pl.LightningDataModule):
         perturbations_per_batch: int | str | None = "auto",
         neighbours: bool | Literal["auto"] = "auto",
         max_steps: int = 1,
+        first_step: int = 0,
         seed: int = 0,
         preload: Literal["device"] | None = None,
     ) -> None:
@@ -139,6 +142,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.split = split
         self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
+        self.first_step = first_step
         self.seed = seed
         self.perturbations_per_batch: int | None = None
         if perturbations_per_batch == "auto":
@@ -172,10 +176,9 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Batches from the trainer's current step to ``max_steps``."""
-        start = 0 if self.trainer is None else self.trainer.global_step
-        return self._loader(
-            self._sampler(self.split.train, self.batch_size, self.max_steps, start=start, **self._world())
-        )
+        start = self.first_step + (0 if self.trainer is None else self.trainer.global_step)
+        end = self.first_step + self.max_steps
+        return self._loader(self._sampler(self.split.train, self.batch_size, end, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """One pass over the validation cells, the same each time; nothing if there are fewer than two a device."""
