@@ -24,6 +24,13 @@ class TrainingDiverged(RuntimeError):
 
     The model has the weights of the last validation (or state to resume from) whose loss was a number, and those from
     before the run if there was none; ``model.history`` has all losses, those that are no numbers too.
+
+    Examples
+    --------
+    >>> try:
+    ...     model.train(max_steps=2000, lr=0.01)
+    ... except scbd.model.TrainingDiverged:  # from the weights that were good
+    ...     model.train(max_steps=2000, lr=0.001)
     """
 
 
