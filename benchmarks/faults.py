@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from scbd import SCBDModel
 from scbd.data import open_screen, verify_screen, write_screen
 from scbd.data.fields import image_source
 
+ELSEWHERE = Path("/dev/shm")  # a file system in memory, on most systems
 RESULTS = Path(__file__).parent / "faults.json"
 IMAGES = "single_cell_images"
 
@@ -76,6 +78,27 @@ def killed_training(whole: Path) -> Callable[[Path, int], tuple[int, bool]]:
         kills = kill_until(folder / "model" / "model.pt", code, longest=1.0, seed=seed)
         found = state(folder)
         return kills, all(torch.equal(found[name], value) for name, value in expected.items())
+
+    return once
+
+
+def killed_saving(whole: Path) -> Callable[[Path, int], tuple[int, bool]]:
+    """Training that hardly does more than write checkpoints, with TMPDIR on another file system."""
+    runs.train_large(whole / "large")
+    expected = state(whole / "large")
+
+    def once(folder: Path, seed: int) -> tuple[int, bool]:
+        elsewhere = Path(tempfile.mkdtemp(dir=ELSEWHERE))
+        os.environ["TMPDIR"] = str(elsewhere)
+        try:
+            code = runs.CODE.format(folder=str(folder), job="train_large")
+            kills = kill_until(folder / "model" / "model.pt", code, longest=5.0, seed=seed)
+            left = [*elsewhere.iterdir(), *folder.glob(".*.partial")]
+        finally:
+            del os.environ["TMPDIR"]
+            shutil.rmtree(elsewhere)
+        found = state(folder)
+        return kills, not left and all(torch.equal(found[name], value) for name, value in expected.items())
 
     return once
 
@@ -182,6 +205,9 @@ def main() -> None:
             once = killed_writing(name, compression, whole)
             note(f"kill -9 while writing {name[2:]}", lambda: killed(kills, once))
         note("kill -9 while training", lambda: killed(kills, killed_training(whole)))
+        if ELSEWHERE.is_dir() and ELSEWHERE.stat().st_dev != whole.stat().st_dev:
+            saving = "kill -9 while training, TMPDIR on another file system"
+            note(saving, lambda: killed(kills, killed_saving(whole)))
         note("kill -9 while embedding", lambda: killed(kills, killed_embedding(whole)))
         for what, damage in {"a flipped bit": flip, "a file cut off": cut, "a missing file": remove}.items():
             for name in ("s.h5ad", "s.zarr")[damage is remove :]:

@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 import warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from model.test_kills import embed, train
+from model.test_kills import embed, train, train_large
 from scbd.data.stores.block_file import BlockFile
 from scbd.model._plan import TrainingPlan
 
@@ -45,19 +45,24 @@ def job():
 """
 
 
-def make_model() -> SCBDModel:
+def make_model(encoder: str = "small") -> SCBDModel:
     cells = make_cells(200)
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
     torch.manual_seed(0)
-    return SCBDModel(cells, encoder="small", n_latent=6)
+    return SCBDModel(cells, encoder=encoder, n_latent=6)
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, encoder: str = "small", **how: Any) -> None:
     """Go on, if there is something to go on with."""
-    model = make_model()
+    model = make_model(encoder)
     resumed = {"ckpt_path": "last"} if (folder / "last.ckpt").exists() else {}
-    model.train(**TRAINING | resumed, checkpoint_dir=folder, enable_progress_bar=False)
+    model.train(**TRAINING | how | resumed, checkpoint_dir=folder, enable_progress_bar=False)
     model.save(str(folder / "model"))
+
+
+def train_large(folder: Path) -> None:
+    """Write 262 MiB after every step, so that many a process is killed while it does."""
+    train(folder, "resnet18", validate_every=1, max_steps=10)
 
 
 def embed(folder: Path) -> None:

@@ -10,45 +10,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import scvi
 import torch
 from conftest import make_cells
 from lightning.pytorch.callbacks import Callback
+from small_models import QUICK, assert_same, make_model, weights
 from torch import nn
 
 import scbd
 from scbd import SCBDModel
 from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
-from scbd.model._train import _validate_every
+from scbd.model._fit import steps_between_validations
 from scbd.nn._log_sums import log_sums
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed; the tests of the warning ask for it themselves
 pytestmark = [pytest.mark.filterwarnings(f"ignore:z_c has {what}") for what in ("collapsed", "learned nothing")]
-
-QUICK: dict[str, Any] = {
-    "max_steps": 6,
-    "batch_size": 24,
-    "enable_progress_bar": False,
-    "accelerator": "cpu",
-    "precision": "32-true",  # the same on every machine
-}
-
-
-def make_model(cells=None, **kwargs) -> SCBDModel:
-    cells = make_cells() if cells is None else cells
-    scvi.settings.seed = 0
-    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
-    return SCBDModel(cells, **{"encoder": "small", "n_latent": 6, **kwargs})
-
-
-def weights(model: SCBDModel) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.module.state_dict().items()}
-
-
-def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=0, atol=0, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +180,7 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     with pytest.raises(FileExistsError, match="holds the state of an earlier run: go on with it"):
         make_model().train(**QUICK, checkpoint_dir=tmp_path)
     (tmp_path / "last.ckpt").write_bytes((tmp_path / "last.ckpt").read_bytes()[:5000])
+    (tmp_path / "previous.ckpt").unlink(missing_ok=True)
     with pytest.raises(ValueError, match="is no checkpoint, or is truncated"):
         make_model().train(**QUICK, checkpoint_dir=tmp_path, ckpt_path="last")
 
@@ -479,7 +455,7 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
     split = Split(train=np.arange(48), validation=np.arange(48, 48 + n_validation))
     labels = np.zeros(96, dtype=int)
     data = ImageDataModule(ArraySource(cells.obsm["single_cell_images"]), labels, labels, split, batch_size=batch_size)
-    assert _validate_every(data, max_steps) == every
+    assert steps_between_validations(data, max_steps) == every
 
 
 def test_fused_optimiser_gives_way_to_clipped_gradients():
@@ -774,7 +750,7 @@ def test_single_cells_of_a_perturbation_are_named(caplog):
     [
         ({"batch_size": 200}, "batch_size=200 is larger than the 85 cells"),
         ({"max_epochs": 2}, "max_steps or max_epochs, not both"),
-        ({"max_steps": 0}, "train for at least one step"),
+        ({"max_steps": 0}, "max_steps=0 cannot be: give a whole number from 1 on"),
         ({"split": "fold"}, "no column 'fold' to split by"),
         ({"train_size": 1.0, "early_stopping": True}, "there are no validation cells"),
         ({"split": 0.9}, "split must be a scbd.data.Split or a column of obs, got float"),

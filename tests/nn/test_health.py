@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,3 +25,8 @@ def test_a_line_has_rank_one():
     angles = torch.linspace(0, 1e-3, 40)
     z = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
     assert effective_rank(z) == pytest.approx(1, abs=1e-3)
+
+
+def test_what_is_not_finite_has_no_rank():
+    z = torch.cat([torch.eye(6), torch.full((1, 6), float("nan"))])
+    assert math.isnan(effective_rank(z)) and math.isnan(spread(z))

@@ -133,6 +133,7 @@ class FishPlan(TrainingPlan):
             meta_lr=self.meta_lr,
             n_environments=sampler.n_environments,
             pretrain_steps=sampler.pretrain_steps,
+            first_step=self.first_step,
         )
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:

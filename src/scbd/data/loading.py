@@ -95,6 +95,8 @@ class ImageDataModule(pl.LightningDataModule):
         int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
     max_steps
         Number of training batches.
+    first_step
+        Batches of runs before, which this one comes after.
     seed
         Seed of the batches.
     preload
@@ -128,6 +130,7 @@ class ImageDataModule(pl.LightningDataModule):
         neighbours: bool | Literal["auto"] = "auto",
         mixed_by: Iterable[np.ndarray] = (),
         max_steps: int = 1,
+        first_step: int = 0,
         seed: int = 0,
         preload: Literal["device"] | None = None,
     ) -> None:
@@ -148,6 +151,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.split = split
         self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
+        self.first_step = first_step
         self.seed = seed
         self.perturbations_per_batch: int | None = None
         if perturbations_per_batch == "auto":
@@ -181,8 +185,9 @@ class ImageDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Batches from the trainer's current step to ``max_steps``."""
-        start = 0 if self.trainer is None else self.trainer.global_step
-        return self._loader(self._sampler("train", self.batch_size, self.max_steps, start=start, **self._world()))
+        start = self.first_step + (0 if self.trainer is None else self.trainer.global_step)
+        end = self.first_step + self.max_steps
+        return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """One pass over the validation cells, the same each time; nothing if there are fewer than two a device.

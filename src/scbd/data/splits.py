@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,16 @@ _NAMES = {
 class Split:
     """Row numbers of the three parts, each int64; disjoint, together not necessarily all cells.
 
+    Parameters
+    ----------
+    train, validation, test
+        Row numbers, or boolean masks over all cells.
+
     Raises
     ------
     ValueError
-        If there is no training cell, or a cell is in two parts.
+        If there is no training cell, a cell is in two parts or twice in one, a row number is negative or not whole, or
+        masks differ in length.
 
     Examples
     --------
@@ -41,14 +49,24 @@ class Split:
     test: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            object.__setattr__(self, name, np.sort(np.asarray(getattr(self, name), dtype=np.int64)))
-        together = np.concatenate([self.train, self.validation, self.test])
+        parts = {name: getattr(self, name) for name in ("train", "validation", "test")}
+        lengths = {name: len(rows) for name, rows in parts.items() if pd.api.types.is_bool_dtype(rows)}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
+            msg = f"The masks of a split differ in length ({said}): each must have one value a cell."
+            raise ValueError(msg)
+        for name, rows in parts.items():
+            object.__setattr__(self, name, _sorted_rows(rows, name))
         if not len(self.train):
             msg = "The split leaves no cell to train on."
             raise ValueError(msg)
-        if len(np.unique(together)) != len(together):
-            msg = "A cell is in two parts of the split: train, validation and test must be disjoint."
+        together = np.sort(np.concatenate([self.train, self.validation, self.test]))
+        twice = together[1:][together[1:] == together[:-1]]
+        if len(twice):
+            msg = (
+                "A cell is in two parts of the split, or twice in one: train, validation and test must be disjoint "
+                f"(row {twice[0]:,})."
+            )
             raise ValueError(msg)
 
     def __repr__(self) -> str:
@@ -56,6 +74,23 @@ class Split:
         parts = {name: len(getattr(self, name)) for name in ("train", "validation", "test")}
         said = ", ".join(f"{name} {n:,}" for name, n in parts.items())
         return f"Split of {sum(parts.values()):,} cells: {said}"
+
+
+def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
+    if pd.api.types.is_bool_dtype(given):
+        return np.flatnonzero(np.asarray(given, dtype=bool))
+    rows = np.asarray(given)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        msg = (
+            f"The {name} part of a split must be a list of row numbers or a mask, not {rows.dtype.name} of shape "
+            f"{rows.shape}."
+        )
+        raise ValueError(msg)
+    rows = np.sort(rows.astype(np.int64, copy=False))
+    if rows.size and rows[0] < 0:
+        msg = f"The {name} part of the split names row {rows[0]}: count from the first cell, which is row 0."
+        raise ValueError(msg)
+    return rows
 
 
 def split_by_column(obs: pd.DataFrame, column: str) -> Split:
@@ -68,6 +103,11 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
     ValueError
         If no cell is ``train``.
 
+    Warns
+    -----
+    UserWarning
+        If there are other values, which may be typing errors. Cells without a value are left out in silence.
+
     Examples
     --------
     >>> adata.obs["split"] = np.where(adata.obs["well"] == "P1_W1", "test", "train")
@@ -78,12 +118,32 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
     if column not in obs:
         msg = f"obs has no column {column!r} to split by (its columns: {', '.join(map(str, obs.columns))})."
         raise KeyError(msg)
-    names = obs[column].astype(str).str.lower().map(_NAMES)
-    if not (names == "train").any():
-        there = ", ".join(map(repr, obs[column].unique()[:5]))
+    codes, values = pd.factorize(obs[column])
+    names = [_NAMES.get(str(value).strip().lower()) for value in values]
+    if "train" not in {names[code] for code in np.unique(codes[codes >= 0])}:
+        there = ", ".join(map(repr, [*values[:5]]))
         msg = f"obs[{column!r}] must hold 'train', 'validation' and 'test'; it holds {there} and no 'train'."
         raise ValueError(msg)
-    return Split(**{name: np.flatnonzero(names == name) for name in ("train", "validation", "test")})
+    unknown = [i for i, name in enumerate(names) if name is None and str(values[i]).strip()]
+    if unknown:
+        counts = np.bincount(codes[codes >= 0], minlength=len(values))
+        found = ", ".join(f"{values[i]!r} × {counts[i]:,}" + _near(str(values[i])) for i in unknown[:5])
+        msg = (
+            f"obs[{column!r}] holds values that name no part of a split ({found}{', …' if len(unknown) > 5 else ''}): "
+            f"{counts[unknown].sum():,} cells are left out. Parts are 'train', 'validation' and 'test'; cells that are "
+            "meant to be left out have no value."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    # the last one is for cells without a value, whose code is -1
+    number = {"train": 1, "validation": 2, "test": 3}
+    part = np.array([*(number.get(name or "", 0) for name in names), 0], dtype=np.int8)[codes]
+    del codes
+    return Split(**{name: np.flatnonzero(part == i) for name, i in number.items()})
+
+
+def _near(value: str) -> str:
+    near = difflib.get_close_matches(value.strip().lower(), _NAMES, n=1)
+    return f", {_NAMES[near[0]]}?" if near else ""
 
 
 def stratified_split(
@@ -125,18 +185,43 @@ def stratified_split(
     if not 0 < train_size <= 1 or not 0 <= validation_size <= 1 or train_size + validation_size > 1 + 1e-9:
         msg = f"train_size={train_size} and validation_size={validation_size} must be fractions that sum to at most 1."
         raise ValueError(msg)
-    frame = pd.DataFrame({str(i): np.asarray(labels) for i, labels in enumerate(strata)})
-    rows = np.arange(len(frame)) if rows is None else np.asarray(rows)
     rng = np.random.default_rng(seed)
-    frame = frame.iloc[rng.permutation(rows)]
-    groups = frame.groupby(list(frame.columns), sort=False, observed=True)
+    shuffled = rng.permutation(len(strata[0]) if rows is None else np.asarray(rows))
+    stratum = _codes(strata)[shuffled]
+    # numbered as they come
+    stratum = pd.factorize(stratum)[0].astype(np.int32, copy=False)
+    sizes = np.bincount(stratum)
     # systematic sampling: cells of a stratum stand at equal distances on [0, 1), the first at a random place
-    offset = rng.random(groups.ngroups)[groups.ngroup()]
-    position = (groups.cumcount().to_numpy() + offset) / groups[frame.columns[0]].transform("size").to_numpy()
-    shuffled = frame.index.to_numpy()
+    position = _counted(stratum, sizes)
+    position += rng.random(len(sizes))[stratum]
+    position /= sizes[stratum]
+    del stratum
     # the epsilon keeps 0.9 + (1 - 0.9) from leaving a cell behind
     is_train, is_kept = position < train_size, position < train_size + validation_size + 1e-9
+    del position
     return Split(train=shuffled[is_train], validation=shuffled[is_kept & ~is_train], test=shuffled[~is_kept])
+
+
+def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
+    """One number for each combination of labels, int32 ``(N,)``."""
+    codes = np.zeros(len(strata[0]), dtype=np.int32)
+    for labels in strata:
+        labels = labels if isinstance(labels, pd.Series) else np.asarray(labels)
+        found, values = pd.factorize(labels, use_na_sentinel=False)
+        crossed = codes * np.int64(len(values))
+        crossed += found
+        del found
+        codes = pd.factorize(crossed)[0].astype(np.int32)
+    return codes
+
+
+def _counted(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """How many of its group stand before each, float64 ``(N,)``."""
+    order = np.argsort(groups, kind="stable")
+    counted = np.empty(len(groups))
+    counted[order] = np.arange(len(groups))
+    counted -= (np.cumsum(sizes) - sizes)[groups]
+    return counted
 
 
 def hold_out_environments(
@@ -173,18 +258,17 @@ def hold_out_environments(
     >>> set(adata.obs["well"].iloc[split.test])
     {'P1_W1'}
     """
-    environments = np.asarray(environments)
-    unknown = [e for e in held_out if e not in set(environments)]
-    if unknown:
-        msg = (
-            f"No cell is in the held-out environment {unknown[0]!r}; there are: {sorted(set(map(str, environments)))}."
-        )
+    codes, values = pd.factorize(environments)
+    held = pd.Index(np.asarray(values)).get_indexer(pd.Index(list(held_out), dtype=object))
+    if (held < 0).any():
+        missing = list(held_out)[int(np.argmax(held < 0))]
+        msg = f"No cell is in the held-out environment {missing!r}; there are: {sorted(map(str, values))}."
         raise ValueError(msg)
-    is_test = np.isin(environments, np.asarray(held_out))
+    is_test = np.isin(codes, held)
     if is_test.all():
         msg = "All environments are held out: leave at least one to train on."
         raise ValueError(msg)
     inside = stratified_split(
-        [environments, *strata], train_size=1 - validation_size, seed=seed, rows=np.flatnonzero(~is_test)
+        [codes, *strata], train_size=1 - validation_size, seed=seed, rows=np.flatnonzero(~is_test)
     )
     return Split(train=inside.train, validation=inside.validation, test=np.flatnonzero(is_test))

@@ -2,6 +2,7 @@
 
 from scbd.model._alpha import AutoAlpha
 from scbd.model._base import ImageModel
+from scbd.model._divergence import TrainingDiverged
 from scbd.model._scbd import SCBDModel
 
-__all__ = ["AutoAlpha", "ImageModel", "SCBDModel"]
+__all__ = ["AutoAlpha", "ImageModel", "SCBDModel", "TrainingDiverged"]

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import csv
+import io
+import logging
+import math
 import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from lightning.pytorch.callbacks import Callback
+import torch
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from scbd.data.progress import progress_bar
+from scbd.model._checkpoints import keep_previous, written_whole
+from scbd.model._divergence import copied_weights
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    from torch import Tensor
+
+
+logger = logging.getLogger(__name__)
+
+# numbers that validation logs; all others come with training steps
+_OF_VALIDATION = ("validation_", "z_c_")
 
 
 class History(Logger):
     """Keeps every logged number by step, and writes them to a CSV where a directory is given.
+
+    A number that is none (NaN) is kept as well: it says where a run went wrong.
 
     Parameters
     ----------
@@ -39,9 +54,11 @@ class History(Logger):
         self._path = path
         self._rows: dict[int, dict[str, float]] = {}
         if path is not None and resume_step is not None and path.exists():
-            earlier = pd.read_csv(path)
-            earlier = earlier[earlier["step"] <= resume_step].set_index("step")
-            self._rows = {step: row.dropna().to_dict() for step, row in earlier.iterrows()}
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    step = int(row.pop("step"))
+                    if step <= resume_step:
+                        self._rows[step] = {name: float(value) for name, value in row.items() if value}
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -54,31 +71,40 @@ class History(Logger):
             {k: float(v) for k, v in metrics.items() if k != "epoch"}
         )
 
+    def log_step(self) -> None:
+        """Keep what the step at hand logged so far: Lightning hands it over only when all callbacks are done."""
+        metrics = self.trainer.callback_metrics.items()
+        self.log_metrics({name: float(value) for name, value in metrics if not name.startswith(_OF_VALIDATION)})
+
     @rank_zero_only
-    def save(self) -> None:
-        """Write the CSV beside its place and rename it."""
-        if self._path is None:
+    def write(self) -> None:
+        """Write the CSV, if there is one and something to write; an empty field is a number that was not logged."""
+        if self._path is None or not self._rows:
             return
-        partial = self._path.with_suffix(".partial")
-        self.frame().to_csv(partial)
-        os.replace(partial, self._path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, ["step", *self._names()], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"step": step} | row for step, row in sorted(self._rows.items()))
+        with written_whole(self._path) as file:
+            file.write(text.getvalue().encode())
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Write what there is."""
-        self.save()
-
-    def frame(self) -> pd.DataFrame:
-        """All numbers, one row a step, one column a metric."""
-        frame = pd.DataFrame.from_dict(self._rows, orient="index").sort_index()
-        frame.index.name = "step"
-        return frame
+        self.write()
 
     def frames(self, offset: int = 0, prefix: str = "") -> dict[str, pd.DataFrame]:
         """The shape of ``history_`` in scvi-tools: one frame a metric, indexed by step."""
-        frame = self.frame().add_prefix(prefix)
-        frame.index += offset
-        return {name: frame[[name]].dropna() for name in frame}
+        frames = {}
+        for name in self._names():
+            values = {step + offset: row[name] for step, row in sorted(self._rows.items()) if name in row}
+            frame = pd.DataFrame({prefix + name: values})
+            frame.index.name = "step"
+            frames[prefix + name] = frame
+        return frames
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for _, row in sorted(self._rows.items()) for name in row))
 
 
 class Progress(Callback):
@@ -109,7 +135,51 @@ class TrainingInterrupted(BaseException):
     """The first Ctrl-C, raised between two steps."""
 
 
-class LastState(Callback):
+class BestWeights(Checkpoint):
+    """Keep the weights of the lowest validation loss: in a file, from which a resumed run takes them, or in memory.
+
+    Parameters
+    ----------
+    path
+        Checkpoint to write; `None` keeps them in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._weights: dict[str, Tensor] = {}
+        self.loss = math.inf
+        """The lowest so far."""
+
+    def on_validation_end(self, trainer: pl.Trainer, plan: pl.LightningModule) -> None:
+        """Keep the weights if they are the best so far."""
+        loss = float(trainer.callback_metrics["validation_loss"])
+        if loss < self.loss:
+            self.loss = loss
+            if self._path is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+                self._weights = copied_weights(plan)
+            else:
+                trainer.save_checkpoint(self._path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The lowest loss: a resumed run has to beat it."""
+        return {"loss": self.loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.loss = state_dict["loss"]
+
+    def restore(self, plan: pl.LightningModule) -> None:
+        """Give the plan the best weights, if there was a validation."""
+        if math.isfinite(self.loss) and self._path is not None and self._path.exists():
+            saved = torch.load(self._path, map_location=plan.device, weights_only=True)
+            self._weights = saved["state_dict"]
+        if self._weights:
+            plan.load_state_dict(self._weights)
+            logger.info("Kept the weights of the lowest validation loss, %.4f.", self.loss)
+        self._weights = {}
+
+
+class LastState(Checkpoint):
     """Keep the state a run can be resumed from: every so many steps, at the end, and on Ctrl-C.
 
     The first Ctrl-C lets the step at hand finish, since one cut in half would leave half of the parameters updated; a
@@ -119,15 +189,19 @@ class LastState(Callback):
     Parameters
     ----------
     path
-        Checkpoint to write; `None` writes none.
+        Checkpoint to write; `None` writes none. The one before is kept beside it.
     every
         Steps between checkpoints.
+    history
+        Written before each checkpoint, which it belongs to.
     """
 
-    def __init__(self, path: Path | None, every: int) -> None:
+    def __init__(self, path: Path | None, every: int, history: History) -> None:
         self._path = path
         self._every = every
+        self._history = history
         self._asked = False
+        self._saved = -1
         self._previous: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -157,13 +231,20 @@ class LastState(Callback):
 
     def _end_step(self, trainer: pl.Trainer, due: bool) -> None:
         if self._asked or due:
+            if self._asked or trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+                self._history.log_step()
             self._save(trainer)
         if self._asked:
             raise TrainingInterrupted
 
     def _save(self, trainer: pl.Trainer) -> None:
-        if self._path is not None:
-            trainer.save_checkpoint(self._path)  # Lightning writes beside and renames
+        if self._path is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        self._history.write()
+        if trainer.is_global_zero and self._path.exists() and trainer.global_step != self._saved:
+            keep_previous(self._path)
+        trainer.save_checkpoint(self._path)
+        self._saved = trainer.global_step
 
     def _ask(self, signum: int, frame: Any) -> None:
         if self._asked:

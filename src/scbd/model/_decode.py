@@ -38,9 +38,9 @@ class DecodeMixin(TrainMixin):
 
     def train_decoder(
         self,
+        *,
         max_steps: int | None = None,
         max_epochs: int | None = None,
-        *,
         lr: float = 1e-3,
         batch_size: int | None = None,
         likelihood: str = "auto",
@@ -104,8 +104,6 @@ class DecodeMixin(TrainMixin):
         if not joint:
             batch_size = 128 if batch_size is None else batch_size
             training = {"perturbations_per_batch": None} | training
-        if split is None and self.is_trained_:
-            split = Split(self.train_indices, self.validation_indices, self.test_indices)
         defaults = {
             name: parameter.default
             for name, parameter in inspect.signature(self.train).parameters.items()
@@ -121,9 +119,11 @@ class DecodeMixin(TrainMixin):
         objective = Reconstruction(self.module, decoder, weight if joint else None)
         run = self._train(objective, contrastive=joint, **defaults | settings | training)
         if joint:
-            self._finish(run, continues=training.get("ckpt_path") is None)
+            self._finish(run)
         else:
             self.history_ = (self.history_ or {}) | run.history.frames(prefix=_PREFIX)
+            if run.error is not None:
+                raise run.error
         self.module.decoder = decoder.eval()
         self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.settings
 

@@ -3,31 +3,97 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import warnings
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+import numpy as np
+from lightning.fabric.plugins.io import CheckpointIO
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-from scbd.model._callbacks import History, LastState, Progress, TrainingInterrupted
-from scbd.model._files import read_header
+from scbd.data import ShuffleSampler
+from scbd.model._callbacks import BestWeights, History, LastState, Progress, TrainingInterrupted
+from scbd.model._checkpoints import BEST, LAST, WholeFiles, remove_leftovers
+from scbd.model._divergence import Divergence, TrainingDiverged
 from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from scbd.data import ImageDataModule
+    from scbd.model._checkpoints import State
     from scbd.model._plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
 
 
-def fit(
+@dataclass
+class Run:
+    """A run that can start: what Lightning could have against it was said, and nothing is written yet."""
+
+    plan: TrainingPlan
+    data: ImageDataModule
+    trainer: pl.Trainer
+    history: History
+    directory: Path | None
+    state: State | None
+    divergence: Divergence
+    best: BestWeights | None
+    steps: int = 0
+    """Updates behind the weights, once it has run."""
+
+    def start(self) -> None:
+        """Train: the plan ends with the last weights, with the best, or where it diverged with the last good ones.
+
+        Raises
+        ------
+        TrainingDiverged
+            If a loss was no number.
+        KeyboardInterrupt
+            If the run was interrupted; with a directory, ``last.ckpt`` holds its state.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(_quiet_lightning())
+            if self.directory:
+                stack.enter_context(_folder(self.directory))
+            # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
+            self.plan.train()
+            if self.trainer.strategy.root_device.type == "cpu":
+                stack.enter_context(freed_memory_kept())
+            try:
+                self._fit()
+                self.steps = self.trainer.global_step
+            except TrainingDiverged:
+                self.divergence.restore(self.plan)
+                self.steps = self.divergence.step
+                raise
+            except BaseException:
+                self.steps = self.trainer.global_step
+                raise
+        if self.best is not None:
+            self.best.restore(self.plan)
+
+    def _fit(self) -> None:
+        resume = self.state.path if self.state else None
+        try:
+            self.trainer.fit(self.plan, self.data, ckpt_path=resume, weights_only=True)
+        except TrainingInterrupted:
+            keep = self.directory is not None
+            where = f"; resume with checkpoint_dir={str(self.directory)!r}, ckpt_path='last'" if keep else ""
+            logger.warning("Training interrupted after %d steps%s.", self.trainer.global_step, where)
+            raise KeyboardInterrupt from None
+        except SystemExit as error:  # Lightning's answer to a second Ctrl-C; a notebook must survive it
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+
+def prepare(
     plan: TrainingPlan,
     data: ImageDataModule,
     *,
@@ -35,65 +101,56 @@ def fit(
     validate_every: int,
     accelerator: str,
     devices: Any,
-    checkpoint_dir: str | os.PathLike[str] | None,
-    ckpt_path: str | os.PathLike[str] | None,
+    precision: str,
+    directory: Path | None,
+    state: State | None,
     early_stopping: bool,
     early_stopping_patience: int,
     enable_progress_bar: bool,
     load_best: bool,
+    callbacks: Callback | Sequence[Callback] | None = None,
+    logger: Logger | Sequence[Logger] | bool | None = None,
+    plugins: Any = None,
+    enable_checkpointing: bool | None = None,
     **trainer_kwargs: Any,
-) -> tuple[pl.Trainer, History]:
-    """Train, keep the best weights by validation loss, and leave a state that can be resumed.
+) -> Run:
+    """Make ready to train; loggers, callbacks and plugins of the user's come beside ours.
 
-    Returns
-    -------
-    The trainer and the history. The weights of ``plan.module`` are the best, or the last.
+    Parameters
+    ----------
+    directory
+        Where to keep states; `None` keeps none.
+    state
+        To resume from.
+    enable_checkpointing
+        Said by ``checkpoint_dir``, and by callbacks that write checkpoints.
 
     Raises
     ------
-    FileNotFoundError
-        If the checkpoint to resume from does not exist.
-    FileExistsError
-        If ``checkpoint_dir`` holds the state of an earlier run that is not resumed.
     ValueError
-        If the checkpoint cannot be read, or is of a run with other settings.
-    KeyboardInterrupt
-        If the run was interrupted; with ``checkpoint_dir``, ``last.ckpt`` holds its state.
+        If a setting does not fit; before anything is written.
     """
     if early_stopping and not data.validates:
         msg = "early_stopping watches the validation loss, but there are no validation cells: lower train_size."
         raise ValueError(msg)
-    with ExitStack() as stack:
-        directory = Path(checkpoint_dir) if checkpoint_dir else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        keep = checkpoint_dir is not None
-        resume = _resume_path(ckpt_path, directory if keep else None)
-        resume_step = read_header(resume, lambda saved: saved["global_step"], "checkpoint") if resume else None
-        if keep and resume is None and (directory / "last.ckpt").exists():
-            msg = f"{directory} holds the state of an earlier run: go on with it (ckpt_path='last'), or choose another."
-            raise FileExistsError(msg)
-        if keep:
-            directory.mkdir(parents=True, exist_ok=True)
-        history = History(directory / "history.csv" if keep else None, resume_step)
-        best = ModelCheckpoint(
-            directory,
-            "best",
-            monitor="validation_loss",
-            enable_version_counter=False,
-            save_weights_only=not keep,
-            save_on_train_epoch_end=False,
-        )
-        callbacks: list[pl.Callback] = [LastState(directory / "last.ckpt" if keep else None, validate_every)]
-        if enable_progress_bar:
-            callbacks.append(Progress())
-        if early_stopping:
-            stopping = EarlyStopping(
-                "validation_loss", patience=early_stopping_patience, check_on_train_epoch_end=False
-            )
-            callbacks.append(stopping)
-        if data.validates and load_best:
-            callbacks.append(best)
-        callbacks += trainer_kwargs.pop("callbacks", [])
-        stack.enter_context(_quiet_lightning())
+    history = History(directory / "history.csv" if directory else None, state.step if state else None)
+    divergence = Divergence(history, validate_every)
+    best = BestWeights(directory / BEST if directory else None) if data.validates and load_best else None
+    # checkpoints come last, whatever is said here: what others find at a step belongs to its state
+    ours: list[Callback | None] = [
+        divergence,
+        Progress() if enable_progress_bar else None,
+        EarlyStopping("validation_loss", patience=early_stopping_patience, check_on_train_epoch_end=False)
+        if early_stopping
+        else None,
+        *_several(callbacks),
+        best,
+        LastState(directory / LAST if directory else None, validate_every, history),
+    ]
+    plugins = _several(plugins)
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(WholeFiles())
+    with _quiet_lightning():
         trainer = pl.Trainer(
             **{
                 "max_epochs": -1,
@@ -102,37 +159,57 @@ def fit(
                 "num_sanity_val_steps": 0,
                 "accelerator": accelerator,
                 "devices": devices,
-                "logger": history,
+                "precision": precision,
                 "log_every_n_steps": max(1, min(10, validate_every)),
                 "enable_progress_bar": False,  # ours counts steps
                 "enable_model_summary": False,
-                "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
                 "use_distributed_sampler": False,  # ours know their rank
                 "default_root_dir": directory,
             }
             | trainer_kwargs,
-            callbacks=callbacks,
+            callbacks=[callback for callback in ours if callback is not None],
+            logger=[history, *_several(logger)],
+            plugins=plugins,
+            enable_checkpointing=True,
         )
-        history.trainer = trainer
-        # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
-        plan.train()
-        if trainer.strategy.root_device.type == "cpu":
-            stack.enter_context(freed_memory_kept())
-        try:
-            trainer.fit(plan, data, ckpt_path=resume, weights_only=True)
-        except TrainingInterrupted:
-            where = f"; resume with checkpoint_dir={str(checkpoint_dir)!r}, ckpt_path='last'" if keep else ""
-            logger.warning("Training interrupted after %d steps%s.", trainer.global_step, where)
-            raise KeyboardInterrupt from None
-        except SystemExit as error:  # Lightning's answer to a second Ctrl-C; a notebook must survive it
-            if isinstance(error.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from None
-            raise
-        if data.validates and load_best and best.best_model_path:
-            state = torch.load(best.best_model_path, map_location=plan.device, weights_only=True)["state_dict"]
-            plan.load_state_dict(state)
-            logger.info("Kept the weights of the lowest validation loss, %.4f.", best.best_model_score)
-    return trainer, history
+    history.trainer = trainer
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        msg = (
+            f"The strategy {trainer_kwargs.get('strategy', 'auto')!r} trains in processes of its own, from which no "
+            "history comes back. Use devices=1 in a notebook, or strategy='ddp' in a script that torchrun starts."
+        )
+        raise ValueError(msg)
+    # what cannot be shared is said before processes are started
+    ShuffleSampler(data.split.train, data.batch_size, world_size=trainer.world_size)
+    return Run(plan, data, trainer, history, directory, state, divergence, best)
+
+
+def steps_between_validations(data: ImageDataModule, max_steps: int) -> int:
+    """Twenty validations a run, fewer where they would take more than a tenth of it."""
+    # a cell that is not learned from costs about a third
+    affordable = 0.1 * 3 * max_steps * data.batch_size / max(1, len(data.split.validation))
+    return max_steps // int(np.clip(affordable, 1, min(20, max_steps)))
+
+
+def _several(given: Any) -> list[Any]:
+    """One, several or none, as a list; of loggers, a truth value asks for no other than ours."""
+    if given is None or isinstance(given, bool):
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+@contextmanager
+def _folder(directory: Path) -> Iterator[None]:
+    """A folder to keep states in; one that stays empty is not left behind."""
+    made = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(directory)
+    try:
+        yield
+    finally:
+        if made:
+            with suppress(OSError):  # it holds something
+                directory.rmdir()
 
 
 # what Lightning says of choices that are deliberate here
@@ -160,16 +237,3 @@ def _quiet_lightning() -> Iterator[None]:
             yield
         finally:
             notes.setLevel(level)
-
-
-def _resume_path(ckpt_path: str | os.PathLike[str] | None, directory: Path | None) -> Path | None:
-    if ckpt_path is None:
-        return None
-    if ckpt_path == "last" and directory is None:
-        msg = "ckpt_path='last' needs the checkpoint_dir of the run to resume."
-        raise ValueError(msg)
-    path = directory / "last.ckpt" if ckpt_path == "last" and directory else Path(ckpt_path)
-    if not path.is_file():
-        msg = f"There is no checkpoint {path} to resume from: train with checkpoint_dir=… first, or drop ckpt_path."
-        raise FileNotFoundError(msg)
-    return path

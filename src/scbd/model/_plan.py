@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -35,9 +35,14 @@ class TrainingPlan(pl.LightningModule):
         Steps over which alpha rises linearly from 0 (as ``ramp`` does from 0 to 1); 0 for none.
     seed
         Seed of the random orientations.
+    first_step
+        Steps of the runs before, whose orientations are not repeated.
     settings
         What must not change when a run is resumed; kept in every checkpoint.
     """
+
+    # losses in a row that may be no numbers; more only where their gradients are left out
+    tolerated_losses: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class TrainingPlan(pl.LightningModule):
         weight_decay: float = 0.01,
         n_steps_alpha_warmup: int = 0,
         seed: int = 0,
+        first_step: int = 0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -55,6 +61,7 @@ class TrainingPlan(pl.LightningModule):
         self.weight_decay = weight_decay
         self.n_steps_alpha_warmup = n_steps_alpha_warmup
         self.seed = seed
+        self.first_step = first_step
         self.settings = dict(settings or {})
         self._embeddings: list[Tensor] = []
         self._learned: list[Tensor] = []
@@ -70,7 +77,7 @@ class TrainingPlan(pl.LightningModule):
         step = self.global_step
         warm = min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
         # a generator of its own for each step: a resumed run turns its images as an uninterrupted one
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.first_step + step)
         losses = self.module(**batch, ramp=warm, generator=generator)
         self._log("train", losses, len(batch["y"]))
         if self._auto_alpha is not None:
@@ -106,14 +113,6 @@ class TrainingPlan(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the settings beside the state."""
         checkpoint["scbd_settings"] = self.settings
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to go on with another run's settings."""
-        saved = checkpoint.get("scbd_settings", {})
-        changed = [f"{k}: {saved.get(k)!r} → {v!r}" for k, v in self.settings.items() if saved.get(k) != v]
-        if changed:
-            msg = f"The checkpoint belongs to a run with other settings ({'; '.join(changed)}): repeat that run's."
-            raise ValueError(msg)
 
     @property
     def _auto_alpha(self) -> AutoAlpha | None:

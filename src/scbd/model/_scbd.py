@@ -144,6 +144,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         """
         return self.health_
 
+    def _before_training(self) -> None:
+        """Weights that are about to change have another health."""
+        self.health_ = {}
+
     def _after_training(self, data: ImageDataModule) -> None:
         """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""
         batch, module = data.example_batch(), self.module
@@ -175,8 +179,8 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     def _learned_of_training_cells(self) -> float:
         """What z_c tells of the labels of the cells that it was last trained on, a share."""
-        assert self.history_ is not None
-        return float(self.history_["train_learned_c"].iloc[-_LAST:, 0].astype(float).mean())
+        logged = (self.history_ or {}).get("train_learned_c")  # a run of a few steps may have logged nothing
+        return 0.0 if logged is None else float(logged.iloc[-_LAST:, 0].astype(float).mean())
 
     def _remedy(self, batch_size: int, by_heart: float) -> str:
         """What to do about a collapse, or about an embedding that tells nothing of new cells."""

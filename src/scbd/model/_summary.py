@@ -22,15 +22,17 @@ def summary(model: ImageModel) -> str:
         ("", f"→ {shapes[1]}, intensity {preprocess.intensity}"),
         *model._parts(),
     ]
-    precision = model.training_settings_["precision"] if model.is_trained_ else "auto"
+    # a model that was called trained from outside, as a callback of scvi-tools does, knows no settings
+    settings = getattr(model, "training_settings_", {}) if model.is_trained_ else {}
+    precision = settings.get("precision", "auto")
     small_maps = ", small maps without their padding (exact)" * any(
         isinstance(m, Features) for m in model.module.modules()
     )
     lines.append(("compute", f"precision {precision}, channels last{small_maps}, fused AdamW"))
     if model.is_trained_:
-        settings = model.training_settings_
+        how = f" for {settings['steps']:,} steps of {settings['batch_size']:,} cells" if settings else ""
         lines += [
-            ("state", f"trained for {settings['steps']:,} steps of {settings['batch_size']:,} cells"),
+            ("state", f"trained{how}"),
             *model._outcome(),
             ("next", model._next),
         ]

@@ -32,7 +32,7 @@ def spread(z: Tensor) -> float:
 def effective_rank(z: Tensor) -> float:
     r"""Number of directions an embedding uses: the exponential of the entropy of its covariance spectrum.
 
-    Between 1 (a line) and ``D`` (isotropic); a point has effective rank 0 here.
+    Between 1 (a line) and ``D`` (isotropic); a point has effective rank 0 here, and what is not finite NaN.
 
     Parameters
     ----------
@@ -49,6 +49,8 @@ def effective_rank(z: Tensor) -> float:
     4.0
     """
     z = z.double()
+    if not bool(z.isfinite().all()):
+        return float("nan")
     centred = z - z.mean(0)
     eigenvalues = torch.linalg.eigvalsh(centred.T @ centred / len(z)).clamp(min=0)
     total = eigenvalues.sum()

@@ -17,7 +17,7 @@ from scbd.data.prefetch import worked_on
 from scbd.data.progress import progress_bar
 from scbd.data.sources import ArraySource
 from scbd.data.stores.block_file import STORE_KEY, BlockFile, check_same
-from scbd.data.stores.opening import memory_map_h5ad
+from scbd.data.stores.hdf5 import memory_map_h5ad
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,172 @@
+"""States that a run can be resumed from: written whole or not at all, and found again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+import zipfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+
+from scbd.model._files import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and renames it.
+
+    Lightning's own way goes through the folder for temporary files. Where that is on another file system, the last
+    step is a copy over the only good checkpoint, and a process that is killed meanwhile leaves half of one.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write to a local path; whatever else Lightning takes is left to it."""
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with written_whole(Path(path)) as file:
+            torch.save(checkpoint, file)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name when it is complete and on disk; what was there stays until then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def keep_previous(last: Path) -> None:
+    """Let the state that is there be found under another name; there is one under its own at every moment."""
+    link = last.with_name(f".{PREVIOUS}.{uuid.uuid4().hex}.partial")
+    try:
+        os.link(last, link)
+        os.replace(link, last.with_name(PREVIOUS))
+    except OSError:
+        return  # some file systems know no second names: then there is the last state alone
+    finally:
+        link.unlink(missing_ok=True)  # two names of one file are not replaced by each other
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what processes that were killed left half written."""
+    for name in (LAST, PREVIOUS, BEST, "history.csv"):
+        for partial in directory.glob(f".{name}.*.partial"):
+            partial.unlink(missing_ok=True)
+
+
+class DamagedFile(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
+class State(NamedTuple):
+    """Where to go on from."""
+
+    path: Path
+    step: int
+    """Updates made, since the run began."""
+    settings: dict[str, Any]
+    """What the run that goes on must share."""
+
+
+def find_state(ckpt_path: str | os.PathLike[str] | None, directory: Path | None) -> State | None:
+    """The state to resume from, read through; `None` for a run that begins.
+
+    Raises
+    ------
+    FileExistsError
+        If a run is to begin where the state of another is.
+    FileNotFoundError
+        If there is no such checkpoint.
+    ValueError
+        If it cannot be read, and neither can the one before.
+    """
+    last = directory / LAST if directory else None
+    if ckpt_path is None:
+        if last and (last.exists() or last.with_name(PREVIOUS).exists()):
+            msg = f"{directory} holds the state of an earlier run: go on with it (ckpt_path='last'), or choose another."
+            raise FileExistsError(msg)
+        return None
+    if ckpt_path != "last":
+        return _state(Path(ckpt_path))
+    if last is None:
+        msg = "ckpt_path='last' needs the checkpoint_dir of the run to resume."
+        raise ValueError(msg)
+    try:
+        return _state(last)
+    except (FileNotFoundError, DamagedFile) as error:
+        if not last.with_name(PREVIOUS).is_file():
+            raise
+        state = _state(last.with_name(PREVIOUS))
+        logger.warning("%s Going on from the state before it, %s of step %d.", error, state.path.name, state.step)
+        return state
+
+
+def check_same_run(saved: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Raise if a run is to go on from a state of one with other cells, or other settings."""
+    changed = {k: f"{k}: {saved.get(k)!r} → {v!r}" for k, v in settings.items() if saved.get(k) != v}
+    cells = [name for name in ("images", "labels", "split") if name in changed]
+    for name in cells:
+        changed[name] = f"other {name}"
+    if cells:
+        msg = (
+            f"The checkpoint belongs to a run on other cells ({'; '.join(changed.values())}): go on with the cells, "
+            "the labels and the split it was begun with, or begin another run."
+        )
+        raise ValueError(msg)
+    if changed:
+        msg = f"The checkpoint belongs to a run with other settings ({'; '.join(changed.values())}): repeat that run's."
+        raise ValueError(msg)
+
+
+def _state(path: Path) -> State:
+    if not path.is_file():
+        msg = f"There is no checkpoint {path} to resume from: train with checkpoint_dir=… first, or drop ckpt_path."
+        raise FileNotFoundError(msg)
+    _check_whole(path)
+    step, settings = read_header(
+        path, lambda saved: (saved["global_step"], dict(saved.get("scbd_settings", {}))), "checkpoint"
+    )
+    return State(path, step, settings)
+
+
+def _check_whole(path: Path) -> None:
+    """Compare each part of a file with its checksum."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            broken = parts.testzip()
+    except zipfile.BadZipFile:
+        msg = f"{path} is no checkpoint, or is truncated: use another copy of it."
+        raise DamagedFile(msg) from None
+    if broken:
+        msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
+        raise DamagedFile(msg)
+
+
+def _sync_folder(folder: Path) -> None:
+    # some systems cannot open a folder
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

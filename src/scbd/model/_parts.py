@@ -1,0 +1,137 @@
+"""Which cells a run learns from, and how it is known that they are the same cells as before."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from scbd.data import Split, split_by_column, stratified_split
+from scbd.data.digests import digest_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from scbd.data import ImageSource
+
+logger = logging.getLogger(__name__)
+
+# of a digest: more than enough to tell cells apart
+_DIGITS = 16
+TRAIN_SIZE = 0.9
+# columns of labels, as pandas calls what is in them
+_KINDS = ("categorical", "string", "boolean", "integer")
+_CELLS_A_VALUE = 8
+
+
+def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
+    """What images and labels are, apart, so that it can be said which of them are others."""
+    return {
+        "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_DIGITS],
+        "labels": digest_cells(None, labels)[:_DIGITS],
+    }
+
+
+def split_digest(split: Split, n_cells: int) -> dict[str, str]:
+    """Which cells are trained on and validated on."""
+    part = np.zeros(n_cells, dtype=np.int8)
+    part[split.train], part[split.validation] = 1, 2
+    return {"split": digest_cells(None, pd.DataFrame({"part": part}))[:_DIGITS]}
+
+
+def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
+    """Codes of all columns with fewer values than an eighth of the cells: guide, plate, donor; int64 ``(N,)`` each.
+
+    Any of them may be what cells that lie together have in common. Columns of fractions, dates and objects are not looked
+    at; a missing value is a value.
+    """
+    for place in range(obs.shape[1]):
+        values = obs.iloc[:, place]
+        if pd.api.types.infer_dtype(values) in _KINDS:
+            codes = pd.factorize(values)[0] + 1
+            if codes.max() <= len(obs) / _CELLS_A_VALUE:
+                yield codes
+
+
+def choose_split(
+    split: str | Split | None,
+    obs: pd.DataFrame,
+    strata: list[np.ndarray],
+    *,
+    train_size: float | None,
+    validation_size: float | None,
+    seed: int,
+    earlier: Split | None,
+) -> Split:
+    """The split that was asked for; else that of an earlier run on these cells; else one at random.
+
+    Parameters
+    ----------
+    split, train_size, validation_size, seed
+        See :meth:`scbd.SCBDModel.train`.
+    obs
+        Table of the cells.
+    strata
+        Labels to stratify by.
+    earlier
+        Of the model's last run, if that was on the same cells.
+
+    Raises
+    ------
+    TypeError
+        If ``split`` is nothing that can be.
+    ValueError
+        If it names cells that are not there, or sizes are given beside it.
+
+    Warns
+    -----
+    UserWarning
+        If cells are to be validated on that the model was trained on before.
+    """
+    sized = (train_size, validation_size) != (None, None)
+    if split is None and not sized and earlier is not None:
+        return earlier
+    if split is None:
+        train_size = TRAIN_SIZE if train_size is None else train_size
+        chosen = stratified_split(strata, train_size=train_size, validation_size=validation_size, seed=seed)
+    elif isinstance(split, str):
+        chosen = split_by_column(obs, split)
+    elif isinstance(split, Split):
+        chosen = split
+    else:
+        msg = f"split must be a scbd.data.Split or a column of obs, got {type(split).__name__}."
+        raise TypeError(msg)
+    last = max(rows.max(initial=-1) for rows in (chosen.train, chosen.validation, chosen.test))
+    if last >= len(obs):
+        msg = f"The split names row {last}, there are {len(obs)} cells."
+        raise ValueError(msg)
+    if earlier is not None:
+        _warn_if_seen(chosen, earlier)
+    return chosen
+
+
+def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
+    """Name the perturbations of a single training cell; ``y`` are the codes of all training cells."""
+    codes, counts = np.unique(y, return_counts=True)
+    alone = [str(names[code]) for code in codes[counts == 1]]
+    if alone:
+        logger.warning(
+            "%d of %d perturbations have a single training cell (%s): it has no partner and teaches z_c nothing.",
+            len(alone),
+            len(codes),
+            ", ".join(alone[:5]) + (", …" if len(alone) > 5 else ""),
+        )
+
+
+def _warn_if_seen(split: Split, earlier: Split) -> None:
+    seen = np.isin(split.validation, earlier.train).sum()
+    if seen:
+        msg = (
+            f"{seen:,} of {len(split.validation):,} validation cells were trained on in an earlier run of this model: "
+            "their loss says nothing of new cells. Without split, train_size and validation_size, train() keeps the "
+            "split of the earlier run."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=6)

@@ -1,0 +1,145 @@
+"""A run beside the user's own loggers and callbacks, and runs that do not come to their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from conftest import make_cells
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from scvi.train import SaveCheckpoint
+from small_models import QUICK, assert_same, make_model, weights
+
+from scbd import SCBDModel
+from scbd.model._checkpoints import find_state
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+
+
+class Seen(Callback):
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, *args):
+        self.steps.append(trainer.global_step)
+
+
+def test_loggers_come_beside_ours(tmp_path):
+    for logger in (
+        False,
+        True,
+        None,
+        CSVLogger(tmp_path / "one"),
+        [CSVLogger(tmp_path / "a"), CSVLogger(tmp_path / "b")],
+    ):
+        model = make_model()
+        model.train(**QUICK | {"max_steps": 1}, logger=logger)
+        assert np.isfinite(model.history["train_loss"].to_numpy()).all()
+        assert model.history["validation_loss"].index[-1] == 1
+    for name in ("one", "a", "b"):
+        assert "train_loss" in next((tmp_path / name).rglob("metrics.csv")).read_text()
+
+
+def test_callbacks_are_none_one_or_several():
+    one, two = Seen(), Seen()
+    for callbacks in (None, one, [one, two], (two,)):
+        make_model().train(**QUICK | {"max_steps": 2}, callbacks=callbacks)
+    assert one.steps == [1, 2, 1, 2]
+    assert two.steps == [1, 2, 1, 2]
+
+
+def test_lightnings_own_checkpoints_come_beside_ours(tmp_path):
+    theirs = ModelCheckpoint(tmp_path / "theirs", monitor="validation_loss")
+    model = make_model()
+    model.train(**QUICK, validate_every=3, checkpoint_dir=tmp_path / "ours", callbacks=theirs)
+    assert len(list((tmp_path / "theirs").glob("*.ckpt"))) == 1
+    state = find_state(theirs.best_model_path, None)
+    assert state is not None and state.step in (3, 6)
+
+
+@pytest.mark.filterwarnings("ignore:.*was not fully:UserWarning")
+def test_scvi_tools_saves_models_on_the_way(tmp_path):
+    saving = SaveCheckpoint(str(tmp_path), filename="best", monitor="validation_loss")
+    model = make_model()
+    model.train(**QUICK, validate_every=3, callbacks=[saving], enable_checkpointing=True)
+    assert model.is_trained and not model.module.training
+    saved = SCBDModel.load(saving.best_model_path, make_cells())
+    assert np.isfinite(saved.get_latent_representation()).all()
+    assert "SCBDModel" in repr(saved)
+
+
+def test_a_model_that_was_called_trained_from_outside_can_be_printed():
+    model = make_model()
+    model.is_trained = True
+    assert "state     trained\n" in repr(model)
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_run_without_a_logged_step_is_judged(monkeypatch):
+    """Where z_c learned nothing, the warning asks what was logged of training cells."""
+    model = make_model(alpha=0)
+    noise = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
+    with pytest.warns(UserWarning, match="learned nothing"):
+        model.train(**QUICK | {"max_steps": 5}, log_every_n_steps=50, validate_every=5)
+    assert "train_loss" not in model.history
+
+
+@pytest.mark.filterwarnings("ignore:.*fast_dev_run.*")
+def test_a_dry_run(tmp_path):
+    model = make_model()
+    model.train(**QUICK, fast_dev_run=True, checkpoint_dir=tmp_path / "run", load_best=True)
+    assert model.training_settings_["steps"] == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_stops_early_keeps_what_it_did(error):
+    class Stop(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                if error is RuntimeError:
+                    raise RuntimeError("out of memory")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    done = 3 if error is RuntimeError else 4  # the step at hand is finished first
+    model, same = make_model(), make_model()
+    with pytest.raises(error):
+        model.train(**QUICK, log_every_n_steps=1, callbacks=[Stop()])
+    same.train(**QUICK | {"max_steps": done})
+    assert_same(weights(model), weights(same))
+    assert model.is_trained and model.training_settings_["steps"] == done
+    assert model.history["train_loss"].index.tolist() == [*range(1, done + 1)]
+    np.testing.assert_array_equal(model.train_indices, same.train_indices)
+    assert f"trained for {done} steps" in repr(model)
+    assert model.get_latent_representation().shape == (96, 6)
+    assert model.health == {}  # nobody has looked
+    assert not model.module.training
+
+
+def test_a_second_run_that_does_nothing_leaves_what_is_known_of_the_first():
+    class Breaks(Callback):
+        def on_train_batch_start(self, *args):
+            raise RuntimeError("out of memory")
+
+    model = make_model()
+    model.train(**QUICK)
+    before, settings, rows = weights(model), model.training_settings_, model.train_indices
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.train(**QUICK | {"lr": 1.0}, train_size=1.0, callbacks=Breaks())
+    assert_same(weights(model), before)
+    assert model.training_settings_ == settings and model.train_indices is rows
+    assert model.history["train_loss"].index[-1] == 6
+
+
+def test_processes_of_their_own_are_refused():
+    model = make_model()
+    for strategy in ("ddp_notebook", "ddp_spawn"):
+        with pytest.raises(ValueError, match=f"'{strategy}' trains in processes of its own.*strategy='ddp'"):
+            model.train(**QUICK, strategy=strategy, devices=2)
+    with pytest.raises(ValueError, match="batch_size=25 cannot be shared equally by 2 devices"):
+        model.train(**QUICK | {"batch_size": 25}, strategy="ddp", devices=2)

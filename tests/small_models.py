@@ -1,0 +1,36 @@
+"""Small models, trained for a moment, and what they have learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import scvi
+import torch
+from conftest import make_cells
+
+from scbd import SCBDModel
+
+QUICK: dict[str, Any] = {
+    "max_steps": 6,
+    "batch_size": 24,
+    "enable_progress_bar": False,
+    "accelerator": "cpu",
+    "precision": "32-true",  # the same on every machine
+}
+
+
+def make_model(cells=None, **kwargs) -> SCBDModel:
+    cells = make_cells() if cells is None else cells
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    return SCBDModel(cells, **{"encoder": "small", "n_latent": 6, **kwargs})
+
+
+def weights(model: SCBDModel) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.module.state_dict().items()}
+
+
+def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=0, msg=name)
