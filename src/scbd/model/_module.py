@@ -21,7 +21,8 @@ from scbd.nn import (
     supervised_contrastive_loss,
 )
 from scbd.nn.groups import pair_codes
-from scbd.nn.losses import InvarianceReduction, check_smoothing, check_temperature
+from scbd.nn.loss_inputs import check_smoothing, check_temperature
+from scbd.nn.losses import InvarianceReduction
 
 if TYPE_CHECKING:
     from scbd.nn.decoders import Likelihood

@@ -28,11 +28,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from scbd.nn._log_sums import LOWEST_TEMPERATURE, log_sums
+from scbd.nn._log_sums import log_sums
 from scbd.nn.groups import Groups
-
-# how far from 1 a length may be: half precision rounds unit vectors by less
-_OFF = 0.01
+from scbd.nn.loss_inputs import check_smoothing, checked_batch
 
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 
@@ -68,7 +66,7 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
     >>> scbd.nn.log_normaliser(z).shape
     torch.Size([8])
     """
-    z = _check(z, temperature)
+    z = checked_batch(z, temperature)
     with torch.autocast(z.device.type, enabled=False):
         (others,) = log_sums(z, temperature)
         return torch.logaddexp(others, (z * z).sum(1) / temperature) if include_self else others
@@ -147,7 +145,7 @@ def supervised_contrastive_loss(
     True
     """
     check_smoothing(smoothing)
-    z = _check(z, temperature, labels, "labels")
+    z = checked_batch(z, temperature, labels, "labels")
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
     with torch.autocast(z.device.type, enabled=False):
@@ -247,7 +245,7 @@ def invariance_loss(
     >>> float(scbd.nn.invariance_loss(z, mixed)) < 1 < float(scbd.nn.invariance_loss(z, told))
     True
     """
-    z = _check(z, temperature, environments, "environments")
+    z = checked_batch(z, temperature, environments, "environments")
     if reduction not in get_args(InvarianceReduction):
         msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
         raise ValueError(msg)
@@ -330,45 +328,5 @@ def share_learned(loss: Tensor, labels: Tensor, *, smoothing: float = 0.0, inclu
     return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
 
 
-def check_smoothing(smoothing: float) -> None:
-    """Raise ``ValueError`` unless labels still say something."""
-    if not 0 <= smoothing < 1:
-        msg = f"smoothing is a probability below 1, at which labels say nothing; got {smoothing}."
-        raise ValueError(msg)
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise ``ValueError`` unless logits are finite."""
-    if not LOWEST_TEMPERATURE < temperature < math.inf:
-        msg = (
-            f"temperature must be a number above {LOWEST_TEMPERATURE:.4f} (exp(1/temperature) overflows), got "
-            f"{temperature}."
-        )
-        raise ValueError(msg)
-
-
 # where an argument has the function's name
 _log_normaliser = log_normaliser
-
-
-def _check(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
-    """``z`` in float32 or wider, if everything is as it should be."""
-    if z.ndim != 2 or (labels is not None and labels.shape != z.shape[:1]):
-        msg = f"z must be (B, D), got {tuple(z.shape)}."
-        if labels is not None:
-            msg = f"z must be (B, D) and {name} (B,), got {tuple(z.shape)} and {tuple(labels.shape)}."
-        raise ValueError(msg)
-    if len(z) < 2:
-        msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
-        raise ValueError(msg)
-    check_temperature(temperature)
-    if z.device.type == "cpu":  # elsewhere, looking would make the processor wait for the device
-        lengths = torch.linalg.vector_norm(z.detach().float(), dim=1)
-        off, row = (lengths - 1).abs().max(0)
-        if off > _OFF:  # NaN is not: of that, the loss is NaN
-            msg = (
-                f"z must hold vectors of unit length, that of row {int(row)} is {float(lengths[row]):.3g}: use "
-                "torch.nn.functional.normalize(z, dim=1)."
-            )
-            raise ValueError(msg)
-    return z.to(torch.promote_types(z.dtype, torch.float32))
