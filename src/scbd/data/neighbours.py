@@ -70,7 +70,7 @@ def mixed_neighbours(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
 
     References
     ----------
-    Barton & David (1957), Multiple runs, Biometrika 44.
+    Barton and David (1957), Multiple runs.
     """
     same = y[1:] == y[:-1]
     _, group, sizes = np.unique(y, return_inverse=True, return_counts=True)
