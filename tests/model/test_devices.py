@@ -49,6 +49,7 @@ SETTINGS: dict[str, Any] = {
     "precision": "32-true",
     "enable_progress_bar": False,
     "perturbations_per_batch": None,
+    "seed": 0,  # that of scvi-tools is another in each process
 }
 
 # three perturbations of eight cells

@@ -20,6 +20,7 @@ TRAINING: dict[str, Any] = {
     "validate_every": 5,
     "accelerator": "cpu",
     "precision": "32-true",
+    "seed": 0,  # that of scvi-tools is another in each process
 }
 # slow enough that no process comes to the end in the time it is given
 CODE = """

@@ -195,7 +195,7 @@ class TrainMixin:
         **given
             All arguments of :meth:`train`.
         """
-        trainer_kwargs = checked_trainer_kwargs(type(self).train, given)
+        trainer_kwargs = checked_trainer_kwargs(TrainMixin.train, given)
         plan_kwargs = checked_plan_kwargs(given["plan_kwargs"])
         rates = {name: plan_kwargs.pop(name, given[name]) for name in ("lr", "weight_decay")}
         seed = given["seed"]
