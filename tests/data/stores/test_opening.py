@@ -99,7 +99,7 @@ def test_a_file_cannot_name_other_files_of_this_machine(tmp_path, how, place):
 def test_a_zarr_store_cannot_name_other_files_either(tmp_path):
     path = tmp_path / "c.zarr"
     write_screen(path, make_cells(6), y_key="gene")
-    (path / "inside").symlink_to(path / "obs")
+    (path / "obs" / "inside").symlink_to(path / "obs" / "gene")
     open_screen(path)
     (tmp_path / "secret").write_text("secret")
     (path / "obs" / "outside").symlink_to(tmp_path / "secret")
@@ -127,9 +127,7 @@ def test_what_would_not_fit_in_memory_is_not_loaded(tmp_path, monkeypatch):
         del file[KEY]
         images = file.create_dataset(KEY, (50, 2, 92_681, 92_681), "uint8", chunks=(1, 1, 512, 512), compression="gzip")
         images.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    with pytest.raises(
-        ValueError, match="would take 800.0 of .* GiB of free memory: write them once with scbd.data.wr"
-    ):
+    with pytest.raises(ValueError, match="would take 800.0 of .* GiB of free memory: write them once"):
         open_screen(tmp_path / "c.h5ad")
 
 

@@ -93,15 +93,13 @@ def open_h5(path: Path) -> h5py.File:
 def _check_own(file: h5py.File) -> None:
     """Raise if anything in a file lies in another: one from elsewhere could so name any file of this machine."""
 
-    def look(name: str, link: h5py.HardLink | h5py.SoftLink | h5py.ExternalLink) -> None:
+    def outside(name: str, link: h5py.HardLink | h5py.SoftLink | h5py.ExternalLink) -> str | None:
         # soft links need no look: what they lead to is in this file, unless by way of an external one
         found = file[name] if isinstance(link, h5py.HardLink) else None
-        outside = isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)
-        if outside or isinstance(link, h5py.ExternalLink):
-            msg = (
-                f"{name!r} of {file.filename} lies in another file, which is not followed: copy what is there into "
-                "this one."
-            )
-            raise ValueError(msg)
+        taken = isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)
+        return name if taken or isinstance(link, h5py.ExternalLink) else None
 
-    file.visititems_links(look)
+    name = file.visititems_links(outside)
+    if name is not None:
+        msg = f"{name!r} of {file.filename} lies in another file, which is not followed: copy what is there into this one."
+        raise ValueError(msg)

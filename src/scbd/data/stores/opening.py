@@ -199,7 +199,8 @@ def _say_what_is_left(group: Any, path: Any) -> None:
     left = [
         name
         for name in sorted(set(group) - {*_TABLES, "obsm"})
-        if hasattr(group[name], "shape") or len(list(group[name])) or "shape" in group[name].attrs
+        if group[name].attrs.get("encoding-type") != "null"
+        and (hasattr(group[name], "shape") or len(list(group[name])))
     ]
     if left:
         msg = (
