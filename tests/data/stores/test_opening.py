@@ -131,13 +131,14 @@ def test_what_would_not_fit_in_memory_is_not_loaded(tmp_path, monkeypatch):
         open_screen(tmp_path / "c.h5ad")
 
 
-@pytest.mark.filterwarnings("ignore:.*([zZ]arr v[23]|Zarr format 3)")  # AnnData on its plans
+@pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
 def test_chunks_of_parts_of_images_are_told_of(tmp_path):
-    with anndata.settings.override(zarr_write_format=3):
-        make_cells(12).write_zarr(tmp_path / "c.zarr")
-    path = tmp_path / "c.zarr" / "obsm"
-    images = make_cells(12).obsm["single_cell_images"]
-    zarr.create_array(path / "single_cell_images", data=images, chunks=(12, 1, 16, 16), overwrite=True)
+    cells = make_cells(12)
+    images = cells.obsm["single_cell_images"]
+    group = zarr.open_group(tmp_path / "c.zarr", mode="w")
+    for name, table in {"obs": cells.obs, "var": cells.var, "obsm": {}}.items():
+        anndata.io.write_elem(group, name, table)
+    group.create_array(KEY, data=images, chunks=(12, 1, 16, 16))
     with pytest.warns(UserWarning, match="Chunks of .12, 1, 16, 16. in .* hold parts of images.*write_screen"):
         open_screen(tmp_path / "c.zarr")
     assert read_crops(tmp_path / "c.zarr").images.shape == images.shape

@@ -25,7 +25,7 @@ from scbd.data import write_screen
 
 def job(path):
     try:
-        write_screen(path, make_plates(), y_key="gene", block_size=2)
+        write_screen(path, make_plates(), y_key="gene", block_size=8)
     except FileExistsError as error:
         assert "exists: it is kept" in str(error)  # came too late
 
@@ -42,8 +42,8 @@ for path in {paths!r}:
 
 def test_processes_with_the_same_job_all_end_well_and_leave_nothing(tmp_path):
     for name in KINDS:
-        write_screen(tmp_path / "whole" / name, make_plates(), y_key="gene", block_size=2)
-    paths = [str(tmp_path / str(attempt) / name) for attempt in range(3) for name in KINDS]
+        write_screen(tmp_path / "whole" / name, make_plates(), y_key="gene", block_size=8)
+    paths = [str(tmp_path / str(attempt) / name) for attempt in range(2) for name in KINDS]
     code = CODE.format(tests=str(Path(__file__).parents[2]), paths=paths)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr

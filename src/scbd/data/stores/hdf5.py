@@ -101,5 +101,5 @@ def _check_own(file: h5py.File) -> None:
 
     name = file.visititems_links(outside)
     if name is not None:
-        msg = f"{name!r} of {file.filename} lies in another file, which is not followed: copy what is there into this one."
+        msg = f"{name!r} of {file.filename} lies in another file, which is not followed: copy it into this one."
         raise ValueError(msg)
