@@ -127,7 +127,15 @@ def unnoticed(path: Path, right: list[str]) -> bool:
     try:
         verify_screen(path)
         return read(path) != right
-    except (KeyError, OSError, RuntimeError, TypeError, ValueError):  # what they say is a matter of the tests
+    except (
+        AttributeError,
+        LookupError,
+        MemoryError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # what they say is a matter of the tests
         return False
 
 
