@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 from _compare import machine
@@ -126,7 +127,7 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 def damaged(path: Path, damage: Callable[[Path, np.random.Generator], None], n: int) -> dict[str, int]:
     """Damage a copy, again and again; lost are those that neither verifying nor reading says anything of."""
     found = {"tried": n, "runs": n, "lost": 0}
-    right = image_source(open_screen(path), IMAGES).read(slice(None))
+    right = read(path)
     for seed in range(n):
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
@@ -136,12 +137,28 @@ def damaged(path: Path, damage: Callable[[Path, np.random.Generator], None], n: 
     return found
 
 
-def unnoticed(path: Path, right: np.ndarray) -> bool:
-    """Whether images that are not those that were written are given out as if whole."""
+def read(path: Path) -> list[str]:
+    """Everything that opening a screen gives."""
+    adata = open_screen(path)
+    tables = [f"{frame.dtypes.to_dict()} {frame.reset_index().to_csv()}" for frame in (adata.obs, adata.var)]
+    images = image_source(adata, IMAGES).read(slice(None))
+    return [*tables, repr(sorted(map(repr, adata.uns.items()))), images.dtype.str, images.tobytes().hex()]
+
+
+def unnoticed(path: Path, right: list[str]) -> bool:
+    """Whether images or tables that are not those that were written are given out as if whole."""
     try:
         verify_screen(path)
-        return not np.array_equal(image_source(open_screen(path), IMAGES).read(slice(None)), right)
-    except (KeyError, OSError, RuntimeError, TypeError, ValueError):  # what they say is a matter of the tests
+        return read(path) != right
+    except (
+        AttributeError,
+        LookupError,
+        MemoryError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # what they say is a matter of the tests
         return False
 
 
@@ -156,8 +173,26 @@ def some_file(path: Path, rng: np.random.Generator) -> Path:
 
 def flip(path: Path, rng: np.random.Generator) -> None:
     file = some_file(path, rng)
+    flip_one(file, np.arange(file.stat().st_size), rng)
+
+
+def flip_table(path: Path, rng: np.random.Generator) -> None:
+    """Anywhere but in images: labels, names, types, where things lie."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and IMAGES not in file.parts)
+        file = files[rng.integers(len(files))]
+        flip_one(file, np.arange(file.stat().st_size), rng)
+    else:
+        with h5py.File(path) as store:
+            images = store["obsm"][IMAGES]
+            start, size = images.id.get_offset(), images.nbytes
+        places = np.arange(path.stat().st_size)
+        flip_one(path, places[(places < start) | (places >= start + size)], rng)
+
+
+def flip_one(file: Path, places: np.ndarray, rng: np.random.Generator) -> None:
     said = bytearray(file.read_bytes())
-    said[rng.integers(len(said))] ^= 1 << int(rng.integers(8))
+    said[rng.choice(places)] ^= 1 << int(rng.integers(8))
     file.write_bytes(said)
 
 
@@ -209,7 +244,13 @@ def main() -> None:
             saving = "kill -9 while training, TMPDIR on another file system"
             note(saving, lambda: killed(kills, killed_saving(whole)))
         note("kill -9 while embedding", lambda: killed(kills, killed_embedding(whole)))
-        for what, damage in {"a flipped bit": flip, "a file cut off": cut, "a missing file": remove}.items():
+        damages = {
+            "a flipped bit": flip,
+            "a flipped bit of the tables": flip_table,
+            "a file cut off": cut,
+            "a missing file": remove,
+        }
+        for what, damage in damages.items():
             for name in ("s.h5ad", "s.zarr")[damage is remove :]:
                 note(f"{what}, {name[2:]}", lambda: damaged(whole / name, damage, n))
 

@@ -72,6 +72,7 @@ class BlockFile:
         self._file = None
         while self._file is None:
             if self._is_there():
+                self._partial.unlink(missing_ok=True)  # begun too late
                 return np.ones(self._n_blocks, dtype=bool)
             if not self._partial.exists():
                 self._write_header()

@@ -145,8 +145,7 @@ class ZarrContainer:
     def _remove_left(self) -> None:
         """What processes have left that were killed, or came too late."""
         remove_headers(self._partial)
-        if not (self._partial / "zarr.json").exists():
-            shutil.rmtree(self._partial, ignore_errors=True)
+        shutil.rmtree(self._partial, ignore_errors=True)
 
     def _done(self) -> np.ndarray:
         from zarr.core.sync import sync

@@ -84,6 +84,10 @@ def open_h5(path: Path) -> h5py.File:
         raise ValueError(msg) from error
     try:
         _check_own(file)
+    except (KeyError, OSError, RuntimeError, SystemError) as error:
+        file.close()
+        msg = f"{path} is damaged ({error}): copy or write it again."
+        raise ValueError(msg) from error
     except BaseException:
         file.close()
         raise
@@ -92,16 +96,13 @@ def open_h5(path: Path) -> h5py.File:
 
 def _check_own(file: h5py.File) -> None:
     """Raise if anything in a file lies in another: one from elsewhere could so name any file of this machine."""
-
-    def look(name: str, link: h5py.HardLink | h5py.SoftLink | h5py.ExternalLink) -> None:
+    links: dict[str, h5py.HardLink | h5py.SoftLink | h5py.ExternalLink] = {}
+    # collected first: HDF5 loses an error that is raised while it visits
+    file.visititems_links(links.__setitem__)
+    for name, link in links.items():
         # soft links need no look: what they lead to is in this file, unless by way of an external one
         found = file[name] if isinstance(link, h5py.HardLink) else None
-        outside = isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)
-        if outside or isinstance(link, h5py.ExternalLink):
-            msg = (
-                f"{name!r} of {file.filename} lies in another file, which is not followed: copy what is there into "
-                "this one."
-            )
+        taken = isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)
+        if taken or isinstance(link, h5py.ExternalLink):
+            msg = f"{name!r} of {file.filename} lies in another file, which is not followed: copy it into this one."
             raise ValueError(msg)
-
-    file.visititems_links(look)

@@ -196,10 +196,11 @@ def _tables(group: Any, *on_disk: str) -> dict[str, Any]:
 
 
 def _say_what_is_left(group: Any, path: Any) -> None:
+    others = {name: group[name] for name in sorted(set(group) - {*_TABLES, "obsm"})}
     left = [
         name
-        for name in sorted(set(group) - {*_TABLES, "obsm"})
-        if hasattr(group[name], "shape") or len(list(group[name])) or "shape" in group[name].attrs
+        for name, other in others.items()
+        if other.attrs.get("encoding-type") != "null" and (hasattr(other, "shape") or list(other))
     ]
     if left:
         msg = (
