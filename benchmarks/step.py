@@ -151,7 +151,7 @@ def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: in
     cells.obsm["single_cell_images"] = rng.integers(0, 256, (2 * size, *shape), dtype=np.uint8)
     scvi.settings.seed = 0
     scbd.SCBDModel.setup_anndata(cells, "y", "e")
-    model = scbd.SCBDModel(cells, invariance="listing", smoothing=0.0)
+    model = scbd.SCBDModel(cells, **SETTINGS)
     images = model.module.preprocess(torch.from_numpy(cells.obsm["single_cell_images"][:size]))
     encoders = [block.encoder.train() for block in (model.module.content, model.module.style)]
     seed = torch.ones(size, 512) / size
