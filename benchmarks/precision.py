@@ -47,7 +47,7 @@ def plain(model: scbd.SCBDModel) -> None:
 
 def digits(scale: Scale, seed: int, prepare: Callable, precision: str, model: Settings, training: Settings) -> Outcome:
     """The demo: coloured digits, tested on white ones."""
-    adata = scbd.datasets.colored_digits(seed=seed)[:: scale.of(1, 6)].copy()
+    adata = scbd.datasets.colored_digits(seed=seed)[:: scale.of(1, 9)].copy()
     trained = make(adata, "digit", "environment", seed, **demo.SETTINGS | {"alpha": 20.0} | model)
     prepare(trained)
     trained.train(seed=seed, precision=precision, **demo.TRAINING | training)
@@ -60,7 +60,7 @@ def digits(scale: Scale, seed: int, prepare: Callable, precision: str, model: Se
 def screen(scale: Scale, seed: int, prepare: Callable, precision: str, model: Settings, training: Settings) -> Outcome:
     """A simulated screen: does z_c know the complex, and not the well?"""
     adata = scbd.datasets.simulated_screen(
-        scale.of(4000, 300), image_size=32, n_complexes=6, genes_per_complex=2, effect_size=1.5, seed=seed
+        scale.of(4000, 200), image_size=32, n_complexes=6, genes_per_complex=2, effect_size=1.5, seed=seed
     )
     trained = make(adata, "gene", "well", seed, **{"encoder": "small", "alpha": 1.0} | model)
     prepare(trained)
