@@ -265,7 +265,8 @@ def _check_memory(path: Path, n: int) -> None:
     if needed > there:
         msg = (
             f"{n:,} crops of {path} take {needed / 2**30:,.0f} GiB of memory, this machine has "
-            f"{there / 2**30:,.0f}: take fewer with n_cells, or write a screen of all with scbd.data.write_screen, and give its path."
+            f"{there / 2**30:,.0f}: take fewer with n_cells, or write a screen of all with "
+            "scbd.data.write_screen, and give its path."
         )
         raise ValueError(msg)
 
