@@ -45,8 +45,8 @@ def split_digest(split: Split, n_cells: int) -> dict[str, str]:
 def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
     """Codes of all columns with fewer values than an eighth of the cells: guide, plate, donor; int64 ``(N,)`` each.
 
-    Any of them may be what cells that lie together have in common. Columns of fractions, dates and objects are not looked
-    at; a missing value is a value.
+    Any of them may be what cells that lie together have in common. Fractions, dates and objects are not looked at; a
+    missing value is a value.
     """
     for place in range(obs.shape[1]):
         values = obs.iloc[:, place]
