@@ -8,6 +8,7 @@ import pytest
 from conftest import make_cells
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from pictures import is_drawn
+from PIL import Image
 
 import scbd
 from scbd.cli import EXPERIMENTS, main
@@ -61,6 +62,22 @@ def test_convert(tmp_path, capsys):
     both = [str(tmp_path / "cells.h5ad"), *late]
     assert main([*convert, *both, "--out", str(tmp_path / "x.h5ad")]) == 2
     assert "--table has the rows of one plate" in capsys.readouterr().err
+
+
+def test_convert_a_table_of_files_that_lie_elsewhere(tmp_path, capsys):
+    (tmp_path / "plate").mkdir()
+    (tmp_path / "tables").mkdir()
+    for number in range(6):
+        pixels = np.full((8, 8), number, np.uint8)
+        pixels[0, :2] = 0, 255
+        Image.fromarray(pixels).save(tmp_path / "plate" / f"{number}.png")
+    table = tmp_path / "tables" / "cells.csv"
+    table.write_text("path,gene\n" + "".join(f"plate/{number}.png,gene_{number % 2}\n" for number in range(6)))
+    convert = ["convert", str(table), "--y-key", "gene", "--out", str(tmp_path / "screen.h5ad"), "--workers", "2"]
+    assert main(convert) == 2
+    assert "There is no file" in capsys.readouterr().err
+    assert main([*convert, "--root", str(tmp_path)]) == 0
+    assert "6 cells of 1 × 8 × 8 uint8" in capsys.readouterr().out
 
 
 def test_what_the_system_says_is_said(tmp_path, capsys, monkeypatch):

@@ -14,6 +14,7 @@ SOURCE = Path(scbd.__file__).parent
 # who may import whom: a package sees what stands before it here, and itself
 ROOMS = {
     "_checks": set(),
+    "_command_line": set(),
     "_keys": set(),
     "_messages": set(),
     "_sizes": set(),
@@ -27,7 +28,7 @@ ROOMS = {
     "model": {"_checks", "_keys", "_labels", "_messages", "_sizes", "nn", "data"},
     "baselines": {"_checks", "_keys", "_labels", "_messages", "nn", "data", "model"},
     "experiments": {"_checks", "_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
-    "cli": {"data", "experiments"},
+    "cli": {"_command_line", "data", "experiments"},
 }
 
 

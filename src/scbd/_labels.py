@@ -84,7 +84,7 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
     if isinstance(values, pd.DataFrame):
         msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."
         raise ValueError(msg)
-    missing = np.flatnonzero(values.isna())
+    missing = np.flatnonzero(values.isna().to_numpy())  # looking at a Series would make a table of its index
     if missing.size and not allow_missing:
         msg = (
             f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): drop "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import sys
 import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from scbd import _command_line as values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXPERIMENTS = (
     "cmnist cmnist-ablations cmnist-long cmnist-alphas cmnist-map cmnist-lengths cmnist-systems cmnist-variance "
     "counterfactuals camelyon17 camelyon17-ablations rxrx1 pacs pacs-alphas vlcs screen screen-alphas screen-map "
-    "screen-lengths screen-systems screen-variance funk22 funk22-cellprofiler"
+    "screen-lengths screen-neighbours screen-systems screen-variance funk22 funk22-cellprofiler"
 ).split()
 _HOW_LONG = (
     "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "
@@ -51,32 +52,21 @@ def _mistakes() -> tuple[type[Exception], ...]:
     return own if lightning is None else (*own, lightning.MisconfigurationException)
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults where there are any: not of switches, and numbers as short as they are."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.nargs == 0 or not isinstance(action.default, (str, int, float, Path, list)):
-            return action.help
-        if isinstance(action.default, float):
-            return f"{action.help} (default: {action.default:.2g})"
-        return super()._get_help_string(action)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "scbd", description="Batch-corrected image embeddings by Supervised Contrastive Block Disentanglement."
     )
     parser.add_argument("--version", action="version", version=f"scbd {version('scbd')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    show = _Help
+    show = values.Help
 
     demo = commands.add_parser(
         "demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=show
     )
     demo.add_argument("--out", type=Path, default=Path("results/demo"), help="directory for table and pictures")
-    demo.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
+    demo.add_argument("--alpha", type=values.alpha, default="auto", help="weight of the invariance loss, or 'auto'")
     demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
-    demo.add_argument("--seed", type=_seed, default=0, help="seed of everything")
+    demo.add_argument("--seed", type=values.seed, default=0, help="seed of everything")
     demo.set_defaults(command=_demo)
 
     convert = commands.add_parser(
@@ -91,20 +81,24 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help=".h5ad, .h5sc, .zarr, .npz, .npy, a .csv or .parquet that names image files, or the folder of an LMDB",
     )
-    convert.add_argument("--out", type=_target, required=True, help=".h5ad, .zarr, or the URL of a Zarr store")
+    convert.add_argument(
+        "--out", type=values.path_or_url, required=True, help=".h5ad, .zarr, or the URL of a Zarr store"
+    )
     convert.add_argument("--y-key", required=True, help="column of the perturbation, to sort by")
     convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
     convert.add_argument("--table", type=Path, help=".csv or .parquet with a row an image, for a single plate")
     convert.add_argument("--file-columns", nargs="+", default=["path"], help="of a table: columns of image files")
+    convert.add_argument("--root", type=Path, help="folder that paths in a table are relative to (the table's)")
     convert.add_argument("--channels", nargs="+", help="names of the channels")
-    convert.add_argument("--image-size", type=_image_size, metavar="SIDE|HxW", help="resize to so many pixels")
+    convert.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
     convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="of the stored images")
     convert.add_argument(
         "--intensity-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="what becomes lowest and highest"
     )
     convert.add_argument("--compression", choices=["lz4", "zstd"], help="of a Zarr store")
-    convert.add_argument("--seed", type=_seed, default=0, help="seed of the order")
-    convert.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
+    convert.add_argument("--seed", type=values.seed, default=0, help="seed of the order")
+    convert.add_argument("--workers", dest="n_workers", type=int, metavar="N", help="blocks at once (a core each)")
+    convert.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     convert.add_argument("--verify", action="store_true", help="read what was written, and compare with its checksums")
     convert.set_defaults(command=_convert)
 
@@ -114,14 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_cells(run)
     run.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
     model = _add_model(run)
-    model.add_argument("--alpha", type=_alpha, default="auto", help="weight of the invariance loss, or 'auto'")
+    model.add_argument("--alpha", type=values.alpha, default="auto", help="weight of the invariance loss, or 'auto'")
     model.add_argument(
         "--style-target",
         choices=["e", "ye", "none"],
         default="e",
         help="what z_s is clustered by: environment, the pair with the perturbation, or 'none' for no z_s",
     )
-    _add_training(run).add_argument("--seed", type=_seed, default=0, help="seed of everything")
+    _add_training(run).add_argument("--seed", type=values.seed, default=0, help="seed of everything")
     run.set_defaults(command=_run)
 
     select = commands.add_parser(
@@ -129,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_cells(select)
     select.add_argument(
-        "--alphas", type=_number, nargs="+", help="to try; a handful that suits --invariance without it"
+        "--alphas", type=values.number, nargs="+", help="to try; a handful that suits --invariance without it"
     )
     select.add_argument(
         "--criterion",
@@ -154,14 +148,14 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
     again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
     again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
-    again.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
+    again.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     again.add_argument("--report", action="store_true", help="run nothing, make tables and figures of what is there")
     again.set_defaults(command=_reproduce)
     return parser
 
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cells", type=_target, help="an .h5ad or .zarr with images in obsm")
+    parser.add_argument("cells", type=values.path_or_url, help="an .h5ad or .zarr with images in obsm")
     parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
     parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
@@ -180,7 +174,7 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default="variance",
         help="form of the loss, 'listing' as published; each has its own scale of alpha",
     )
-    model.add_argument("--image-size", type=_image_size, metavar="SIDE|HxW", help="resize to so many pixels")
+    model.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
     model.add_argument(
         "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
     )
@@ -198,7 +192,7 @@ def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     length.add_argument("--max-epochs", type=int, help="passes over the training cells")
     train.add_argument("--batch-size", type=int, help="cells a batch (2,048, or all if fewer)")
     train.add_argument(
-        "--perturbations-per-batch", type=_count_or_auto, default="auto", help="number, 'auto' or 'none'"
+        "--perturbations-per-batch", type=values.count_or_auto, default="auto", help="number, 'auto' or 'none'"
     )
     train.add_argument("--lr", type=float, default=1e-4, help="learning rate")
     train.add_argument("--weight-decay", type=float, default=0.01, help="weight decay")
@@ -235,11 +229,11 @@ def _convert(arguments: argparse.Namespace) -> int:
     if arguments.table is not None and len(arguments.plates) > 1:
         msg = "--table has the rows of one plate: convert plates one by one, then together."
         raise ValueError(msg)
-    reading = _named(arguments, "table image_key file_columns channels")
+    reading = _named(arguments, "table image_key file_columns root channels")
     adata = write_screen(
         arguments.out,
         [read_crops(plate, **reading) for plate in arguments.plates],
-        **_named(arguments, "y_key image_key image_size dtype intensity_range compression seed shard"),
+        **_named(arguments, "y_key image_key image_size dtype intensity_range compression seed shard n_workers"),
     )
     if arguments.image_key not in adata.obsm:
         print(f"Share {arguments.shard[0]} of {arguments.shard[1]} is written; others are missing.")
@@ -249,10 +243,6 @@ def _convert(arguments: argparse.Namespace) -> int:
     shape = " × ".join(map(str, adata.obsm[arguments.image_key].shape[1:]))
     print(f"{adata.n_obs:,} cells of {shape} {adata.obsm[arguments.image_key].dtype}: {arguments.out}")
     return 0
-
-
-def _target(text: str) -> Any:
-    return text if "://" in text else Path(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -333,45 +323,6 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     print("\n" + (out / "table.md").read_text(encoding="utf-8"))
     print(f"Rows, tables and figures: {out}/")
     return 0
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, _, n = text.partition("/")
-    if not (index.isdecimal() and n.isdecimal()):
-        msg = f"{text!r} is no share of the work: write 1/4 for the first of four processes"
-        raise argparse.ArgumentTypeError(msg)
-    return int(index), int(n)
-
-
-def _seed(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 2**32):
-        msg = f"{text!r} is no seed: give a whole number from 0 on, below 2^32"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _alpha(text: str) -> Any:
-    return text if text == "auto" else _number(text)
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        msg = f"{text!r} is no weight of the invariance loss: give a number that is 0 or larger"
-        raise argparse.ArgumentTypeError(msg)
-    return number
-
-
-def _image_size(text: str) -> Any:
-    height, _, width = text.partition("x")
-    return (int(height), int(width)) if width else int(height)
-
-
-def _count_or_auto(text: str) -> Any:
-    return {"auto": "auto", "none": None}[text] if text in ("auto", "none") else int(text)
 
 
 def _print(table: pd.DataFrame) -> None:
