@@ -182,6 +182,14 @@ def test_what_other_packages_cannot_do_is_one_sentence(tmp_path, capsys, monkeyp
     assert "cells.h5ad is a file: give a directory" in capsys.readouterr().err
 
 
+def test_a_run_that_diverged_is_one_sentence(tmp_path, capsys):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
+    how = ["--max-steps", "4", "--batch-size", "24", "--lr", "1e30", "--out", str(tmp_path / "out")]
+    assert main([*arguments, *how]) == 2
+    assert "scbd: The training loss became nan at step 2 of 4 (lr 1e+30" in capsys.readouterr().err
+
+
 def test_a_package_that_is_not_there_is_named(tmp_path, capsys, monkeypatch):
     def without(*args, **kwargs):
         msg = "Install s3fs to access S3"

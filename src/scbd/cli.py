@@ -47,9 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _mistakes() -> tuple[type[Exception], ...]:
     """What a user can do something about: settings, files, packages and devices that are not there."""
-    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")  # what has not been imported raises nothing
-    own = (OSError, ImportError, KeyError, TypeError, ValueError)
-    return own if lightning is None else (*own, lightning.MisconfigurationException)
+    own: list[type[Exception]] = [OSError, ImportError, KeyError, TypeError, ValueError]
+    others = {"lightning.fabric.utilities.exceptions": "MisconfigurationException", "scbd.model": "TrainingDiverged"}
+    # what has not been imported raises nothing
+    own += [getattr(sys.modules[module], name) for module, name in others.items() if module in sys.modules]
+    return tuple(own)
 
 
 def _parser() -> argparse.ArgumentParser:

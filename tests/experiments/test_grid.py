@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -11,7 +12,8 @@ from scbd.data import ArraySource
 from scbd.data.digests import digest_cells
 from scbd.experiments import DATASETS, PROTOCOLS, Results, Trial, run_trials
 from scbd.experiments._systems import MEANINGS
-from scbd.model import SCBDModel
+from scbd.model import SCBDModel, TrainingDiverged
+from scbd.model._module import SCBDModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
@@ -48,6 +50,33 @@ def test_the_same_trial_gives_the_same_scores(tmp_path):
     for column in ("r_c in", "r_c out", "z_c out", "supervised_c"):
         assert rows[0][column] == rows[1][column]
     assert rows[0]["key"] == rows[1]["key"]
+
+
+def spoiled_after(step: int, monkeypatch) -> None:
+    """Losses that are no numbers from then on."""
+    losses, calls = SCBDModule.forward, []
+
+    def spoiled(self, *args, **kwargs):
+        found = losses(self, *args, **kwargs)
+        calls.append(self.training)
+        return found | {"loss": found["loss"] * float("nan")} if sum(calls) > step else found
+
+    monkeypatch.setattr(SCBDModule, "forward", spoiled)
+
+
+def test_a_setting_that_diverges_is_a_row_that_says_so(tmp_path, monkeypatch):
+    spoiled_after(3, monkeypatch)
+    diverging = dataclasses.replace(trial(alpha=1.0), training=TRAINING | {"validate_every": 2, "max_steps": 8})
+    row = run_trials([diverging], tmp_path).iloc[0]
+    assert row["steps"] == 2 and "The training loss became nan at step 4 of 8" in row["warnings"][0]
+    assert 0 <= row["z_c in"] <= 1 and np.isfinite(row["supervised_c"])
+    assert run_trials([diverging], tmp_path)["finished"].tolist() == [row["finished"]]
+
+
+def test_a_setting_that_never_worked_has_no_scores(tmp_path, monkeypatch):
+    spoiled_after(0, monkeypatch)
+    with pytest.raises(TrainingDiverged, match="at step 1 of 4"):
+        run_trials([trial(alpha=1.0)], tmp_path)
 
 
 def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scbd import baselines
 from scbd.baselines import standardize_by_environment, tvn
 from scbd.experiments._seeding import seed_everything
-from scbd.model import SCBDModel
+from scbd.model import SCBDModel, TrainingDiverged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,11 +79,26 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, *
         Directory of the run's state.
     **training
         In place of the trial's arguments of ``train``.
+
+    Raises
+    ------
+    scbd.model.TrainingDiverged
+        If training diverged before any weights were found good.
+
+    Warns
+    -----
+    UserWarning
+        If it diverged later: the last good weights are scored, and the row says so.
     """
     seed_everything(trial.seed)
     system = SYSTEMS[trial.system]
     system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key, image_key=dataset.image_key)
     model = system(adata, **trial.model)
     resume = "last" if (checkpoints / "last.ckpt").is_file() else None
-    model.train(checkpoint_dir=checkpoints, ckpt_path=resume, seed=trial.seed, **(training or trial.training))
+    try:
+        model.train(checkpoint_dir=checkpoints, ckpt_path=resume, seed=trial.seed, **(training or trial.training))
+    except TrainingDiverged as error:  # a setting that does not work is a result, and no reason to stop a sweep
+        if not model.is_trained:
+            raise
+        warnings.warn(str(error), UserWarning, stacklevel=2)
     return model

@@ -17,6 +17,7 @@ from scbd._labels import as_columns
 from scbd.data import ImageDataModule, Split
 from scbd.model._arguments import checked_plan_kwargs, checked_trainer_kwargs
 from scbd.model._checkpoints import check_same_run, find_state
+from scbd.model._divergence import TrainingDiverged
 from scbd.model._fit import prepare, steps_between_validations
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
 from scbd.model._plan import TrainingPlan
@@ -293,9 +294,10 @@ class TrainMixin:
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
             self.training_settings_ = run.settings
             self.is_trained_ = True
+        if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
+            self._after_training(run.data)
         if run.error is not None:
             raise run.error
-        self._after_training(run.data)
 
     def _steps(self) -> int:
         """Steps of all runs so far."""
