@@ -80,10 +80,14 @@ def test_a_run_that_never_was_good_leaves_the_model_as_it_was():
     assert not model.is_trained and "not trained" in repr(model)
 
 
-def test_a_rate_that_is_far_too_high_is_said():
+@pytest.mark.parametrize(
+    ("validate_every", "seen"),
+    [(None, "The training loss became nan at step 2"), (1, "The validation loss is nan at step 1")],
+)
+def test_a_rate_that_is_far_too_high_is_said(validate_every, seen):
     model = make_erm()
-    with pytest.raises(TrainingDiverged, match=r"lr 1e\+30, .*Try lr=1e\+29"):
-        model.train(**QUICK | {"lr": 1e30})
+    with pytest.raises(TrainingDiverged, match=rf"{seen} of 6 \(lr 1e\+30, .*Try lr=1e\+29"):
+        model.train(**QUICK | {"lr": 1e30}, validate_every=validate_every)
     assert finite(model)
 
 

@@ -86,7 +86,7 @@ class Divergence(Callback):
         self._check_training(trainer, plan)
         loss = float(trainer.callback_metrics.get("validation_loss", 0.0))
         if not math.isfinite(loss):
-            raise TrainingDiverged(self._said(trainer, f"The validation loss is {loss}", trainer.global_step))
+            raise TrainingDiverged(self._said(trainer, f"The validation loss is {loss}"))
         self._keep(trainer.global_step, copied_weights(plan))
 
     def on_train_end(self, trainer: pl.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
@@ -94,7 +94,7 @@ class Divergence(Callback):
         self._check_training(trainer, plan)
         finite = [value.isfinite().all() for value in plan.state_dict().values()]
         if not bool(torch.stack(finite).all()):
-            raise TrainingDiverged(self._said(trainer, "Weights became NaN or infinite", trainer.global_step))
+            raise TrainingDiverged(self._said(trainer, "Weights became NaN or infinite"))
         self._weights, self._candidate = {}, None
 
     def restore(self, plan: TrainingPlan) -> None:
@@ -114,10 +114,12 @@ class Divergence(Callback):
         loss = float(trainer.callback_metrics.get("train_loss", math.nan))
         raise TrainingDiverged(self._said(trainer, f"The training loss became {loss}", first))
 
-    def _said(self, trainer: pl.Trainer, what: str, step: int) -> str:
+    def _said(self, trainer: pl.Trainer, what: str, first: int | None = None) -> str:
+        """What was seen in the loss of a step, before its update, or else behind the last update."""
+        step = first or trainer.global_step
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         msg = f"{what} at step {step:,} of {trainer.max_steps:,} (lr {lr:g}, precision {trainer.precision}). "
-        if step == 1:
+        if first == 1:
             msg += "No update had been made yet: look for extreme pixels, or take out a setting that is out of range. "
         else:
             msg += f"Try lr={lr / 10:g}"
