@@ -70,7 +70,7 @@ def test_flips_that_change_what_is_read_are_found(tmp_path, name):
     # most bytes are images, which have a test of their own
     files = [file for file in (whole, *whole.rglob("*")) if file.is_file() and IMAGES not in str(file)]
     found = 0
-    for _ in range(40):
+    for _ in range(25):
         shutil.copytree(whole, copy) if whole.is_dir() else shutil.copy(whole, copy)
         file = files[rng.integers(len(files))]
         data = bytearray(file.read_bytes())
