@@ -2,7 +2,7 @@
 
 Both forms of each claim run interleaved in one process. Prints a table and writes it as JSON; `--docs` rewrites the
 tables of the documentation from that, and from what precision.py, million.py and faults.py have written. Wants a
-machine that does nothing else.
+machine that does nothing else. `--smoke` only shows that everything runs, and writes nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import logging
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import faults
 import million
 import precision
-from _compare import machine
+from _compare import machine, timed
 from _report import as_text, write_docs
+from _scale import SMOKE, Scale
 
-NAMES = ["losses", "step", "data", "stores", "embed", "metrics", "scaling", "end_to_end", "tried"]
+NAMES = ["losses", "step", "data", "stores", "embed", "metrics", "scaling", "tables", "end_to_end", "tried"]
+# hours each, and run by themselves
+LONG = {"precision": precision, "million": million, "faults": faults}
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 
@@ -30,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--smoke", action="store_true", help="as small as can be, once; nothing is written")
     parser.add_argument("--json", type=Path, default=HERE / "results.json", help="results of other names are kept")
     parser.add_argument("--docs", action="store_true", help="only rewrite the tables and pictures of the documentation")
     arguments = parser.parse_args()
@@ -37,21 +42,30 @@ def main() -> None:
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
     results = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    if arguments.docs:
+        rewrite(results)
+        return
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
-    for name in [] if arguments.docs else arguments.names or NAMES:
-        start = time.perf_counter()
-        rows = importlib.import_module(name).rows(arguments.repeats)
-        results[name] = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"\n{name} ({time.perf_counter() - start:.0f} s)\n{as_text(rows)}", flush=True)
-    if arguments.docs:
-        write_docs(results | {"precision": precision.result()}, DOCS / "performance.md")
-        precision.plot(DOCS / "images" / "precision.png")
-        write_docs({"million": million.result(), "faults": faults.result()}, DOCS / "scaling.md")
-        million.plot(DOCS / "images" / "million.png")
-    else:
-        print("\n" + machine())
+    scale, total = SMOKE if arguments.smoke else Scale(arguments.repeats), 0.0
+    for name in arguments.names or NAMES:
+        seconds, rows = timed(lambda: importlib.import_module(name).rows(scale))
+        total += seconds
+        print(f"\n{name} ({seconds:.0f} s)\n{as_text(rows)}", flush=True)
+        if not arguments.smoke:
+            results[name] = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+            results[name]["seconds"] = round(seconds)
+            arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"\n{total / 60:.0f} minutes. {machine()}")
+
+
+def rewrite(results: dict[str, Any]) -> None:
+    """Tables and pictures of the documentation, each on whatever page has a place for it."""
+    results = results | {name: module.result() for name, module in LONG.items()}
+    for page in ("performance.md", "scaling.md"):
+        write_docs(results, DOCS / page)
+    precision.plot(DOCS / "images" / "precision.png")
+    million.plot(DOCS / "images" / "million.png")
 
 
 if __name__ == "__main__":

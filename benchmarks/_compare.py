@@ -47,10 +47,17 @@ def largest_difference(ours: Any, naive: Any) -> float:
     return float(np.abs(one - two).max() / np.abs(two).max())
 
 
-def child(script: str, *arguments: str) -> float:
-    """The number that a script of this folder prints when run by itself: its peak memory, for example."""
+def said(script: str, *arguments: str) -> list[float]:
+    """The numbers that a script of this folder prints, in its last line, when run by itself."""
     command = [sys.executable, str(Path(__file__).parent / script), *arguments]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [float(word) for word in printed.splitlines()[-1].split()]
+
+
+def child(script: str, *arguments: str) -> float:
+    """The one number: its peak memory, for example."""
+    (number,) = said(script, *arguments)
+    return number
 
 
 def resident_peak() -> float:

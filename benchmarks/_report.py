@@ -19,6 +19,7 @@ _COLUMNS = {
     "difference_float64": "in float64",
     "naive_mib": "naive, MiB",
     "ours_mib": "scbd, MiB",
+    "bytes_a_cell": "bytes a cell, at most",
     "note": "",
 }
 
@@ -62,7 +63,7 @@ def _cell(row: Row, key: str) -> str:
         return f"{value:.2f}×" + ("" if math.isnan(spread) else f" ± {spread:.2f}")
     if key in ("naive_s", "ours_s"):
         return _seconds(value)
-    if key.endswith("_mib"):
+    if key.endswith("_mib") or key == "bytes_a_cell":
         return f"{value:,.0f}"
     return f"{value:.1e}" if key.startswith("difference") else str(value)
 

@@ -12,6 +12,7 @@ import pandas as pd
 import scvi
 import torch
 from _compare import Row, compared, largest_difference, timed
+from _scale import Scale
 from anndata import AnnData
 from step import Clock
 from torch.nn import functional as F
@@ -50,17 +51,17 @@ def cells_of(n: int, shape: tuple[int, int, int], dtype: str, n_labels: int = 64
     return AnnData(obs=obs, obsm={"single_cell_images": images})
 
 
-def loading(repeats: int) -> list[Row]:
-    """4,096 cells in two batches, as the encoder takes them: crops of 64 pixels as stored, and of 100 resized to 64."""
+def loading(n: int, repeats: int) -> list[Row]:
+    """Cells in two batches, as the encoder takes them: crops of 64 pixels as stored, and of 100 resized to 64."""
     table = []
     for stored in (64, 100):
-        cells = cells_of(4096, (4, stored, stored), "uint16")
+        cells = cells_of(n, (4, stored, stored), "uint16")
         images = cells.obsm["single_cell_images"]
         once = images if stored == 64 else resize_images(images, 64)
         preprocess = Preprocess((4, 64, 64), "uint16")
-        preprocess.fit([torch.from_numpy(once[:1024])])
+        preprocess.fit([torch.from_numpy(once[: n // 4])])
         y, e = (cells.obs[key].to_numpy() for key in "ye")
-        sampler = ShuffleSampler(np.arange(len(images)), 2048, n_steps=2)
+        sampler = ShuffleSampler(np.arange(n), n // 2, n_steps=2)
         per_item = DataLoader(PerItem(images, cells.obs, preprocess), batch_sampler=list(sampler))
         loader = BatchLoader(ArraySource(once), y, e, sampler)
 
@@ -78,26 +79,28 @@ def loading(repeats: int) -> list[Row]:
                 row[1] = timed(ours)[0]
         gather = min(timed(lambda: [batch["images"] for batch in loader])[0] for _ in range(repeats))
         row = compared(seconds)
-        what = "4,096 cells of 4×64×64" if stored == 64 else "4,096 cells of 4×100×100 to 64×64 (scbd: resized once)"
+        what = f"{n:,} cells of 4×{stored}×{stored}" + (" to 64×64 (scbd: resized once)" if stored != 64 else "")
         row["difference"] = max(map(largest_difference, ours(), naive()))
-        row["note"] = f"{4096 / row['ours_s']:,.0f} cells/s; reading alone {4096 / gather:,.0f} cells/s"
+        row["note"] = f"{n / row['ours_s']:,.0f} cells/s; reading alone {n / gather:,.0f} cells/s"
         table.append({"claim": f"{what}, prepared for the encoder", **row})
     return table
 
 
-def training(repeats: int) -> list[Row]:
+def training(n: int, batch: int, steps: int, repeats: int) -> list[Row]:
     """Seconds a step of the small encoder, from a memory-map and from memory."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.h5ad"
-        in_memory = cells_of(20_000, (4, 64, 64), "uint16")
+        in_memory = cells_of(n, (4, 64, 64), "uint16")
         in_memory.write_h5ad(path)
         forms: list[tuple[Callable[[], AnnData], Any]] = [
             (lambda: in_memory, None),
             (lambda: open_screen(path), None),
             (lambda: open_screen(path), "device"),
         ]
-        seconds = np.array([[seconds_a_step(make(), preload) for make, preload in forms] for _ in range(repeats)])
-    what = "train(), small encoder, batch 1,024 of 4×64×64 uint16, "
+        seconds = np.array(
+            [[seconds_a_step(make(), preload, batch, steps) for make, preload in forms] for _ in range(repeats)]
+        )
+    what = f"train(), small encoder, batch {batch:,} of 4×64×64 uint16, "
     note = "naive: from memory; the goal is 0.95×"
     return [
         {"claim": f"{what}from a memory-map", **compared(seconds[:, [0, 1]]), "note": note},
@@ -105,13 +108,13 @@ def training(repeats: int) -> list[Row]:
     ]
 
 
-def seconds_a_step(cells: AnnData, preload: Any) -> float:
+def seconds_a_step(cells: AnnData, preload: Any, batch: int, steps: int) -> float:
     scvi.settings.seed = 0
     scbd.SCBDModel.setup_anndata(cells, "y", "e")
     model, clock = scbd.SCBDModel(cells, encoder="small"), Clock()
     model.train(
-        max_steps=14,
-        batch_size=1024,
+        max_steps=steps,
+        batch_size=batch,
         train_size=1.0,
         preload=preload,
         accelerator="cpu",
@@ -121,5 +124,6 @@ def seconds_a_step(cells: AnnData, preload: Any) -> float:
     return float(np.median(np.diff(clock.ends[1:])))
 
 
-def rows(repeats: int) -> list[Row]:
-    return loading(repeats) + training(repeats)
+def rows(scale: Scale) -> list[Row]:
+    n, batch, steps = scale.of((20_000, 1024, 14), (64, 32, 3))
+    return loading(scale.of(4096, 64), scale.repeats) + training(n, batch, steps, scale.repeats)

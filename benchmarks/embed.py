@@ -6,17 +6,18 @@ import numpy as np
 import scvi
 import torch
 from _compare import Row, interleaved, largest_difference
+from _scale import Scale
 from data import cells_of
 
 import scbd
 
 
-def rows(repeats: int) -> list[Row]:
+def rows(scale: Scale) -> list[Row]:
     table = []
     for encoder, shape, dtype, n in (
-        ("resnet18", (3, 32, 32), "uint8", 16_384),
-        ("resnet18", (4, 64, 64), "uint16", 4096),
-        ("small", (4, 64, 64), "uint16", 8192),
+        ("resnet18", (3, 32, 32), "uint8", scale.of(16_384, 32)),
+        ("resnet18", (4, 64, 64), "uint16", scale.of(4096, 16)),
+        ("small", (4, 64, 64), "uint16", scale.of(8192, 32)),
     ):
         scvi.settings.seed = 0
         cells = cells_of(n, shape, dtype)
@@ -33,7 +34,7 @@ def rows(repeats: int) -> list[Row]:
         def ours() -> np.ndarray:
             return model.get_latent_representation(representation="intermediate", enable_progress_bar=False)
 
-        row, theirs, mine = interleaved(bare, ours, repeats)
+        row, theirs, mine = interleaved(bare, ours, scale.repeats)
         row |= {"difference": largest_difference(mine, theirs), "note": f"{n / row['ours_s']:,.0f} cells/s"}
         table.append({"claim": f"embed {n:,} cells of {shape[1]}×{shape[2]}×{shape[0]}, {encoder}", **row})
     return table

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from _compare import Row, child, interleaved, largest_difference, resident_peak, timed
+from _scale import Scale
 from torch import Tensor
 
 from scbd.nn import invariance_loss, log_normaliser, supervised_contrastive_loss
@@ -52,14 +53,14 @@ def extra(form: str, size: int) -> float:
     return child("losses.py", form, str(size)) - child("losses.py", "nothing", str(size))
 
 
-def rows(repeats: int) -> list[Row]:
+def rows(scale: Scale) -> list[Row]:
     table = []
-    for size in (512, 2048, 8192):
+    for size in scale.of((512, 2048, 8192), (32,)):
         inputs = batch(size)
         row, naive, fast = interleaved(
             lambda: value_and_gradient(listing, inputs),
             lambda: value_and_gradient(ours, inputs),
-            repeats if size > 5000 else 5 * repeats,
+            scale.repeats if size > 5000 else 5 * scale.repeats,
         )
         row["difference"] = difference(fast, naive)
         if size <= 2048:
@@ -68,7 +69,7 @@ def rows(repeats: int) -> list[Row]:
             row["difference_float64"] = difference(value_and_gradient(ours, doubles), exact)
         row |= {"naive_mib": extra("naive", size), "ours_mib": extra("ours", size)}
         table.append({"claim": f"three losses, batch {size:,}", **row})
-    for size in (16384, 32768):
+    for size in scale.of((16384, 32768), (64,)):
         inputs = batch(size)
         seconds = min(timed(lambda: value_and_gradient(ours, inputs))[0] for _ in range(2))
         table.append({"claim": f"three losses, batch {size:,}", "ours_s": seconds, "ours_mib": extra("ours", size)})

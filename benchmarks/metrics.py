@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from _compare import Row, interleaved, timed
+from _scale import Scale
 from anndata import AnnData
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -88,5 +89,10 @@ def screen(n_genes: int, n_complexes: int) -> tuple[AnnData, pd.DataFrame]:
     return AnnData(X=x, obs=pd.DataFrame(index=genes)), pd.DataFrame(members, columns=["source", "target"])
 
 
-def rows(repeats: int) -> list[Row]:
-    return [full(5000, 2700, repeats), curve(1000, repeats), probe(200_000, repeats)]
+def rows(scale: Scale) -> list[Row]:
+    n_genes, n_complexes = scale.of((5000, 2700), (60, 20))
+    return [
+        full(n_genes, n_complexes, scale.repeats),
+        curve(scale.of(1000, 60), scale.repeats),
+        probe(scale.of(200_000, 400), scale.repeats),
+    ]

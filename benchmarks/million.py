@@ -3,7 +3,7 @@
 Fifty thousand simulated cells are photographed again and again, each plate turned its own way and with a camera's
 noise. Every stage is a process of its own, whose memory is read from outside five times a second. Takes 40 GB of disk.
 
-python benchmarks/million.py [--cells 1000000] [--steps 200] [--folder DIR]
+python benchmarks/million.py [--cells 1000000] [--steps 200] [--folder DIR] [--smoke]
 
 Writes million.json, from which `python benchmarks --docs` makes the table and the picture of docs/scaling.md.
 """
@@ -19,19 +19,31 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from _compare import machine
+from _scale import SMOKE, Scale
 from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "million.json"
 STAGES = ["simulate", "write", "verify", "train", "embed", "evaluate"]
-PLATE = 50_000
-SIDE = 64
-BATCH = 1024
 IMAGES = "single_cell_images"
+
+
+class Size(NamedTuple):
+    """Cells in all, cells that are simulated for every plate, pixels a side; steps and their cells."""
+
+    cells: int
+    plate: int
+    side: int
+    steps: int
+    batch: int
+
+
+FULL = Size(1_000_000, 50_000, 64, 200, 1024)
+TINY = Size(600, 300, 16, 2, 64)
 
 
 class Photographed:
@@ -53,16 +65,16 @@ class Photographed:
         return out
 
 
-def simulate(folder: Path, n: int, steps: int) -> int:
+def simulate(folder: Path, size: Size) -> int:
     from scbd.datasets import simulated_screen
 
-    cells = simulated_screen(min(n, PLATE), n_wells=34, image_size=SIDE, seed=0)
+    cells = simulated_screen(min(size.cells, size.plate), n_wells=34, image_size=size.side, seed=0)
     np.save(folder / "cells.npy", cells.obsm[IMAGES])
     cells.obs.to_parquet(folder / "cells.parquet")
     return cells.n_obs
 
 
-def write(folder: Path, n: int, steps: int) -> int:
+def write(folder: Path, size: Size) -> int:
     from scbd.data import write_screen
     from scbd.data.stores.crops import Crops
 
@@ -75,32 +87,37 @@ def write(folder: Path, n: int, steps: int) -> int:
             channels,
             f"plate {plate}",
         )
-        for plate in range(-(-n // PLATE))
+        for plate in range(-(-size.cells // size.plate))
     ]
     return write_screen(folder / "screen.zarr", plates, y_key="gene", compression="lz4").n_obs
 
 
-def verify(folder: Path, n: int, steps: int) -> int:
+def verify(folder: Path, size: Size) -> int:
     from scbd.data import verify_screen
 
     verify_screen(folder / "screen.zarr")
-    return n
+    return size.cells
 
 
-def train(folder: Path, n: int, steps: int) -> int:
+def train(folder: Path, size: Size) -> int:
     from scbd import SCBDModel
     from scbd.data import open_screen
 
     screen = open_screen(folder / "screen.zarr")
     SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
     model = SCBDModel(screen, encoder="small")
-    settings: dict[str, Any] = {"max_steps": steps, "batch_size": BATCH, "train_size": 0.98, "validation_size": 0.01}
-    model.train(lr=1e-3, neighbours=True, perturbations_per_batch=BATCH // 32, **settings)
+    settings: dict[str, Any] = {
+        "max_steps": size.steps,
+        "batch_size": size.batch,
+        "train_size": 0.98,
+        "validation_size": 0.01,
+    }
+    model.train(lr=1e-3, neighbours=True, perturbations_per_batch=size.batch // 32, **settings)
     model.save(folder / "model", overwrite=True)
-    return steps * BATCH
+    return size.steps * size.batch
 
 
-def embed(folder: Path, n: int, steps: int) -> int:
+def embed(folder: Path, size: Size) -> int:
     from scbd import SCBDModel
     from scbd.data import open_screen
 
@@ -108,7 +125,7 @@ def embed(folder: Path, n: int, steps: int) -> int:
     return model.embed_to(folder / "z.h5ad", dtype="float16").n_obs
 
 
-def evaluate(folder: Path, n: int, steps: int) -> int:
+def evaluate(folder: Path, size: Size) -> int:
     from scbd.data import open_embedding
     from scbd.metrics import aggregate, batch_probe
 
@@ -129,14 +146,9 @@ def memory_of(process: int | str) -> tuple[float, float] | None:
     return (kib["RssAnon"] / 2**10, kib["RssFile"] / 2**10) if kib else None
 
 
-def watched(stage: str, folder: Path, n: int, steps: int) -> dict[str, Any]:
+def watched(stage: str, folder: Path, size: Size) -> dict[str, Any]:
     """Run a stage by itself, and look at its memory all the while."""
-    arguments = {"cells": n, "steps": steps, "folder": folder, "stage": stage}
-    command = [
-        sys.executable,
-        __file__,
-        *(str(word) for name, value in arguments.items() for word in (f"--{name}", value)),
-    ]
+    command = [sys.executable, __file__, "--stage", stage, "--folder", str(folder), "--size", json.dumps(size)]
     with (folder / f"{stage}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         start, trace = time.perf_counter(), []
@@ -154,17 +166,15 @@ def watched(stage: str, folder: Path, n: int, steps: int) -> dict[str, Any]:
     return {"stage": stage, **said, "own_mib": int(own.max()), "trace": trace[::every]}
 
 
-def one_stage(stage: str, folder: Path, n: int, steps: int) -> None:
+def one_stage(stage: str, folder: Path, size: Size) -> dict[str, Any]:
     """In a process of its own: what it did, how long the work took, and its memory before."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.INFO)
     import scbd.experiments  # noqa: F401  # the libraries count as what is there before
 
     before = memory_of("self")
     assert before is not None
     start = time.perf_counter()
-    cells = globals()[stage](folder, n, steps)
-    print(json.dumps({"cells": cells, "seconds": time.perf_counter() - start, "before_mib": round(before[0])}))
+    cells = globals()[stage](folder, size)
+    return {"cells": cells, "seconds": time.perf_counter() - start, "before_mib": round(before[0])}
 
 
 def result() -> dict[str, Any]:
@@ -172,7 +182,7 @@ def result() -> dict[str, Any]:
     saved = json.loads(RESULTS.read_text())
     table = [
         {
-            "stage": row["stage"] + (f", steps of {BATCH:,}" if row["stage"] == "train" else ""),
+            "stage": row["stage"] + (f", steps of {FULL.batch:,}" if row["stage"] == "train" else ""),
             "cells": f"{row['cells']:,}",
             "seconds": f"{row['seconds']:,.0f}",
             "cells/s": f"{row['cells'] / row['seconds']:,.0f}",
@@ -198,22 +208,28 @@ def plot(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=1_000_000)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--cells", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--smoke", action="store_true", help="as small as can be, to see that everything runs")
     parser.add_argument("--folder", type=Path, help="kept; by default one that is removed")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stage:
-        one_stage(arguments.stage, arguments.folder, arguments.cells, arguments.steps)
+        warnings.filterwarnings("ignore")
+        logging.disable(logging.INFO)
+        print(json.dumps(one_stage(arguments.stage, arguments.folder, Size(*arguments.size))))
         return
+    size = (SMOKE if arguments.smoke else Scale()).of(FULL, TINY)
+    size = size._replace(cells=arguments.cells or size.cells, steps=arguments.steps or size.steps)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         rows = []
         for stage in STAGES:
-            rows.append(watched(stage, folder, arguments.cells, arguments.steps))
+            rows.append(watched(stage, folder, size))
             print({key: value for key, value in rows[-1].items() if key != "trace"}, flush=True)
-        size = sum(file.stat().st_size for file in (folder / "screen.zarr").rglob("*") if file.is_file())
-        saved = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "store_bytes": size, "rows": rows}
+        n_bytes = sum(file.stat().st_size for file in (folder / "screen.zarr").rglob("*") if file.is_file())
+        saved = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "store_bytes": n_bytes, "rows": rows}
         RESULTS.write_text(json.dumps(saved) + "\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import product
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,6 +12,7 @@ import numpy as np
 import scvi
 import torch
 from _compare import Row, child, compared, largest_difference, resident_peak, timed
+from _scale import Scale
 from anndata import AnnData
 from losses import listing
 from torch import Tensor, nn
@@ -23,8 +25,8 @@ from scbd.nn import build_encoder
 from scbd.nn.small_maps import SmallMapConv2d
 
 Shape = tuple[int, int, int]
+NAMES = {"resnet18": "ResNet-18", "small": "small encoders"}
 SETTINGS: dict[str, Any] = {
-    "encoder": "resnet18",
     "n_latent": 64,
     "alpha": 1.0,
     "temperature": 0.1,
@@ -38,12 +40,12 @@ SETTINGS: dict[str, Any] = {
 class NaiveModule(nn.Module):
     """Two encoders with heads as one would write them down, and the paper's listing."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, encoder: str, shape: Shape, width: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList()
         for _ in "cs":
-            encoder = build_encoder("resnet18", shape[0])
-            self.blocks.append(nn.Sequential(encoder, nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64)))
+            head = nn.Linear(width, width), nn.GELU(), nn.Linear(width, 64)
+            self.blocks.append(nn.Sequential(build_encoder(encoder, shape[0]), *head))
 
     def forward(self, images: Tensor, y: Tensor, e: Tensor) -> dict[str, Tensor]:
         images = (images.float() / 255 - 0.0) / 1.0
@@ -75,10 +77,10 @@ def take_step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[
     return loss.detach()
 
 
-def pair(shape: Shape) -> tuple[Any, Any]:
+def pair(encoder: str, shape: Shape) -> tuple[Any, Any]:
     torch.manual_seed(0)
-    ours = SCBDModule(shape, "uint8", standardize=True, **SETTINGS)
-    naive = NaiveModule(shape)
+    ours = SCBDModule(shape, "uint8", standardize=True, encoder=encoder, **SETTINGS)
+    naive = NaiveModule(encoder, shape, ours.content.n_features)
     naive.copy_from(ours)
     return (naive, torch.optim.AdamW(naive.parameters(), lr=1e-4)), (
         ours,
@@ -97,9 +99,9 @@ def gradient(module: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
 
-def against_naive(size: int, shape: Shape, repeats: int) -> list[Row]:
+def against_naive(encoder: str, size: int, shape: Shape, repeats: int) -> list[Row]:
     """Rounds of naive, float32 and bfloat16 steps; each form's first step of a round is not timed."""
-    naive, ours = pair(shape)
+    naive, ours = pair(encoder, shape)
     inputs = batch(size, shape)
     first = [take_step(*form, inputs, bf16) for form, bf16 in ((naive, False), (ours, False))]
     gradients = [gradient(form[0]) for form in (naive, ours)]
@@ -112,22 +114,23 @@ def against_naive(size: int, shape: Shape, repeats: int) -> list[Row]:
             for column, bf16 in ((1, False), (2, True)):
                 take_step(*ours, inputs, bf16)
                 row[column] = timed(lambda: take_step(*ours, inputs, bf16))[0]
-    what = f"step of two ResNet-18, batch {size:,} of {shape[1]}×{shape[2]}×{shape[0]}"
-    memory = {"naive_mib": child("step.py", "naive", str(size), *map(str, shape))}
+    what = f"step of two {NAMES[encoder]}, batch {size:,} of {shape[1]}×{shape[2]}×{shape[0]}"
+    case = [encoder, *map(str, (size, *shape))]
+    memory = {"naive_mib": child("step.py", "naive", *case)}
     return [
         {
             "claim": f"{what}, float32",
             **compared(seconds[:, [0, 1]]),
             "difference": largest_difference(first[1], first[0]),
             **memory,
-            "ours_mib": child("step.py", "float32", str(size), *map(str, shape)),
+            "ours_mib": child("step.py", "float32", *case),
             "note": f"cosine of first gradients {cosine:.6f}",
         },
         {
             "claim": f"{what}, bfloat16",
             **compared(seconds[:, [0, 2]]),
             **memory,
-            "ours_mib": child("step.py", "bfloat16", str(size), *map(str, shape)),
+            "ours_mib": child("step.py", "bfloat16", *case),
         },
     ]
 
@@ -142,7 +145,7 @@ class Clock(pl.Callback):
         self.ends.append(time.perf_counter())
 
 
-def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: int = 5) -> Row:
+def of_encoders(encoder: str, size: int, shape: Shape, precision: str, repeats: int, steps: int) -> Row:
     """`train()` of a model against bare forward and backward passes of its two encoders on prepared images."""
     rng = np.random.default_rng(0)
     cells = AnnData(
@@ -151,10 +154,10 @@ def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: in
     cells.obsm["single_cell_images"] = rng.integers(0, 256, (2 * size, *shape), dtype=np.uint8)
     scvi.settings.seed = 0
     scbd.SCBDModel.setup_anndata(cells, "y", "e")
-    model = scbd.SCBDModel(cells, **SETTINGS)
+    model = scbd.SCBDModel(cells, encoder=encoder, **SETTINGS)
     images = model.module.preprocess(torch.from_numpy(cells.obsm["single_cell_images"][:size]))
     encoders = [block.encoder.train() for block in (model.module.content, model.module.style)]
-    seed = torch.ones(size, 512) / size
+    seed = torch.ones(size, model.module.content.n_features) / size
 
     def bare() -> None:
         for encoder in encoders:
@@ -189,18 +192,18 @@ def of_encoders(size: int, shape: Shape, precision: str, repeats: int, steps: in
     }
 
 
-def rows(repeats: int) -> list[Row]:
-    small, large = (3, 32, 32), (4, 64, 64)
-    table = against_naive(2048, small, repeats) + against_naive(512, large, repeats)
-    for size, shape in ((2048, small), (512, large)):
-        for precision in ("32-true", "bf16-mixed"):
-            table.append(of_encoders(size, shape, precision, repeats))
+def rows(scale: Scale) -> list[Row]:
+    large: list[tuple[str, int, Shape]] = [("resnet18", 2048, (3, 32, 32)), ("resnet18", 512, (4, 64, 64))]
+    cases = scale.of(large, [("small", 16, (3, 32, 32))])
+    table = [row for case in cases for row in against_naive(*case, scale.repeats)]
+    for case, precision in product(cases, ("32-true", "bf16-mixed")):
+        table.append(of_encoders(*case, precision, scale.repeats, steps=scale.of(5, 1)))
     return table
 
 
-if __name__ == "__main__":  # FORM SIZE C H W
-    form, size, channels, height, width = sys.argv[1], *map(int, sys.argv[2:])
-    naive, ours = pair((channels, height, width))
+if __name__ == "__main__":  # FORM ENCODER SIZE C H W
+    form, encoder, size, channels, height, width = *sys.argv[1:3], *map(int, sys.argv[3:])
+    naive, ours = pair(encoder, (channels, height, width))
     inputs = batch(size, (channels, height, width))
     if form == "naive":
         for _ in range(3):

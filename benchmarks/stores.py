@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import zarr
 from _compare import Row, compared, timed
+from _scale import Scale
 from anndata import AnnData
 
 from scbd.data import open_screen, write_screen
@@ -19,49 +20,53 @@ from scbd.data.fields import image_source
 from scbd.datasets import simulated_screen
 
 IMAGES = "single_cell_images"
-CELLS, BATCH, NEIGHBOURS = 8192, 2048, 8
-# Zarr's own reading takes milliseconds a crop
-SLOW = BATCH // 8
+NEIGHBOURS = 8
 
 
-def crops() -> AnnData:
-    """4×100×100 uint16: simulated cells and the noise of a camera."""
-    cells = simulated_screen(n_cells=2048, n_wells=8, image_size=100, seed=0)
+def crops(n: int, side: int) -> AnnData:
+    """4 channels, uint16: simulated cells and the noise of a camera."""
+    cells = simulated_screen(n_cells=n // 4, n_wells=8, image_size=side, seed=0)
     rng = np.random.default_rng(0)
-    images = np.concatenate([cells.obsm[IMAGES]] * (CELLS // 2048)).astype(np.uint16) * np.uint16(16)
+    images = np.concatenate([cells.obsm[IMAGES]] * 4).astype(np.uint16) * np.uint16(16)
     images += rng.poisson(30, images.shape).astype(np.uint16)
-    obs = pd.DataFrame({"gene": rng.integers(0, 64, CELLS).astype(str)}, index=np.arange(CELLS).astype(str))
+    obs = pd.DataFrame({"gene": rng.integers(0, 64, len(images)).astype(str)}, index=np.arange(len(images)).astype(str))
     return AnnData(obs=obs, obsm={IMAGES: images})
 
 
-def batch_of_neighbours(seed: int) -> np.ndarray:
+def described(shape: tuple[int, ...]) -> str:
+    return f"{'×'.join(map(str, shape[1:]))} uint16"
+
+
+def batch_of_neighbours(n: int, size: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    starts = rng.choice(CELLS // NEIGHBOURS, BATCH // NEIGHBOURS, replace=False) * NEIGHBOURS
+    starts = rng.choice(n // NEIGHBOURS, size // NEIGHBOURS, replace=False) * NEIGHBOURS
     return (starts[:, None] + np.arange(NEIGHBOURS)).reshape(-1)
 
 
-def reading(folder: Path, repeats: int) -> list[Row]:
-    table = []
+def reading(folder: Path, size: int, repeats: int) -> list[Row]:
+    # Zarr's own reading takes milliseconds a crop
+    table, slow = [], size // 8
     for name in ("screen.h5ad", "raw.zarr", "lz4.zarr", "zstd.zarr"):
         source = image_source(open_screen(folder / name), IMAGES)
         library = through_library(folder / name)
-        out = np.empty((BATCH, *source.shape[1:]), source.dtype)
+        out = np.empty((size, *source.shape[1:]), source.dtype)
         memory = np.ascontiguousarray(source.read(slice(None)))
         seconds, copies = np.empty((repeats, 2)), np.empty(repeats)
-        source.read(batch_of_neighbours(0), out)
+        n = source.shape[0]
+        source.read(batch_of_neighbours(n, size, 0), out)
         for repeat in range(repeats):
-            rows = batch_of_neighbours(repeat)
-            some = np.sort(rows)[:SLOW]
-            seconds[repeat, 0] = timed(lambda some=some: library(some))[0] * BATCH / SLOW
+            rows = batch_of_neighbours(n, size, repeat)
+            some = np.sort(rows)[:slow]
+            seconds[repeat, 0] = timed(lambda some=some: library(some))[0] * size / slow
             seconds[repeat, 1] = timed(lambda rows=rows: source.read(rows, out))[0]
             copies[repeat] = timed(lambda rows=rows: np.take(memory, rows, axis=0, out=out, mode="clip"))[0]
         row = compared(seconds)
         share = float(np.median(copies / seconds[:, 1]))
-        size = sum(file.stat().st_size for file in [folder / name, *(folder / name).rglob("*")] if file.is_file())
-        rate = f"{BATCH / row['ours_s']:,.0f} crops/s, {share:.0%} of a copy in memory"
-        row["note"] = f"{rate}; {memory.nbytes / size:.2f}× smaller"
+        n_bytes = sum(file.stat().st_size for file in [folder / name, *(folder / name).rglob("*")] if file.is_file())
+        rate = f"{size / row['ours_s']:,.0f} crops/s, {share:.0%} of a copy in memory"
+        row["note"] = f"{rate}; {memory.nbytes / n_bytes:.2f}× smaller"
         row["difference"] = float(np.abs(source.read(some).astype(int) - library(some).astype(int)).max())
-        table.append({"claim": f"2,048 crops of 4×100×100 uint16 in stretches of 8, {name}", **row})
+        table.append({"claim": f"{size:,} crops of {described(source.shape)} in stretches of 8, {name}", **row})
     return table
 
 
@@ -85,16 +90,20 @@ def writing(folder: Path, cells: AnnData) -> list[Row]:
     ]
     for name, how in forms:
         seconds = timed(lambda name=name, how=how: write_screen(folder / name, cells, y_key="gene", **how))[0]
-        note = f"{CELLS / seconds:,.0f} crops/s, synchronised to the disk"
+        note = f"{cells.n_obs / seconds:,.0f} crops/s, synchronised to the disk"
         what = "resized to 64 pixels, uint8, " if "image_size" in how else ""
         table.append(
-            {"claim": f"writing {CELLS:,} crops of 4×100×100 uint16, {what}{name}", "ours_s": seconds, "note": note}
+            {
+                "claim": f"writing {cells.n_obs:,} crops of {described(cells.obsm[IMAGES].shape)}, {what}{name}",
+                "ours_s": seconds,
+                "note": note,
+            }
         )
     return table
 
 
-def rows(repeats: int) -> list[Row]:
+def rows(scale: Scale) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        cells = crops()
+        cells = crops(*scale.of((8192, 100), (800, 32)))
         written = writing(Path(folder), cells)
-        return reading(Path(folder), repeats) + written
+        return reading(Path(folder), scale.of(2048, 64), scale.repeats) + written

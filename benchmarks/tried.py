@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from _compare import Row, child, compared, timed
+from _scale import Scale
 from step import SETTINGS, batch, library_convolutions, take_step
 from torch import nn
 
@@ -19,7 +20,6 @@ from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
 
 SHAPE = (3, 32, 32)
-SIZE = 2048
 
 
 def rounds(one: Callable[[], Any], other: Callable[[], Any], repeats: int) -> Row:
@@ -29,10 +29,11 @@ def rounds(one: Callable[[], Any], other: Callable[[], Any], repeats: int) -> Ro
     return compared(np.array(seconds))
 
 
-def rows(repeats: int) -> list[Row]:
+def rows(scale: Scale) -> list[Row]:
+    (encoder, size), repeats = scale.of(("resnet18", 2048), ("small", 16)), scale.repeats
     torch.manual_seed(0)
-    module = SCBDModule(SHAPE, "uint8", **SETTINGS)
-    inputs = batch(SIZE, SHAPE)
+    module = SCBDModule(SHAPE, "uint8", encoder=encoder, **SETTINGS)
+    inputs = batch(size, SHAPE)
     table = []
     with freed_memory_kept():
         for bf16 in (False, True):
@@ -46,7 +47,9 @@ def rows(repeats: int) -> list[Row]:
                 **convolutions(module, inputs, repeats),
             }
         )
-    table.append({"claim": "freed memory: kept → returned (glibc as it comes), float32", **memory(repeats)})
+    table.append(
+        {"claim": "freed memory: kept → returned (glibc as it comes), float32", **memory(encoder, size, repeats)}
+    )
     return [row | {"note": "naive: as scbd does it; scbd: the alternative"} for row in table]
 
 
@@ -93,13 +96,14 @@ def convolutions(module: SCBDModule, inputs: dict[str, torch.Tensor], repeats: i
     return rounds(*(lambda step=step: take_step(*step, inputs, True) for step in steps), repeats)
 
 
-def memory(repeats: int) -> Row:
+def memory(encoder: str, size: int, repeats: int) -> Row:
     """In processes of their own: whoever has tuned the allocator once cannot have its defaults back."""
-    return compared(np.array([[child("tried.py", form) for form in ("kept", "returned")] for _ in range(repeats)]))
+    forms = ("kept", "returned")
+    return compared(np.array([[child("tried.py", form, encoder, str(size)) for form in forms] for _ in range(repeats)]))
 
 
-if __name__ == "__main__":  # kept, or returned
-    module = SCBDModule(SHAPE, "uint8", **SETTINGS)
-    inputs, optimizer = batch(SIZE, SHAPE), optimizer_of(module, fused=True)
+if __name__ == "__main__":  # kept or returned, ENCODER SIZE
+    module = SCBDModule(SHAPE, "uint8", encoder=sys.argv[2], **SETTINGS)
+    inputs, optimizer = batch(int(sys.argv[3]), SHAPE), optimizer_of(module, fused=True)
     with freed_memory_kept() if sys.argv[1] == "kept" else nullcontext():
         print(np.median([timed(lambda: take_step(module, optimizer, inputs, False))[0] for _ in range(5)]))

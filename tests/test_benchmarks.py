@@ -1,46 +1,170 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import logging
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores.plan import ScreenPlan
+from scbd.model._plan import TrainingPlan
+
 ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
 # take longer than the others, and keep what they found in a file of their own
 LONG = {"precision", "million", "faults"}
-pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="benchmarks are not part of this copy")
+SHORT = sorted({path.stem for path in BENCHMARKS.glob("[!_]*.py")} - LONG)
+PAGES = [ROOT / "docs" / name for name in ("performance.md", "scaling.md")]
+pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are not part of this copy")
+# as `python benchmarks` does: what it measures may be slow, or collapse
+unwarned = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def load(monkeypatch) -> Any:
     """Benchmarks are scripts beside each other, and not a package."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
 
-def test_every_benchmark_can_be_loaded_and_was_run(load):
-    scripts = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - LONG
-    assert scripts == set(json.loads((ROOT / "benchmarks" / "results.json").read_text()))
-    for name in scripts:
-        assert callable(load(name).rows)
+@pytest.fixture
+def at_once(load, monkeypatch) -> Iterator[None]:
+    """Scripts that a benchmark runs by themselves are run here: libraries take seconds to load."""
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess:
+        _, script, *arguments = command
+        printed = io.StringIO()
+        with redirect_stdout(printed), monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [script, *arguments])
+            exec(arguments[0], {}) if script == "-c" else runpy.run_path(script, run_name="__main__")
+        return subprocess.CompletedProcess(command, 0, printed.getvalue())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    yield
+    logging.disable(logging.NOTSET)
 
 
-def test_the_pages_show_what_was_measured(load, tmp_path):
-    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
-    check_page("performance.md", results | {"precision": load("precision").result()}, load, tmp_path)
-    check_page("scaling.md", {name: load(name).result() for name in ("million", "faults")}, load, tmp_path)
+@unwarned
+@pytest.mark.parametrize("name", SHORT)
+def test_every_benchmark_runs(name, load, at_once, monkeypatch):
+    # seconds of compiling
+    monkeypatch.setattr("scbd.pl.umap", lambda embedding, **how: embedding[:, :2])
+    # what compiled code computes is torch's affair, and a compiler not always there
+    with torch.compiler.set_stance("force_eager"):
+        rows = load(name).rows(load("_scale").SMOKE)
+    assert len({row["claim"] for row in rows}) == len(rows) > 0
+    for row in rows:
+        assert row["ours_s"] >= 0, row
+        # both forms are the same thing
+        assert row.get("difference", 0) < 1e-3, row
+    assert all(row["claim"] in load("_report").as_text(rows) for row in rows)
 
 
-def check_page(name: str, results: dict[str, Any], load: Any, tmp_path: Path) -> None:
-    page, copy = ROOT / "docs" / name, tmp_path / name
-    copy.write_text(page.read_text())
-    load("_report").write_docs(results, copy)
-    assert copy.read_text() == page.read_text()
+@unwarned
+def test_the_command(at_once, monkeypatch, capsys):
+    results = (BENCHMARKS / "results.json").read_bytes()
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--smoke", "metrics"])
+    runpy.run_path(str(BENCHMARKS), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "curve, 60 genes" in printed and "torch" in printed
+    assert (BENCHMARKS / "results.json").read_bytes() == results
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "metric"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(BENCHMARKS), run_name="__main__")
+    assert "no benchmark metric: choose from losses" in capsys.readouterr().err
+
+
+def test_a_script_by_itself_says_a_number(load):
+    assert load("_compare").child("losses.py", "nothing", "16") > 10
+
+
+@pytest.fixture
+def alone(load, at_once, tmp_path, monkeypatch) -> Any:
+    """A benchmark that keeps its own results, run from the command line at the smallest size; and what it shows."""
+
+    def run(name: str, *arguments: str) -> tuple[Any, list[dict[str, str]]]:
+        module = load(name)
+        monkeypatch.setattr(module, "RESULTS", tmp_path / f"{name}.json")
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        module.main()
+        return module, module.result()["table"]
+
+    return run
+
+
+@unwarned
+def test_precision_runs_and_is_not_run_again(alone, tmp_path, monkeypatch):
+    arguments = ["--smoke", "--seeds", "1", "--tasks", "digits", "screen"]
+    module, table = alone("precision", *arguments)
+    assert [(row["task"], row["seeds"]) for row in table[::5]] == [("digits", "1"), ("screen", "1")]
+    module.plot(tmp_path / "precision.png")
+    assert (tmp_path / "precision.png").exists()
+    monkeypatch.setattr(module, "run", None)  # whatever would be run fails
+    assert alone("precision", *arguments)[1] == table
+
+
+@unwarned
+def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
+    million = load("million")
+    watched = million.watched
+
+    def here(stage: str, folder: Path, size: Any) -> dict[str, Any]:
+        """A first stage by itself, the others without loading libraries again."""
+        if stage == "simulate":
+            return watched(stage, folder, size)
+        return {"stage": stage, "own_mib": 1, "trace": [[0.1, 1, 1]]} | million.one_stage(stage, folder, size)
+
+    monkeypatch.setattr(million, "watched", here)
+    module, table = alone("million", "--smoke")
+    assert [row["stage"] for row in table] == module.STAGES[:3] + ["train, steps of 1,024"] + module.STAGES[4:]
+    assert table[1]["cells"] == "600"
+    module.plot(tmp_path / "million.png")
+    assert (tmp_path / "million.png").exists()
+
+
+@unwarned
+def test_faults_are_counted(load, alone, monkeypatch):
+    """Jobs of which none is killed, and every damage once."""
+
+    def to_the_end(done: Path, code: str, *arguments: Any, **how: Any) -> int:
+        names: dict[str, Any] = {}
+        with monkeypatch.context() as patch:
+            # the jobs slow these down, and sleep
+            for slowed in (ScreenPlan, BlockFile, TrainingPlan):
+                for name in vars(slowed).keys() & {"images", "write", "training_step"}:
+                    patch.setattr(slowed, name, getattr(slowed, name))
+            patch.setattr("time.sleep", lambda seconds: None)
+            exec(code, names)
+            names["job"]()
+        assert done.exists()
+        return 1
+
+    monkeypatch.setattr(load("faults"), "kill_until", to_the_end)
+    _, table = alone("faults", "--kills", "1", "--damages", "1")
+    assert {row["lost or unnoticed"] for row in table} == {"0"} and {row["tried"] for row in table} == {"1"}
+    assert {"kill -9 while training", "a flipped bit, zarr"} <= {row["what goes wrong"] for row in table}
+
+
+def test_every_benchmark_was_run_and_the_pages_show_what_was_measured(load, tmp_path):
+    results = json.loads((BENCHMARKS / "results.json").read_text())
+    assert sorted(results) == SHORT
+    results |= {name: load(name).result() for name in sorted(LONG)}
+    for page in PAGES:
+        (tmp_path / page.name).write_text(page.read_text())
+        load("_report").write_docs(results, tmp_path / page.name)
+        assert (tmp_path / page.name).read_text() == page.read_text()
     for name, result in results.items():
-        assert f"<!-- {name} -->" in page.read_text()
+        assert sum(page.read_text().count(f"<!-- {name} -->") for page in PAGES) == 1
         assert result["machine"]
 
 
@@ -67,7 +191,7 @@ def test_both_forms_of_the_losses_are_the_same_thing(load):
 
 def test_both_forms_of_a_step_are_the_same_thing(load):
     step = load("step")
-    naive, ours = step.pair((3, 32, 32))
+    naive, ours = step.pair("resnet18", (3, 32, 32))
     inputs = step.batch(32, (3, 32, 32))
     losses = [step.take_step(*form, inputs, bf16=False) for form in (naive, ours)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-4)
