@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import gzip
-import struct
 
 import numpy as np
 import pandas as pd
 import pytest
+from official import write_idx
 
 from scbd.datasets import colored_digits, colored_mnist, colorize
 from scbd.datasets._digits import _MNIST, read_idx
@@ -93,11 +93,6 @@ def test_the_official_checksums_are_those_of_the_real_files(shared):
 
     for name, checksum in _MNIST.items():
         assert checksum == "md5:" + hashlib.md5((shared / "mnist" / name).read_bytes()).hexdigest()
-
-
-def write_idx(path, array: np.ndarray) -> None:
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
 def test_small_files_in_the_official_layout(tmp_path):

@@ -2,27 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
+from official import write_domains
 
 from scbd.datasets import pacs, vlcs
 from scbd.datasets._domains import PACS_CLASSES, PACS_DOMAINS, VLCS_CLASSES, VLCS_DOMAINS
 
 
-def lay_out(folder, domains, classes, n=5, size=24):
-    """A data set in DomainBed's layout: the red channel tells the domain, the green one the class."""
-    for d, domain in enumerate(domains):
-        for c, name in enumerate(classes):
-            directory = folder / domain / name
-            directory.mkdir(parents=True)
-            for i in range(n):
-                pixels = np.full((size, size + 8, 3), [50 * d, 30 * c, i], dtype=np.uint8)
-                Image.fromarray(pixels).save(directory / f"pic_{i}.png")
-    return folder
-
-
 @pytest.fixture
 def pacs_folder(tmp_path):
-    return lay_out(tmp_path / "PACS", PACS_DOMAINS, PACS_CLASSES)
+    return write_domains(tmp_path / "PACS", PACS_DOMAINS, PACS_CLASSES)
 
 
 def test_pacs_in_the_official_layout(pacs_folder):
@@ -47,7 +35,7 @@ def test_the_folder_above_is_found_and_the_seed_decides_the_split(pacs_folder):
 
 
 def test_vlcs_in_the_official_layout(tmp_path):
-    adata = vlcs(lay_out(tmp_path / "VLCS", VLCS_DOMAINS, VLCS_CLASSES), image_size=8)
+    adata = vlcs(write_domains(tmp_path / "VLCS", VLCS_DOMAINS, VLCS_CLASSES), image_size=8)
     assert adata.n_obs == 4 * 5 * 5 and set(adata.obs["class"]) == set(VLCS_CLASSES)
     assert set(adata.obs.loc[adata.obs["split"] == "test", "domain"]) == {"VOC2007"}
 

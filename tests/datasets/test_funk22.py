@@ -3,23 +3,18 @@ from __future__ import annotations
 import io
 import sys
 
-import lmdb
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
+from official import write_lmdb
 
+from scbd.data import write_screen
 from scbd.datasets import corum, funk22, funk22_cellprofiler, funk22_guides, funk22_profiles
 from scbd.datasets._networks import gene_sets
 from scbd.metrics import Relations, relationship_average_precision
 
 PLATES = ["20200202_6W-LaC024A", "20200203_6W-LaC024B"]
-
-
-def write(folder, values):
-    with lmdb.open(str(folder), map_size=2**28) as database, database.begin(write=True) as transaction:
-        for key, value in values.items():
-            transaction.put(key.encode(), value)
-    return folder
 
 
 def crop(i):
@@ -36,7 +31,7 @@ def screen(tmp_path):
         np.save(buffer, crop(i))
         key = f"{i:04d}_{PLATES[i % 2]}_A{i % 3}_{100 + i}_{gene}_{i}"
         values[key] = buffer.getvalue() if i % 2 else crop(i).tobytes()
-    return write(tmp_path / "crops", values)
+    return write_lmdb(tmp_path / "crops", values)
 
 
 def test_crops_and_what_their_keys_say(screen):
@@ -59,15 +54,32 @@ def test_a_choice_of_cells_and_genes(screen):
     assert set(funk22(screen, genes=["BRCA1"]).obs["gene"]) == {"nontargeting"}
 
 
+def test_all_of_a_screen_stays_on_the_disk(screen, tmp_path):
+    write_screen(tmp_path / "s.zarr", screen, y_key="gene")
+    everything, some = funk22(tmp_path / "s.zarr"), funk22(tmp_path / "s.zarr", genes=["AAAS"], n_cells=6)
+    assert isinstance(everything.obsm["single_cell_images"], zarr.Array) and everything.n_obs == 40
+    assert some.n_obs == 6 and set(some.obs["gene"]) <= {"AAAS", "nontargeting"}
+    np.testing.assert_array_equal(some.obsm["single_cell_images"][:, 0, 0, 0], some.obs_names.astype(int))
+
+
+@pytest.mark.parametrize("genes", [None, ["AAAS"]])
+def test_what_no_memory_holds_is_refused(screen, monkeypatch, genes):
+    monkeypatch.setattr("scbd.datasets._funk22._memory", lambda: 10 * crop(0).nbytes)
+    n = 40 if genes is None else 20
+    with pytest.raises(ValueError, match=f"{n} crops of .*, this machine has .*: take fewer with n_cells, or write"):
+        funk22(screen, genes=genes)
+    assert funk22(screen, genes=genes, n_cells=10).n_obs == 10
+
+
 def test_what_is_wrong_with_crops_is_said(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="There is no LMDB at"):
         funk22(tmp_path)
     with pytest.raises(ValueError, match="has no cell"):
-        funk22(write(tmp_path / "empty", {}))
+        funk22(write_lmdb(tmp_path / "empty", {}))
     with pytest.raises(ValueError, match="AAAS_3' is no crop of 4 × 100 × 100 uint16 .5 bytes"):
-        funk22(write(tmp_path / "short", {"1_P_A1_7_AAAS_3": b"abcde"}))
+        funk22(write_lmdb(tmp_path / "short", {"1_P_A1_7_AAAS_3": b"abcde"}))
     with pytest.raises(ValueError, match="The key b'AAAS_3' is not of the form UID_plate_well_tile_gene_index"):
-        funk22(write(tmp_path / "keys", {"AAAS_3": crop(1).tobytes()}))
+        funk22(write_lmdb(tmp_path / "keys", {"AAAS_3": crop(1).tobytes()}))
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "data.mdb").write_bytes(b"no database" * 1000)
     with pytest.raises(ValueError, match="is no LMDB, or is truncated"):
@@ -81,7 +93,7 @@ def test_pickled_values_are_not_unpickled(tmp_path):
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"harm": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="is no crop"):
-        funk22(write(tmp_path / "pickled", {"1_P_A1_7_AAAS_3": buffer.getvalue()}))
+        funk22(write_lmdb(tmp_path / "pickled", {"1_P_A1_7_AAAS_3": buffer.getvalue()}))
 
 
 def test_published_profiles_know_complexes(shared):

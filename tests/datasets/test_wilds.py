@@ -3,37 +3,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from official import camelyon17_table, write_camelyon17, write_rxrx1
 
 from scbd.datasets import camelyon17, rxrx1
-
-
-def patch(path, value, size):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((size, size, 4), [value, 0, 0, 255], dtype=np.uint8)).save(path)
 
 
 @pytest.fixture
 def camelyon(tmp_path):
     """Twelve patches of five hospitals: the red channel counts them."""
-    folder = tmp_path / "camelyon17_v1.0"
-    table = pd.DataFrame(
-        {
-            "patient": ["004", "004", "010", "010", "021", "021", "032", "032", "043", "043", "043", "044"],
-            "node": 4,
-            "x_coord": np.arange(12) * 32,
-            "y_coord": 64,
-            "tumor": [0, 1] * 6,
-            "slide": 7,
-            "center": [0, 0, 0, 3, 3, 4, 4, 1, 1, 2, 2, 2],
-            "split": [0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1],
-        }
-    )
-    for i, row in enumerate(table.itertuples()):
-        node = f"patient_{row.patient}_node_{row.node}"
-        patch(folder / "patches" / node / f"patch_{node}_x_{row.x_coord}_y_{row.y_coord}.png", 20 * i, 96)
-    table.to_csv(folder / "metadata.csv")
-    return folder
+    patients = ["004", "004", "010", "010", "021", "021", "032", "032", "043", "043", "043", "044"]
+    table = camelyon17_table(patients, [0, 0, 0, 3, 3, 4, 4, 1, 1, 2, 2, 2], [0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1])
+    return write_camelyon17(tmp_path / "camelyon17_v1.0", table)
 
 
 def test_camelyon17_has_the_official_split(camelyon):
@@ -76,17 +56,13 @@ def test_what_is_wrong_with_camelyon17_is_said(camelyon):
 
 
 def test_rxrx1_has_the_official_split(tmp_path):
-    folder = tmp_path / "rxrx1_v1.0"
     rows = [
         ("HEPG2", "HEPG2-01", 1, "B02", site, sirna, dataset)
         for dataset, site, sirna in [("train", 1, 5), ("train", 2, 5), ("train", 1, 9), ("val", 1, 5), ("test", 2, 9)]
     ]
     table = pd.DataFrame(rows, columns=["cell_type", "experiment", "plate", "well", "site", "sirna_id", "dataset"])
     table["plate"] = [1, 1, 2, 3, 4]
-    for i, row in enumerate(table.itertuples()):
-        patch(folder / "images" / row.experiment / f"Plate{row.plate}" / f"{row.well}_s{row.site}.png", 40 * i, 256)
-    table.to_csv(folder / "metadata.csv", index=False)
-    adata = rxrx1(folder, image_size=32)
+    adata = rxrx1(write_rxrx1(tmp_path / "rxrx1_v1.0", table), image_size=32)
     assert list(adata.obs["split"]) == ["train", "validation", "train", "ood_validation", "test"]
     assert list(adata.obs["sirna"]) == ["sirna_5", "sirna_5", "sirna_9", "sirna_5", "sirna_9"]
     assert adata.obs["well"].iloc[2] == "HEPG2-01_2_B02"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
+_CROP = (4, 100, 100)
 _BLOCK = 1000
 _NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
 # numbers in a table of cells that are no features
@@ -42,10 +44,10 @@ def funk22(
     ----------
     path
         LMDB of the crops (a folder with ``data.mdb``): keys ``UID_plate_well_tile_gene_index``, values 4 × 100 × 100
-        uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here; :func:`scbd.data.write_screen` makes
-        a screen of all of it. Needs ``pip install lmdb``.
+        uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here. Needs ``pip install lmdb``. Or what
+        :func:`scbd.data.write_screen` made of it, ``.h5ad`` or ``.zarr``: all cells of that stay on the disk.
     n_cells
-        Take so many random cells: what is returned is in memory, 80 kB a cell.
+        Take so many random cells: they are in memory, 80 kB a cell.
     genes
         Take only these, and the non-targeting control.
     seed
@@ -63,7 +65,8 @@ def funk22(
     FileNotFoundError
         If there is no database.
     ValueError
-        If it is none, a key or a crop is not of this form (which), or no cell is left.
+        If it is none, a key or a crop is not of this form (which), no cell is left, or crops of an LMDB are more than
+        this machine's memory.
 
     References
     ----------
@@ -78,8 +81,14 @@ def funk22(
     from scbd.data.sources.lmdb_crops import LMDBSource, open_lmdb, parsed_keys
 
     path = Path(path)
+    if path.suffix in (".h5ad", ".zarr"):
+        return _of_screen(path, n_cells, genes, seed)
     with open_lmdb(path) as database, database.begin() as transaction:
+        if genes is None:  # else it is known once keys were read, which takes minutes
+            n = transaction.stat()["entries"]
+            _check_memory(path, min(n, n if n_cells is None else n_cells))
         keys = _chosen_keys(transaction, n_cells, genes, seed)
+    _check_memory(path, len(keys))
     if not keys:
         msg = f"{path} has no cell{'' if genes is None else ' of the genes asked for'}."
         raise ValueError(msg)
@@ -229,6 +238,42 @@ def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | N
         chosen[:] = False
         chosen[rng.choice(n, n_cells, replace=False)] = True
     return [bytes(key) for key, taken in zip(names, chosen, strict=True) if taken]
+
+
+def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int) -> AnnData:
+    """A screen where it lies, or some of its cells in memory."""
+    from anndata import AnnData
+
+    from scbd.data import open_screen
+    from scbd.data.fields import image_source
+
+    screen = open_screen(path)
+    rows = np.arange(screen.n_obs)
+    if genes is not None:
+        rows = np.flatnonzero(screen.obs["gene"].isin({CONTROL, *genes}))
+    if n_cells is not None and n_cells < len(rows):
+        rows = np.sort(np.random.default_rng(seed).choice(rows, n_cells, replace=False))
+    if len(rows) == screen.n_obs:
+        return screen
+    images = image_source(screen, IMAGE_KEY).read(rows)
+    return AnnData(obs=screen.obs.iloc[rows], var=screen.var, obsm={IMAGE_KEY: images})
+
+
+def _check_memory(path: Path, n: int) -> None:
+    """Raise if so many crops can never be in memory."""
+    needed, there = n * math.prod(_CROP) * 2, _memory()
+    if needed > there:
+        msg = (
+            f"{n:,} crops of {path} take {needed / 2**30:,.0f} GiB of memory, this machine has "
+            f"{there / 2**30:,.0f}: take fewer with n_cells, or write a screen of all with "
+            "scbd.data.write_screen, and give its path."
+        )
+        raise ValueError(msg)
+
+
+def _memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataFrame:
