@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from markdown_tables import cells
+from pictures import is_drawn
 
 from scbd import pl
 from scbd.experiments._regimes import digits_map_report, screen_map_report
@@ -90,7 +91,7 @@ def test_ablations(tmp_path):
     text = ablation_report(pd.DataFrame([base | change for change in changes]), tmp_path)
     assert "| 32 | 90.0 | 70.0 | 1 |" in text and "| 128 | 90.0 ± 0.0 | 80.0 ± 0.0 | 2 |" in text
     assert "| none | 10 | 90.0 | 60.0 | 1 |" in text
-    assert (tmp_path / "ablations.png").stat().st_size > 1000
+    assert is_drawn(tmp_path / "ablations.png")
 
 
 def test_batch_correction(tmp_path):
@@ -101,7 +102,7 @@ def test_batch_correction(tmp_path):
     names = [cells(line)[0] for line in text.splitlines()[2:]]
     assert names == ["random encoder", "pixel PCA", "SCBD, alpha 0", "SCBD, alpha 8"]
     assert "| pixel PCA | 0.500 | 0.300 | 0.400 | 0.100 | 1 |" in text
-    assert (tmp_path / "batch_correction.png").stat().st_size > 1000
+    assert is_drawn(tmp_path / "batch_correction.png")
 
 
 def test_two_forms_of_invariance_are_told_apart(tmp_path):
@@ -147,6 +148,15 @@ def test_a_long_run_shows_its_course(tmp_path):
     text = long_report(pd.DataFrame([row]), tmp_path)
     assert "| SCBD, alpha 192 | 2 | 70.0 | 6.24 | 1 |" in text
     assert (tmp_path / "key.png").exists()
+
+
+def test_a_seed_with_one_alpha_is_chosen_from_later(tmp_path):
+    frame = generalization_rows(**{"z_c in": 0.9})
+    unfinished = frame[(frame["seed"] == 0) | (frame["alpha"] != 10)]
+    assert "seed by seed: 10 (1). Its" in generalization_report(unfinished, tmp_path)
+    first = frame[(frame["system"] == "SCBD") & (frame["alpha"] == 0)]
+    auto = first.assign(alpha="auto")
+    assert "choose_alpha" not in generalization_report(pd.concat([first, auto]), tmp_path)
 
 
 @pytest.mark.parametrize("system", ["SCBD", "ERM"])

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import gzip
-import struct
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_digits
+from official import write_mnist
 
 from scbd.cli import main
 from scbd.experiments import DATASETS, _budgets, reproduce
@@ -16,26 +14,14 @@ from scbd.experiments._reproduce import EXPERIMENTS
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
 
-def write_idx(path, array):
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
-
-
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
     """Four small files in the layout of MNIST, and a budget that is over in seconds."""
-    images, labels = load_digits(return_X_y=True)
-    images = np.kron(images.reshape(-1, 8, 8), np.ones((1, 4, 4)))[:, 2:-2, 2:-2] * 15
-    folder = tmp_path / "mnist"
-    folder.mkdir()
-    for part, rows in (("train", slice(0, 400)), ("t10k", slice(400, 600))):
-        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images[rows])
-        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels[rows])
     model, training = _budgets.SIZES["smoke"]
     monkeypatch.setitem(_budgets.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
     monkeypatch.setitem(_budgets._DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
     monkeypatch.setattr(_budgets, "UNTRAINED", _budgets.UNTRAINED | {"max_steps": 2})
-    return folder
+    return write_mnist(tmp_path / "mnist")
 
 
 def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):

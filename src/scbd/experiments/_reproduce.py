@@ -131,15 +131,19 @@ def reproduce(
         msg = f"n_seeds={n_seeds}: run at least one seed."
         raise ValueError(msg)
     out = Path("results") / f"{name}-{budget}" if out is None else Path(out)
-    experiment = EXPERIMENTS[name]
-    trials = experiment.trials(budget, n_seeds)
+    trials = EXPERIMENTS[name].trials(budget, n_seeds)
     if not report_only:
         for dataset in {trial.dataset for trial in trials}:
             DATASETS[dataset].check_path(path)
         run_trials(trials, out, path=path, shard=shard)
+    return written(name, trials, out)
+
+
+def written(name: str, trials: Sequence[Trial], out: Path) -> pd.DataFrame:
+    """Tables and figures of what is finished of an experiment's trials; their rows."""
     frame = finished(trials, out)
     if frame.empty:
-        msg = f"{out} has no finished run of {name} at budget {budget}: run some first."
+        msg = f"{out} has no finished run of {name} at this budget: run some first."
         raise FileNotFoundError(msg)
     write_table(frame, out / "rows.csv")
     write_text(report(name, frame, out) + "\n", out / "table.md")
