@@ -109,6 +109,27 @@ def test_perfect_profiles():
     assert relationship_average_precision(profiles(x), net) == pytest.approx(1)
 
 
+def test_a_map_of_one_point_knows_nothing():
+    """All pairs tie: none is in a tail, and none is predicted twice where the thresholds meet."""
+    net = pd.DataFrame({"source": list("aaabbb"), "target": [f"G{i}" for i in range(6)]})
+    relations = Relations(profiles(np.repeat(np.eye(3)[:1], 6, axis=0)), net)
+    assert relationship_recall(relations) == 0
+    for diagonal in (True, False):
+        curve = relationship_curve(relations, diagonal=diagonal)
+        assert (curve["recall"] == 1).all()  # every pair is predicted, once
+        np.testing.assert_allclose(curve["precision"], relations.pairs()[1].mean())
+
+
+def test_ties_count_for_neither_tail():
+    """A quarter of the pairs are equally alike, and as many equally opposite: more than a tail holds."""
+    angles = np.array([0, 0, 0, 0.5, 0.5, 0.5]) * np.pi
+    net = pd.DataFrame({"source": list("aaabbb"), "target": [f"G{i}" for i in range(6)]})
+    relations = Relations(profiles(np.stack([np.cos(angles).round(), np.sin(angles).round()], 1)), net)
+    # six of fifteen pairs have a cosine of 1: their best places are .64 to 1, and the worst of them is no tail's
+    assert relationship_recall(relations, tail=0.3) == 0
+    assert relationship_recall(relations, tail=0.45) == 1
+
+
 def test_pairs_and_sets_that_say_the_same_score_the_same():
     x, genes, _ = small(1)
     pairs = pd.DataFrame({"source": ["G0", "G1", "G2", "G3"], "target": ["G1", "G2", "G0", "G4"]})

@@ -59,6 +59,10 @@ def test_somebody_s_own_tuning_is_respected():
 
 
 def test_other_systems_are_left_alone(monkeypatch):
-    monkeypatch.setattr("sys.platform", "darwin")
-    with freed_memory_kept():
-        pass
+    loaded: list[object] = []
+    monkeypatch.setattr("ctypes.CDLL", lambda name: loaded.append(name))
+    for system in ("darwin", "win32"):
+        monkeypatch.setattr("sys.platform", system)
+        with freed_memory_kept():
+            pass
+    assert not loaded

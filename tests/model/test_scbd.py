@@ -309,6 +309,18 @@ def test_alpha_is_not_weighed_by_validation_cells_that_say_nothing(told):
     assert float(alpha.alpha) == pytest.approx(0.005)
 
 
+def test_validation_has_no_say_before_anything_was_learned():
+    """A ratio of two numbers that are nearly zero says nothing."""
+    alpha = scbd.model.AutoAlpha()
+    alpha.observe(torch.tensor(0.5))
+    assert float(alpha.learned) == pytest.approx(0.01)
+    alpha.validate(torch.tensor([0.001]))
+    assert float(alpha.alpha) == pytest.approx(0.05 * 0.01)
+    alpha.observe(torch.tensor(0.9))
+    alpha.validate(torch.tensor([0.001]))
+    assert float(alpha.alpha) == pytest.approx(0.05 * 0.001)
+
+
 @pytest.mark.parametrize("interrupted", [4, 5, 6])
 def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
     """Wherever it was interrupted: at a step with a validation, or between."""

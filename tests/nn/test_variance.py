@@ -34,6 +34,16 @@ def test_equals_the_loop_over_cells(batch, partners):
     torch.testing.assert_close(explained_variance(features, e, y, partners=partners).share, expected)
 
 
+@both
+@given(batch=batches())
+def test_the_error_equals_the_loop_over_pairs_of_cells(batch, partners):
+    features, e, y = batch
+    expected = naive.error(features, e, y, partners)
+    torch.testing.assert_close(
+        explained_variance(features, e, y, partners=partners).error, expected, atol=1e-7, rtol=1e-6
+    )
+
+
 def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: int) -> tuple[torch.Tensor, ...]:
     """Features made of labels' means, environments' effects within labels, and noise of variance one."""
     generator = torch.Generator().manual_seed(seed)

@@ -160,7 +160,8 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels:
     """
     design = _Design(environments, labels)
     both = [x for features in passed for x in _explained(features, design).values()]
-    return torch.stack([torch.where(x.error > 0, x.share / x.error.clamp(min=_TINY), 0.0) for x in both]).mean()
+    # where there is nothing to compare, the share is exactly zero
+    return torch.stack([x.share / x.error.clamp(min=_TINY) for x in both]).mean()
 
 
 class _Design:

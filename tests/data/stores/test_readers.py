@@ -54,7 +54,7 @@ def test_scportrait(tmp_path):
     assert crops.channels == ["dna", "actin"]
 
 
-def test_arrays(tmp_path, shared):
+def test_arrays(tmp_path):
     images = make_cells(12).obsm[KEY]
     np.savez(tmp_path / "a.npz", X=images, gene=list("abcabcabcabc"), channels=["x", "y"], note=np.zeros(3))
     crops = read_crops(tmp_path / "a.npz")
@@ -65,6 +65,9 @@ def test_arrays(tmp_path, shared):
     table.to_csv(tmp_path / "t.csv", index=False)
     check(read_crops(tmp_path / "b.npy", table=tmp_path / "t.csv"), images, gene="abcabcabcabc")
     check(read_crops(tmp_path / "b.npy", table=table), images, gene="abcabcabcabc")
+
+
+def test_real_arrays(shared):
     real = read_crops(shared / "cells" / "submorph_crops_3x64x64.npz")
     assert real.images.shape == (668, 3, 64, 64) and real.obs["sirna"].nunique() == 4 and len(set(real.channels)) == 3
 
