@@ -150,6 +150,15 @@ def test_a_long_run_shows_its_course(tmp_path):
     assert (tmp_path / "key.png").exists()
 
 
+def test_a_seed_with_one_alpha_is_chosen_from_later(tmp_path):
+    frame = generalization_rows(**{"z_c in": 0.9})
+    unfinished = frame[(frame["seed"] == 0) | (frame["alpha"] != 10)]
+    assert "seed by seed: 10 (1). Its" in generalization_report(unfinished, tmp_path)
+    first = frame[(frame["system"] == "SCBD") & (frame["alpha"] == 0)]
+    auto = first.assign(alpha="auto")
+    assert "choose_alpha" not in generalization_report(pd.concat([first, auto]), tmp_path)
+
+
 @pytest.mark.parametrize("system", ["SCBD", "ERM"])
 def test_unfinished_grids_are_reported_as_far_as_they_are(tmp_path, system):
     frame = generalization_rows()

@@ -99,8 +99,8 @@ def _report(frame: pd.DataFrame, out: Path, regimes: _Map) -> str:
         for (form, (factor, title)), ax in zip(panels, axes.flat, strict=True):
             others = {column: value for column, value in base.items() if column != factor}
             part = only(frame[usual], {"form": form} | others)
-            if factor != "batch" and part[factor].nunique() == 1:
-                ax.set_axis_off()  # this form was tried at one value of it
+            if part.empty or (factor != "batch" and part[factor].nunique() == 1):
+                ax.set_axis_off()  # this form was not tried yet, or at one value of it
                 continue
             pl.by_group(part, "alpha", score, factor, ax=ax)
             ax.set(title=f"{form}, by {title}", ylabel=label, ylim=(-0.02 * top, 1.02 * top))

@@ -187,7 +187,12 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
 
 def _selected(scbd: pd.DataFrame, ins: str, outs: str, what: str) -> str:
     """What choosing alpha without the test environment would have cost."""
-    if not {ins, outs, "alpha"} <= set(scbd) or scbd["alpha"].nunique() < 2:
+    if not {ins, outs, "alpha"} <= set(scbd):
+        return ""
+    # a seed that is not finished may have one alpha, or none but "auto"
+    numbers = pd.to_numeric(scbd["alpha"], errors="coerce")
+    scbd = scbd[numbers.groupby(scbd["seed"]).transform("nunique") > 1]
+    if scbd.empty:
         return ""
     found = selection_regret(scbd, ins=ins, outs=outs)
     alphas = ", ".join(f"{alpha:g} ({n})" for alpha, n in found["alpha"].value_counts().sort_index().items())
