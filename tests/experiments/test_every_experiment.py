@@ -21,7 +21,7 @@ from scbd.experiments._reproduce import written
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning")
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
 # only tables
-UNDRAWN = {"cmnist-variance", "counterfactuals"}
+UNDRAWN = {"cmnist-variance", "counterfactuals", "screen-neighbours"}
 
 
 def mnist(folder: Path) -> Path:

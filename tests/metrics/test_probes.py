@@ -96,7 +96,7 @@ def test_batch_probe_reads_a_table_and_crosses_columns():
     with pytest.raises(KeyError, match=r"obs has no 'plates' \(its keys: well, plate\)"):
         batch_probe(adata, "Z", "plates")
     adata.obs.loc["5", "well"] = None
-    with pytest.raises(ValueError, match=r"obs\[\['well'\]\] has no value for 1 of 600 cells"):
+    with pytest.raises(ValueError, match=r"obs\['well'\] has no value for 1 of 600 cells \(rows 5\)"):
         batch_probe(adata, "Z", "well")
 
 

@@ -134,7 +134,7 @@ def test_fish_counts_the_steps_of_runs_before():
     model.train(**QUICK | {"max_steps": 2})
     optimiser: Any = model.trainer.optimizers[0]
     assert optimiser.param_groups[0]["n_steps"] == 5
-    assert any("start" in state for state in optimiser.state.values())
+    assert any("ahead" in state for state in optimiser.state.values())
 
 
 def test_the_seed_is_that_of_scvi_tools(monkeypatch):

@@ -27,6 +27,8 @@ class TrainingDiverged(RuntimeError):
 
     Examples
     --------
+    >>> scbd.SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.SCBDModel(adata, encoder="small")
     >>> try:
     ...     model.train(max_steps=2000, lr=0.01)
     ... except scbd.model.TrainingDiverged:  # from the weights that were good

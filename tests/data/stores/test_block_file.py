@@ -31,7 +31,7 @@ def test_a_checksum_is_written_only_once_its_rows_are_on_the_disk(tmp_path, monk
 
     monkeypatch.setattr(os, "pwrite", written)
     monkeypatch.setattr(os, "fsync", synced)
-    write_screen(tmp_path / "s.h5ad", make_cells(12), y_key="gene", block_size=4)
+    write_screen(tmp_path / "s.h5ad", make_cells(12), y_key="gene", block_size=4, n_workers=1)
     assert events.count("checksum") == events.count("rows") == 3
     for place, event in enumerate(events):
         assert event != "checksum" or events[place - 1] == "sync"
