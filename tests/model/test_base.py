@@ -224,6 +224,17 @@ def test_load_takes_its_arguments_in_the_order_of_scvi_tools(tmp_path):
     assert SCBDModel.load(str(tmp_path / "model"), make_cells(), "auto", "auto", "p_").adata.n_obs == 96
 
 
+def test_other_names_of_channels_are_said_once(tmp_path):
+    cells = make_cells()
+    cells.var_names = ["DNA", "actin"]
+    make(SCBDModel, cells).save(str(tmp_path / "model"))
+    new = make_cells(20)
+    new.var_names = ["Hoechst", "phalloidin"]
+    with pytest.warns(UserWarning) as said:
+        SCBDModel.load(str(tmp_path / "model"), new)
+    assert ["has the channels Hoechst, phalloidin" in str(warning.message) for warning in said] == [True]
+
+
 def test_what_was_set_up_can_be_viewed(capsys, tmp_path):
     model = make(SCBDModel, e_key=["plate", "well"])
     model.view_anndata_setup()

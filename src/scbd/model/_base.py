@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -202,7 +203,9 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         level = note.level
         note.setLevel(logging.WARNING)
         try:
-            model = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
+            with warnings.catch_warnings():  # of names of channels, which are looked at below
+                warnings.filterwarnings("ignore", "`var_names` for the loaded `model` does not match", UserWarning)
+                model = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
         finally:
             note.setLevel(level)
         if model.adata is not None:
