@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -122,3 +123,11 @@ def test_sizes_are_said_in_a_unit_that_fits(tmp_path):
     free = "the disk has [0-9.]+ [GT]iB free"
     with pytest.raises(OSError, match=f"takes 1.0 EiB more, {free}|takes 1048576.0 TiB more, {free}"):
         check_space(tmp_path / "s.h5ad", 2**60)
+
+
+def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch):
+    """As on Windows, which has no fcntl: what needs no lock must not ask for one when it is imported."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    module = importlib.reload(importlib.import_module("scbd.data.stores.partials"))
+    with module.locked(tmp_path), module.locked(tmp_path):
+        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import hashlib
 import os
@@ -65,10 +64,12 @@ def remove_headers(partial: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; one that dies lets go. Where a file system has no locks, nothing is held."""
+    """One process at a time; one that dies lets go. Where system or file system has no locks, nothing is held."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):
+        with suppress(ImportError, OSError):
+            import fcntl  # not on every system, and reading needs none of it
+
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
