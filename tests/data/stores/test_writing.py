@@ -16,7 +16,7 @@ import zarr
 from anndata import AnnData
 from conftest import contents, make_cells, make_plates
 from torch.nn import functional as F
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 from scbd.data import Crops, open_screen, verify_screen, write_screen
 from scbd.data.fields import image_source
@@ -392,6 +392,41 @@ def test_shares_are_written_in_any_order_by_any_number_of_processes(tmp_path, na
     with pytest.raises(ValueError, match="shard=4/3: the first number counts from 1 to the second"):
         write_screen(tmp_path / f"other_{name}", shard=(4, 3), **arguments)
     assert not list(tmp_path.glob("*other*"))
+
+
+def test_a_block_that_a_kill_left_half_written_does_not_stay_in_the_store(tmp_path, monkeypatch):
+    """Zarr writes a file beside the place of a block, and a kill without warning leaves it there."""
+    original = containers.ZarrContainer.write
+
+    def killed(self, block, images):
+        original(self, block, images)
+        shard = self._partial / self._key(block)
+        shard.with_name(f"{shard.name}.0123.partial").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(containers.ZarrContainer, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene")
+    assert len(list(tmp_path.rglob("*.0123.partial"))) == 1
+    write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene")
+    write_screen(tmp_path / "whole.zarr", make_plates(), y_key="gene")
+    assert contents(tmp_path / "s.zarr") == contents(tmp_path / "whole.zarr")
+
+
+def test_a_block_that_another_process_wrote_and_tidied_up_is_not_missed(tmp_path, monkeypatch):
+    write_screen(tmp_path / "whole.zarr", make_plates(), y_key="gene")
+    original = LocalStore.set
+
+    async def late(self, key, value):
+        await original(self, key, value)
+        if "/c/" in key and IMAGES in key:
+            raise FileNotFoundError(key)  # what this process had begun is gone
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "set", late)
+        write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene")
+    assert contents(tmp_path / "s.zarr") == contents(tmp_path / "whole.zarr")
 
 
 @pytest.mark.parametrize(("name", "compression"), KINDS[::2])

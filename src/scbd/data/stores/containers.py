@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shutil
 import warnings
@@ -99,14 +100,17 @@ class ZarrContainer:
         if self._is_there():
             return
         data = default_buffer_prototype().buffer.from_bytes(self._encoder.encode(images))
-        sync(self._array.store.set(self._key(block), data))
-        if isinstance(self._partial, Path):
-            try:
-                with (self._partial / self._key(block)).open("rb+") as file:
-                    os.fsync(file.fileno())
-            except FileNotFoundError:
-                if not self._is_there():
-                    raise
+        if not isinstance(self._partial, Path):
+            sync(self._array.store.set(self._key(block), data))
+            return
+        shard = self._partial / self._key(block)
+        try:
+            sync(self._array.store.set(self._key(block), data))
+            with shard.open("rb+") as file:
+                os.fsync(file.fileno())
+        except FileNotFoundError:  # another process had this block, too, and has tidied up
+            if not shard.exists() and not self._is_there():
+                raise
 
     def finish(self) -> bool:
         """Rename it if it is whole; what has no name to change is marked."""
@@ -116,8 +120,10 @@ class ZarrContainer:
                 self._array.attrs[STORE_KEY] = self._said | {"complete": True}
             return whole
         if whole:
+            self._remove_halves(self._partial)
             with suppress(OSError):  # another process was faster
                 os.rename(self._partial, self._path)
+            self._remove_halves(self._path)  # of processes that began a block in the meantime
             self._remove_left()
         return whole or self._is_there()
 
@@ -141,6 +147,12 @@ class ZarrContainer:
             header = header_path(self._partial)
             self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
             begin_with(header, self._partial)
+
+    def _remove_halves(self, store: Path) -> None:
+        """Blocks that nobody ends: Zarr writes each beside its place, and a kill leaves it there."""
+        for folder, _, files in os.walk(store / self._array.path):
+            for half in fnmatch.filter(files, "*.partial"):
+                Path(folder, half).unlink(missing_ok=True)
 
     def _remove_left(self) -> None:
         """What processes have left that were killed, or came too late."""
