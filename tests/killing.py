@@ -23,8 +23,7 @@ for _ in sys.stdin:
         job()
         os._exit(0)
     print(worker, flush=True)
-    os.waitpid(worker, 0)
-    print("ended", flush=True)
+    print("ended", os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
 """
 
 # for :func:`kill_until`: writing a screen, slow enough that no process comes to the end in half a second
@@ -43,7 +42,7 @@ def job():
 
 
 def kill_until(done: Path, code: str, longest: float, seed: int = 0) -> int:
-    """Start and kill until there is a file, and return how often that was.
+    """Start and kill until there is a file, and return how often that was; a job that fails fails here, too.
 
     Parameters
     ----------
@@ -68,7 +67,8 @@ def kill_until(done: Path, code: str, longest: float, seed: int = 0) -> int:
             time.sleep(rng.uniform(0, longest * 2 ** (kills // 10)))
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
-            assert server.stdout.readline() == "ended\n"
+            ended = int(server.stdout.readline().removeprefix("ended"))
+            assert ended in (0, -signal.SIGKILL), "the job failed: its error stands above"
             kills += not done.exists()
         server.stdin.close()
     return kills
