@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from conftest import IMAGE_KEY, make_cells
+from small_models import make_model
 from torch import nn
 
 from scbd import SCBDModel
@@ -140,3 +143,68 @@ def test_a_model_that_resizes_takes_other_sizes_of_the_same_proportions():
     assert len(model.get_latent_representation(make_cells(8, shape=(2, 20, 20)))) == 8
     with pytest.raises(ValueError, match="images of 20 × 16 pixels, .* on 16 × 16, and resizing would stretch them"):
         model.get_latent_representation(make_cells(8, shape=(2, 20, 16)))
+
+
+def test_new_cells_need_no_labels(trained):
+    new = make_cells(10, seed=5)
+    expected = trained.get_latent_representation(new)
+    new.obs = new.obs.drop(columns=["gene", "well"])
+    np.testing.assert_array_equal(trained.get_latent_representation(new), expected)
+    new.obs["well"] = "never seen"
+    np.testing.assert_array_equal(trained.get_latent_representation(new), expected)
+    assert not new.uns  # not even set up
+
+
+def test_indices_are_embedded_in_the_order_asked_for(trained):
+    whole = trained.get_latent_representation(batch_size=7)
+    rows = [5, 90, 5, 0, -1]
+    np.testing.assert_allclose(trained.get_latent_representation(indices=rows), whole[rows], rtol=1e-5, atol=1e-6)
+    mask = np.arange(96) % 3 == 0
+    np.testing.assert_allclose(trained.get_latent_representation(indices=mask), whole[mask], rtol=1e-5, atol=1e-6)
+    assert trained.get_latent_representation(indices=[]).shape == (0, 6)
+    view = trained.adata[10:20]
+    np.testing.assert_allclose(trained.get_latent_representation(view), whole[10:20], rtol=1e-5, atol=1e-6)
+    for bad, said in (([0, 96], "reach from 0 to 96, there are 96"), (mask[:5], "length 5"), ([0.5], "row numbers")):
+        with pytest.raises(ValueError, match=said):
+            trained.get_latent_representation(indices=bad)
+
+
+def test_out(trained, tmp_path):
+    whole = trained.get_latent_representation()
+    mine = np.zeros((96, 6), dtype=np.float32)
+    assert trained.get_latent_representation(out=mine) is mine
+    np.testing.assert_array_equal(mine, whole)
+    mapped = trained.get_latent_representation(out=tmp_path / "new" / "z.npy", enable_progress_bar=True)
+    np.testing.assert_array_equal(mapped, whole)
+    np.testing.assert_array_equal(np.load(tmp_path / "new" / "z.npy"), whole)
+    assert os.listdir(tmp_path / "new") == ["z.npy"]
+    with pytest.raises(ValueError, match=r"out has shape \(3, 6\), the embedding has shape \(96, 6\)"):
+        trained.get_latent_representation(out=mine[:3])
+    with pytest.raises(ValueError, match=r"the path of an \.npy file"):
+        trained.get_latent_representation(out=tmp_path / "z.csv")
+
+
+def test_a_broken_embedding_leaves_nothing_behind(trained, tmp_path, monkeypatch):
+    def breaks(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(trained.module, "embed", breaks)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trained.get_latent_representation(out=tmp_path / "z.npy")
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_requests_of_an_embedding(trained):
+    with pytest.raises(ValueError, match="block='z' is not known: use 'c' .perturbation. or 's'"):
+        trained.get_latent_representation(block="z")
+    with pytest.raises(ValueError, match="representation='r' is not known"):
+        trained.get_latent_representation(representation="r")
+    with pytest.raises(ValueError, match="holds 3 channels of uint8, the model was set up with 2"):
+        trained.get_latent_representation(make_cells(4, shape=(3, 16, 16)))
+    with pytest.raises(ValueError, match="holds images of 20 × 20 pixels, the model was trained on 16 × 16"):
+        trained.get_latent_representation(make_cells(4, shape=(2, 20, 20)))
+
+
+def test_an_untrained_model_warns():
+    with pytest.warns(UserWarning, match="untrained"):
+        make_model().get_latent_representation()
