@@ -63,6 +63,17 @@ def test_components_without_variance_are_no_trouble():
     assert same > 0.98
 
 
+def test_a_cell_far_outside_does_not_overflow():
+    """Its logits are beyond what exp can take."""
+    x, codes = data(2000, k=2)
+    x[:, 0] += 1000 * codes  # told apart, and nearly without a penalty: weights grow
+    x[0] = 1e5 * (x[0] - 50)
+    ours = fit_logistic(x, codes, c=1e6)
+    assert np.isfinite(ours.objective) and np.isfinite(ours.weight).all()
+    assert np.abs(ours.logits(x)).max() > 100
+    assert (ours.logits(x).argmax(axis=1) == codes).mean() > 0.99
+
+
 def test_macro_f1_is_scikit_learns():
     rng = np.random.default_rng(0)
     for _ in range(20):

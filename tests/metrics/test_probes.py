@@ -78,6 +78,13 @@ def test_cells_to_learn_from_may_be_named():
     assert label_probe(z, wrong, train=train)["accuracy"] == pytest.approx((labels[300:] == "w0").mean(), abs=0.02)
 
 
+def test_no_cell_of_a_subset_is_learned_from_and_tested_on():
+    """Labels that can only be learned by heart: a cell that was drawn twice would be known."""
+    rng = np.random.default_rng(0)
+    z, labels = rng.normal(size=(600, 400)), rng.integers(2, size=600)
+    assert label_probe(z, labels, max_cells=500)["accuracy"] < 0.6
+
+
 def test_memory_maps(tmp_path):
     z, labels = blobs()
     np.save(tmp_path / "z.npy", z)

@@ -66,6 +66,15 @@ def test_an_empty_channel_stays_at_zero():
     assert ours(images)[:, 0].std() > 0.5
 
 
+def test_a_channel_of_one_value_is_not_divided_by_rounding():
+    """Its variance is a difference of equal numbers, and seldom exactly zero."""
+    images = (1000 * torch.arange(60) + 1).to(torch.uint16).view(1, 60, 1, 1).repeat(7, 1, 5, 5)
+    ours = Preprocess((60, 5, 5), "uint16")
+    ours.fit([images])
+    assert ours(images).abs().max() < 1e-3
+    assert ours((images.int() + 1).to(torch.uint16)).abs().max() < 1  # arcsinh 2 less arcsinh 1, and no multiple of it
+
+
 def test_resizing_keeps_flat_images_flat_and_means():
     images = torch.full((2, 1, 100, 80), 51, dtype=torch.uint8)
     ours = Preprocess((1, 100, 80), "uint8", image_size=(40, 32), standardize=False)
