@@ -2,7 +2,8 @@
 
 from scbd.nn.decoders import AdditiveDecoder
 from scbd.nn.distributed import gather
-from scbd.nn.encoders import ENCODERS, Block, Features, build_encoder
+from scbd.nn.encoders import ENCODERS, Block, Features, Representation, build_encoder
+from scbd.nn.groups import Groups
 from scbd.nn.health import effective_rank, spread
 from scbd.nn.losses import (
     contrastive_ceiling,
@@ -19,7 +20,9 @@ __all__ = [
     "AdditiveDecoder",
     "Block",
     "Features",
+    "Groups",
     "Preprocess",
+    "Representation",
     "build_encoder",
     "contrastive_ceiling",
     "effective_rank",
