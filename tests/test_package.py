@@ -14,7 +14,7 @@ SOURCE = Path(scbd.__file__).parent
 # who may import whom: a package sees what stands before it here, and itself
 ROOMS = {
     "_checks": set(),
-    "_command_line": set(),
+    "_argument_values": set(),
     "_keys": set(),
     "_messages": set(),
     "_sizes": set(),
@@ -26,6 +26,7 @@ ROOMS = {
     "datasets": {"_keys", "data"},
     "pl": {"_keys", "_threads"},
     "model": {"_checks", "_keys", "_labels", "_messages", "_sizes", "nn", "data"},
+    "_command_line": {"_argument_values", "model"},
     "baselines": {"_checks", "_keys", "_labels", "_messages", "nn", "data", "model"},
     "experiments": {"_checks", "_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
     "cli": {"_command_line", "data", "experiments"},
