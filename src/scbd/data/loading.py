@@ -55,7 +55,7 @@ class BatchLoader:
     def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Images as stored, and codes, of these rows."""
         return {
-            "images": read_tensor(self._source, rows),
+            "inputs": read_tensor(self._source, rows),
             "y": torch.from_numpy(self._y[rows]),
             "e": torch.from_numpy(self._e[rows]),
         }
@@ -114,7 +114,7 @@ class ImageDataModule(pl.LightningDataModule):
     >>> split = scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
     >>> data = scbd.data.ImageDataModule(source, gene, well, split, batch_size=50, max_steps=10)
     >>> batch = next(iter(data.train_dataloader()))
-    >>> batch["images"].shape, batch["y"].shape
+    >>> batch["inputs"].shape, batch["y"].shape
     (torch.Size([50, 4, 32, 32]), torch.Size([50]))
     """
 
