@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

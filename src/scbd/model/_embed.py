@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 from scbd.model._embed_to import embed_to
 from scbd.model._forward import embedded, positive
 

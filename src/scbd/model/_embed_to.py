@@ -10,7 +10,7 @@ import numpy as np
 from anndata import AnnData
 
 from scbd.data.digests import digest_cells
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 from scbd.data.stores import open_embedding
 from scbd.data.stores.block_file import BlockFile, check_shard, check_space, share_of
 from scbd.model._forward import embedded

@@ -14,7 +14,7 @@ from anndata import AnnData
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.digests import digest_cells
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 from scbd.data.stores.block_file import BlockFile, check_space
 from scbd.data.stores.hdf5 import open_h5
 from scbd.data.stores.opening import open_screen, open_store, open_tables

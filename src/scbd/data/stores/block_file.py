@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 from scbd.data.sources.zarr_codecs import checksum
 from scbd.data.stores.hdf5 import open_h5
 from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 from scbd.data.sources import ZarrSource
 from scbd.data.stores.block_file import damaged_rows, no_checksums
 from scbd.data.stores.opening import open_store
