@@ -18,7 +18,7 @@ from scbd._progress import progress_bar
 from scbd.data.stores.block_file import BlockFile, check_space
 from scbd.data.stores.hdf5 import open_h5
 from scbd.data.stores.opening import open_screen, open_store, open_tables
-from scbd.data.stores.partials import locked, partial_path
+from scbd._jobs import locked, partial_path
 from scbd.data.stores.results import CELLS_KEY, cells_digest, keys_of, result_files, results_folder
 
 if TYPE_CHECKING:

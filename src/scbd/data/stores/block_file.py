@@ -13,7 +13,7 @@ import numpy as np
 from scbd._progress import progress_bar
 from scbd.data.sources.zarr_codecs import checksum
 from scbd.data.stores.hdf5 import open_h5
-from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers
+from scbd._jobs import begin_with, check_names, check_same, header_path, partial_path, remove_headers
 from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, damaged_tables, tables_checksums
 
 if TYPE_CHECKING:

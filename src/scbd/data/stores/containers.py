@@ -15,7 +15,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scbd.data.stores.block_file import BlockFile
-from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers
+from scbd._jobs import begin_with, check_names, check_same, header_path, partial_path, remove_headers
 from scbd.data.stores.shards import ShardEncoder
 from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, tables_checksums
 

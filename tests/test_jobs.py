@@ -14,7 +14,7 @@ from conftest import contents, make_cells, make_plates
 from scbd.data import open_screen, write_screen
 from scbd.data.stores import containers
 from scbd.data.stores.block_file import check_space
-from scbd.data.stores.partials import partial_path
+from scbd._jobs import partial_path
 
 KINDS = ["s.h5ad", "s.zarr"]
 
@@ -45,7 +45,7 @@ def test_processes_with_the_same_job_all_end_well_and_leave_nothing(tmp_path):
     for name in KINDS:
         write_screen(tmp_path / "whole" / name, make_plates(), y_key="gene", block_size=8)
     paths = [str(tmp_path / str(attempt) / name) for attempt in range(2) for name in KINDS]
-    code = CODE.format(tests=str(Path(__file__).parents[2]), paths=paths)
+    code = CODE.format(tests=str(Path(__file__).parent), paths=paths)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr
     for path in map(Path, paths):
@@ -128,6 +128,6 @@ def test_sizes_are_said_in_a_unit_that_fits(tmp_path):
 def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch):
     """As on Windows, which has no fcntl: what needs no lock must not ask for one when it is imported."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    module = importlib.reload(importlib.import_module("scbd.data.stores.partials"))
+    module = importlib.reload(importlib.import_module("scbd._jobs"))
     with module.locked(tmp_path), module.locked(tmp_path):
         pass
