@@ -1,34 +1,86 @@
-"""What is not whole yet: where it lies, who may begin it, and what is left of it."""
+"""Several processes at one thing: who does which share, who begins it, and whether there is room for it."""
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import os
 import shutil
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from glob import escape
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import numpy as np
+
+from scbd._files import partial_path
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-    from anndata import AnnData
-
-# longest name that a file system takes, in bytes, less what is put around it
-_NAME_BYTES = 200
 # after so many seconds nobody is still writing the tables of a store
 _OLD = 600
 
 
-def partial_path(path: Path) -> Path:
-    """Where a file or folder lies until it is whole."""
-    name = path.name
-    if len(os.fsencode(name)) > _NAME_BYTES:
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return path.with_name(f".{name}.partial")
+def check_shard(shard: tuple[int, int]) -> None:
+    """Raise unless it is one of so many."""
+    index, n = shard
+    if not 1 <= index <= n:
+        msg = f"shard={index}/{n}: the first number counts from 1 to the second."
+        raise ValueError(msg)
+
+
+def share_of(done: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
+    """Blocks that are still to be written by one of several processes, each of which has a contiguous range.
+
+    Parameters
+    ----------
+    done
+        Which blocks are there, boolean ``(n_blocks,)``.
+    shard
+        Which process of how many, from 1 on.
+
+    Returns
+    -------
+    Numbers of blocks, int64, in order.
+    """
+    index, n = shard
+    mine = np.array_split(np.arange(len(done)), n)[index - 1]
+    return mine[~done[mine]]
+
+
+def check_space(path: Path, size: int) -> None:
+    """Raise if the disk has less room than a store of this size takes beside what has been written of it.
+
+    Parameters
+    ----------
+    path
+        Of the whole store; what has been written of it lies beside, see :func:`~scbd._files.partial_path`.
+    size
+        Of the whole store, in bytes.
+
+    Raises
+    ------
+    OSError
+        If so.
+    """
+    partial = partial_path(path)
+    written = sum(file.stat().st_blocks * 512 for file in (partial, *partial.rglob("*")) if file.exists())
+    needed, free = size - written, shutil.disk_usage(path.parent).free
+    if needed > free:
+        msg = f"{path} takes {_bytes(needed)} more, the disk has {_bytes(free)} free: make room first."
+        raise OSError(msg)
+
+
+def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> None:
+    """Raise if what was begun is something else."""
+    plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
+    if any(plain.get(key) != value for key, value in wanted.items() if isinstance(value, str)):
+        msg = (
+            f"{partial} is the beginning of something else (other cells, order or settings): move it away, or write to "
+            "another path."
+        )
+        raise ValueError(msg)
 
 
 def header_path(partial: Path) -> Path:
@@ -56,7 +108,7 @@ def begin_with(header: Path, partial: Path) -> None:
 
 def remove_headers(partial: Path) -> None:
     """What processes that were killed in their first moments have left; others may be at theirs."""
-    for left in partial.parent.glob(f"{glob.escape(partial.name)}.*"):
+    for left in partial.parent.glob(f"{escape(partial.name)}.*"):
         with suppress(FileNotFoundError):
             if left.stat().st_mtime < time.time() - _OLD:
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
@@ -76,36 +128,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> None:
-    """Raise if what was begun is something else."""
-    plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
-    if any(plain.get(key) != value for key, value in wanted.items() if isinstance(value, str)):
-        msg = (
-            f"{partial} is the beginning of something else (other cells, order or settings): move it away, or write to "
-            "another path."
-        )
-        raise ValueError(msg)
-
-
-def check_names(tables: AnnData) -> None:
-    """Raise if a table has names or text that no store can hold; before anything is written.
-
-    Raises
-    ------
-    ValueError
-        If so.
-    """
-    for slot, table in (("obs", tables.obs), ("var", tables.var)):
-        for column in table:
-            if "/" in str(column) or "\0" in str(column) or str(column) in ("", ".", ".."):
-                msg = (
-                    f"{slot} has a column {column!r}, of which a store makes a path: rename it, for example "
-                    f"adata.{slot} = adata.{slot}.rename(columns={{{column!r}: "
-                    f"{str(column).replace('/', '_').strip('.') or 'column'!r}}})."
-                )
-                raise ValueError(msg)
-        for name, values in [("index", table.index), *table.items()]:
-            texts = values.cat.categories if values.dtype == "category" else values
-            if texts.dtype.kind in "OUT" and any(isinstance(text, str) and "\0" in text for text in texts):
-                msg = f"{slot} has text with a NUL character in {name!r}, which cannot be stored: remove it."
-                raise ValueError(msg)
+def _bytes(size: int) -> str:
+    """In a unit that leaves something before the point."""
+    unit = min(max(size.bit_length() - 1, 0) // 10, 4)
+    return f"{size / 1024**unit:.{min(unit, 1)}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data import ImageDataModule, PerturbationSampler, ShuffleSampler
-from scbd.data.samplers import BatchSampler
+from scbd.data import BatchSampler, ImageDataModule, PerturbationSampler, ShuffleSampler
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from scbd.data.loading import Stage
+    from scbd.data import Stage
 
 # fewer would say little of an environment's moments
 _CELLS_WANTED = 8

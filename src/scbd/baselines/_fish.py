@@ -10,7 +10,7 @@ import torch
 from scbd._checks import check_count
 from scbd.baselines._batches import AlternatingBatches, AlternatingSampler
 from scbd.baselines._classifier import ClassifierModel
-from scbd.model._plan import TrainingPlan
+from scbd.model import TrainingPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

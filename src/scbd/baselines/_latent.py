@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from scbd._checks import check_count
 from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd.baselines._vae_networks import Gaussian, ImageDecoder, Posterior
-from scbd.model import ImageModel
-from scbd.model._plan import TrainingPlan
+from scbd.model import ImageModel, TrainingPlan
 from scbd.nn import Preprocess
 
 if TYPE_CHECKING:

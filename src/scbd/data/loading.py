@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning.pytorch as pl
+import lightning as L
 import numpy as np
 import torch
 
@@ -68,7 +68,7 @@ class BatchLoader:
         """Nothing to restore."""
 
 
-class ImageDataModule(pl.LightningDataModule):
+class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
     Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.

@@ -12,20 +12,21 @@ from scbd.model._alpha import Alpha, AutoAlpha
 from scbd.nn import (
     AdditiveDecoder,
     Block,
+    InvarianceReduction,
     Preprocess,
+    check_smoothing,
+    check_temperature,
     gather,
     invariance_loss,
     invariance_statistic,
     log_normaliser,
+    pair_codes,
     share_learned,
     supervised_contrastive_loss,
 )
-from scbd.nn.groups import pair_codes
-from scbd.nn.loss_inputs import check_smoothing, check_temperature
-from scbd.nn.losses import InvarianceReduction
 
 if TYPE_CHECKING:
-    from scbd.nn.decoders import Likelihood
+    from scbd.nn import Likelihood
 
 BlockName = Literal["c", "s"]
 Representation = Literal["embedding", "intermediate"]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import lightning.pytorch as pl
 import torch
 
-from scbd.nn import effective_rank, spread
-from scbd.nn.distributed import agree_on_buffers
+from scbd.nn import agree_on_buffers, effective_rank, spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

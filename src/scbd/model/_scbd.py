@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from scbd._sizes import ImageSize
     from scbd.data import ImageDataModule
-    from scbd.nn.preprocess import Intensity
+    from scbd.nn import Intensity
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
