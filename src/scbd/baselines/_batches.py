@@ -55,7 +55,7 @@ class AlternatingSampler(ShuffleSampler):
         Plain batches before the first round, at least: as many as make whole rounds. Of environments apart, BatchNorm
         learns statistics that no single batch has had, and new cells are misread.
     **kwargs
-        See :class:`scbd.data.samplers.BatchSampler`.
+        See :class:`scbd.data.BatchSampler`.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class FishPlan(TrainingPlan):
     pretrain_steps
         Known to the sampler, which has whole rounds of them.
     **kwargs
-        See :class:`scbd.model._plan.TrainingPlan`.
+        See :class:`scbd.model.TrainingPlan`.
     """
 
     def __init__(self, module: Any, *, meta_lr: float, pretrain_steps: int, **kwargs: Any) -> None:

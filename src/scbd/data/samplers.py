@@ -132,7 +132,7 @@ class PerturbationSampler(BatchSampler):
     neighbours
         Take the K cells as four stretches of cells that follow each other, each anywhere, in place of any K: four reads
         in place of K from a disk where rows are sorted by perturbation and shuffled inside, see
-        :func:`scbd.data.neighbours.mixed_neighbours`. Over a run, a cell meets nearly as many others.
+        ``mixed_neighbours``. Over a run, a cell meets nearly as many others.
     **kwargs
         See :class:`BatchSampler`.
 

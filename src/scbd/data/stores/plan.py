@@ -201,7 +201,8 @@ def screen_plan(
         if convert.image_size is None and plate.images.shape[2:] != first.images.shape[2:]:
             sizes = [" × ".join(map(str, p.images.shape[2:])) for p in (plate, first)]
             msg = (
-                f"{plate.name} has {sizes[0]} pixels, {first.name} {sizes[1]}: give image_size, to which all are resized."
+                f"{plate.name} has {sizes[0]} pixels, {first.name} {sizes[1]}: give image_size, to which all are "
+                "resized."
             )
             raise ValueError(msg)
         try:
