@@ -89,7 +89,7 @@ class ImageDataModule(L.LightningDataModule):
         partners of its perturbation, and draws P × 8 batches otherwise.
     neighbours
         Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:
-        from images that are not in memory, where ``mixed_neighbours`` allows it.
+        from images that are not in memory, where cells that lie together share labels no more often than by chance.
     mixed_by
         Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
         int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
