@@ -87,7 +87,7 @@ def is_public(module: str, name: str) -> bool:
     return not inspect.ismodule(getattr(importlib.import_module(module), name))
 
 
-@pytest.mark.parametrize("path", SOURCE.rglob("*.py"), ids=str)
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=str)
 def test_packages_are_entered_by_their_init(path):
     """What is in which file of a package is its own affair; names with an underscore are, too."""
     own = path.relative_to(SOURCE).parts[0]

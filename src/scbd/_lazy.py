@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package.
 
     Parameters

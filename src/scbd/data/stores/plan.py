@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -199,9 +199,9 @@ def screen_plan(
             msg = f"{plate.name} has channels {channels[0]}, {first.name} has {channels[1]}: they must be the same."
             raise ValueError(msg)
         if convert.image_size is None and plate.images.shape[2:] != first.images.shape[2:]:
-            sizes = [" × ".join(map(str, p.images.shape[2:])) for p in (plate, first)]
+            sides = [" × ".join(map(str, p.images.shape[2:])) for p in (plate, first)]
             msg = (
-                f"{plate.name} has {sizes[0]} pixels, {first.name} {sizes[1]}: give image_size, to which all are "
+                f"{plate.name} has {sides[0]} pixels, {first.name} {sides[1]}: give image_size, to which all are "
                 "resized."
             )
             raise ValueError(msg)
