@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning.pytorch as pl
+import lightning as L
 import numpy as np
 import torch
 
@@ -68,7 +68,7 @@ class BatchLoader:
         """Nothing to restore."""
 
 
-class ImageDataModule(pl.LightningDataModule):
+class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
     Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.
@@ -89,7 +89,7 @@ class ImageDataModule(pl.LightningDataModule):
         partners of its perturbation, and draws P × 8 batches otherwise.
     neighbours
         Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:
-        from images that are not in memory, where :func:`~scbd.data.neighbours.mixed_neighbours` allows it.
+        from images that are not in memory, where cells that lie together share labels no more often than by chance.
     mixed_by
         Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
         int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
@@ -105,7 +105,7 @@ class ImageDataModule(pl.LightningDataModule):
     Raises
     ------
     ValueError
-        If a batch is larger than the data, see :mod:`scbd.data.samplers`.
+        If a batch is larger than the data, see :class:`PerturbationSampler`.
 
     Examples
     --------

@@ -17,9 +17,7 @@ from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._keys import E_REGISTRY, IMAGE_KEY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
-from scbd.data import ImageField, LabelField
-from scbd.data.channels import check_channel_names
-from scbd.data.fields import check_like_registered, image_source
+from scbd.data import ImageField, LabelField, check_channel_names, check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import plain, read_header, restored

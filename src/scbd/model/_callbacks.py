@@ -17,8 +17,9 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from scbd.data.progress import progress_bar
-from scbd.model._checkpoints import keep_previous, written_whole
+from scbd._files import written_whole
+from scbd._progress import progress_bar
+from scbd.model._checkpoints import keep_previous
 from scbd.model._divergence import copied_weights
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scbd._checks import count_or
-from scbd.data.progress import progress_bar
+from scbd._files import partial_path
+from scbd._progress import progress_bar
 from scbd.model._embed_to import embed_to
 from scbd.model._forward import embedded
 
@@ -240,7 +241,7 @@ def _target(out: Any, shape: tuple[int, int]) -> tuple[np.ndarray, Path | None]:
         msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
         raise ValueError(msg)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     return np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape), partial
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from anndata import AnnData
 
-from scbd.data.digests import digest_cells
-from scbd.data.progress import progress_bar
-from scbd.data.stores import open_embedding
-from scbd.data.stores.block_file import BlockFile, check_shard, check_space, share_of
+from scbd._jobs import check_shard, check_space, share_of
+from scbd._progress import progress_bar
+from scbd.data import digest_cells, open_embedding
+from scbd.data.stores import BlockFile
 from scbd.model._forward import embedded
-from scbd.nn.distributed import wait_for_all, world
+from scbd.nn import wait_for_all, world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,10 @@ from scbd.nn import (
     AdditiveDecoder,
     Block,
     Groups,
+    InvarianceReduction,
     Preprocess,
+    check_smoothing,
+    check_temperature,
     gather,
     invariance_loss,
     invariance_statistic,
@@ -22,11 +25,9 @@ from scbd.nn import (
     share_learned,
     supervised_contrastive_loss,
 )
-from scbd.nn.loss_inputs import check_smoothing, check_temperature
-from scbd.nn.losses import InvarianceReduction
 
 if TYPE_CHECKING:
-    from scbd.nn.decoders import Likelihood
+    from scbd.nn import Likelihood
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]

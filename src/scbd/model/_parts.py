@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd.data import Split, split_by_column, stratified_split
-from scbd.data.digests import digest_cells
+from scbd.data import Split, digest_cells, split_by_column, stratified_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

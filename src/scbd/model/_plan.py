@@ -8,7 +8,7 @@ import lightning.pytorch as L
 import torch
 
 from scbd.model._health import shape_of
-from scbd.nn.distributed import agree_on_buffers
+from scbd.nn import agree_on_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

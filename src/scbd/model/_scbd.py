@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scbd._sizes import ImageSize
     from scbd.data import ImageDataModule
     from scbd.model._alpha import Alpha
-    from scbd.nn.preprocess import Intensity
+    from scbd.nn import Intensity
 
 # trained in bfloat16 they end where float32 does: docs/performance.md
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
