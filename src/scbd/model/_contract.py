@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from scbd.model._alpha import AutoAlpha
     from scbd.nn import Preprocess
-    from scbd.nn.encoders import Representation
+    from scbd.nn import Representation
 
 BlockName = Literal["c", "s"]
 
