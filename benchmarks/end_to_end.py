@@ -19,7 +19,7 @@ from _scale import Scale
 
 import scbd
 from scbd import cli
-from scbd.experiments import _run
+from scbd.workflows import _run
 from scbd.model import SCBDModel
 from scbd.model._train import TrainMixin
 
@@ -55,7 +55,7 @@ def rows(scale: Scale) -> list[Row]:
 
         return call
 
-    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.experiments, scbd.data"], check=True))[
+    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.workflows, scbd.data"], check=True))[
         0
     ]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scbd import baselines, data, datasets, experiments, metrics, model, nn, pl
-    from scbd.experiments import select_alpha
+    from scbd import baselines, data, datasets, experiments, metrics, model, nn, paper, pl, workflows
     from scbd.model import SCBDModel
+    from scbd.workflows import select_alpha
 
 __version__ = version("scbd")
 __all__ = [
@@ -24,11 +24,13 @@ __all__ = [
     "metrics",
     "model",
     "nn",
+    "paper",
     "pl",
     "select_alpha",
+    "workflows",
 ]
 
-_HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.experiments"}
+_HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.workflows"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
-from scbd.experiments import DATASETS, EXPERIMENTS, PROTOCOLS
-from scbd.experiments._budgets import Budget
-from scbd.experiments._systems import FEATURES, SYSTEMS
+from scbd.paper import EXPERIMENTS
+from scbd.paper._budgets import Budget
+from scbd.workflows._systems import FEATURES, SYSTEMS
 
 
 @pytest.mark.parametrize("budget", get_args(Budget))

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from scbd.experiments import demo
+from scbd.paper import demo
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")

@@ -15,8 +15,8 @@ from pictures import is_drawn
 
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.datasets._domains import PACS_CLASSES, VLCS_CLASSES
-from scbd.experiments import DATASETS, EXPERIMENTS, Trial, run_trials
-from scbd.experiments._reproduce import written
+from scbd.paper import EXPERIMENTS
+from scbd.paper._reproduce import written
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning")
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]

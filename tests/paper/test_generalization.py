@@ -8,8 +8,8 @@ from markdown_tables import cells
 from pictures import is_drawn
 
 from scbd import pl
-from scbd.experiments._regimes import digits_map_report, screen_map_report
-from scbd.experiments._reports import (
+from scbd.paper._maps import digits_map_report, screen_map_report
+from scbd.paper._generalization import (
     ablation_report,
     bounded_report,
     correction_report,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pandas as pd
 from markdown_tables import rows_of
 
-from scbd.experiments._neighbours import neighbours_report, screen_neighbours
+from scbd.paper._neighbours import neighbours_report, screen_neighbours
 
 
 def test_pairs_differ_in_who_meets_whom_alone():

@@ -8,8 +8,8 @@ import pytest
 from official import write_mnist
 
 from scbd.cli import main
-from scbd.experiments import DATASETS, _budgets, reproduce
-from scbd.experiments._reproduce import EXPERIMENTS
+from scbd.paper import _budgets, _generalization, reproduce
+from scbd.paper._reproduce import EXPERIMENTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
@@ -36,7 +36,7 @@ def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
     # nothing in a row names this machine's folders
     assert not any(str(tmp_path) in path.read_text() for path in (out / "rows").glob("*.json"))
     (out / "table.md").unlink()
-    monkeypatch.setattr("scbd.experiments._grid.run_trial", None)  # whatever would be run fails
+    monkeypatch.setattr("scbd.workflows._runner.run_trial", None)  # whatever would be run fails
     assert reproduce("cmnist", path=digits, out=out).equals(frame)
     assert reproduce("cmnist", out=out, report_only=True).equals(frame)
     assert (out / "table.md").exists()

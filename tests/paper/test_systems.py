@@ -6,8 +6,8 @@ import pandas as pd
 from markdown_tables import rows_of
 from pictures import is_drawn
 
-from scbd.experiments import DATASETS, MODEL_SPACE, PROTOCOLS, Trial
-from scbd.experiments._comparisons import cmnist_systems, screen_systems, screen_systems_report, systems_report
+
+from scbd.paper._systems import cmnist_systems, screen_systems, screen_systems_report, systems_report
 
 
 def test_the_paper_s_budget_is_the_paper_s_space():
@@ -62,7 +62,7 @@ def test_features_are_scored_on_the_same_new_cells(monkeypatch):
         seen.append((cells, embedding))
         return {}
 
-    monkeypatch.setattr("scbd.experiments._protocols._correction", watched)
+    monkeypatch.setattr("scbd.workflows._protocols._correction", watched)
     scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, None)  # type: ignore[arg-type]
     assert scores == {} and model is None
     ((cells, embedding),) = seen

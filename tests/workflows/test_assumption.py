@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from conftest import make_cells
 
-from scbd.experiments import check_assumption, in_out_correlation
+from scbd.workflows import check_assumption, in_out_correlation
 
 QUICK: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu"}
 

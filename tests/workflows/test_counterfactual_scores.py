@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scbd.datasets import colored_digits, colorize
-from scbd.experiments import counterfactual_scores
-from scbd.experiments._counterfactuals import DigitReader, read_colors
+from scbd.workflows import counterfactual_scores
+from scbd.workflows._counterfactual_scores import DigitReader, read_colors
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import scbd
-from scbd.experiments._provenance import commit_of, versions
+from scbd.workflows._provenance import commit_of, versions
 
 
 @pytest.fixture

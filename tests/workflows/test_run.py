@@ -12,8 +12,8 @@ from conftest import make_cells
 
 import scbd
 from scbd import SCBDModel
-from scbd.experiments import evaluate, run
-from scbd.experiments._provenance import digest_of
+from scbd.workflows import evaluate, run
+from scbd.workflows._provenance import digest_of
 from scbd.metrics import label_probe
 from scbd.model._module import SCBDModule
 
@@ -35,9 +35,9 @@ def quick_umap(request, monkeypatch):
 @pytest.fixture
 def only_training(monkeypatch):
     """For what is not about the scores."""
-    monkeypatch.setattr("scbd.experiments._run.evaluate", lambda *args, **kwargs: pd.DataFrame({"f1": [0.5]}))
-    monkeypatch.setattr("scbd.experiments._run.pixel_pca", lambda adata, **kwargs: np.zeros((adata.n_obs, 2)))
-    monkeypatch.setattr("scbd.experiments._run._pictures", lambda *args: None)
+    monkeypatch.setattr("scbd.workflows._run.evaluate", lambda *args, **kwargs: pd.DataFrame({"f1": [0.5]}))
+    monkeypatch.setattr("scbd.workflows._run.pixel_pca", lambda adata, **kwargs: np.zeros((adata.n_obs, 2)))
+    monkeypatch.setattr("scbd.workflows._run._pictures", lambda *args: None)
 
 
 def test_everything_is_written(tmp_path):
@@ -142,7 +142,7 @@ def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
     elif where == "saving":
         patch.setattr(SCBDModel, "save", fails)
     else:
-        patch.setattr(f"scbd.experiments._run.{where}", fails)
+        patch.setattr(f"scbd.workflows._run.{where}", fails)
 
 
 # early stopping: what is trained again would stop elsewhere

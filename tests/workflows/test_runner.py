@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import scbd.experiments._protocols
+import scbd.workflows._protocols
 from scbd.data import ArraySource
 from scbd.data.digests import digest_cells
-from scbd.experiments import DATASETS, PROTOCOLS, Results, Trial, run_trials
-from scbd.experiments._systems import MEANINGS
+from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials
+from scbd.workflows._systems import MEANINGS
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.model._module import SCBDModule
 
@@ -103,7 +103,7 @@ def test_rows_say_of_which_cells_and_which_code_they_are(tmp_path, monkeypatch):
     grid = [
         Trial("batch correction", "simulated_screen", "pixel PCA", seed, data, {"n_components": 4}) for seed in (0, 1)
     ]
-    monkeypatch.setattr("scbd.experiments._provenance.commit", lambda: "c0ffee-dirty")
+    monkeypatch.setattr("scbd.workflows._provenance.commit", lambda: "c0ffee-dirty")
     frame = run_trials(grid, tmp_path)
     screens = [DATASETS["simulated_screen"].load(None, seed, **data) for seed in (0, 1)]
     expected = [digest_cells(ArraySource(screen.obsm["single_cell_images"]), screen.obs) for screen in screens]
@@ -176,13 +176,13 @@ def test_batch_correction_scores_biology_and_batch(tmp_path):
 
 def test_new_cells_are_scored_without_those_that_were_learned_from(tmp_path, monkeypatch):
     scored = []
-    scores = scbd.experiments._protocols.correction_scores
+    scores = scbd.workflows._protocols.correction_scores
 
     def spied(adata, embedding, **kwargs):
         scored.append((set(adata.obs_names), len(embedding)))
         return scores(adata, embedding, **kwargs)
 
-    monkeypatch.setattr(scbd.experiments._protocols, "correction_scores", spied)
+    monkeypatch.setattr(scbd.workflows._protocols, "correction_scores", spied)
     data: dict[str, Any] = {"n_cells": 600, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
     model: dict[str, Any] = {"encoder": "small", "n_latent": 8, "style_target": None}
     training: dict[str, Any] = {"max_steps": 4, "batch_size": 64, "train_size": 0.5, "enable_progress_bar": False}

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from anndata import AnnData
 
-from scbd.experiments import generalization_scores
+from scbd.workflows import generalization_scores
 
 
 class Model:

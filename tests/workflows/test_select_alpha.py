@@ -9,7 +9,7 @@ import pytest
 from conftest import make_cells
 
 import scbd
-from scbd.experiments import AlphaSelection, choose_alpha, select_alpha, selection_regret
+from scbd.workflows import AlphaSelection, choose_alpha, select_alpha, selection_regret
 from scbd.model import SCBDModel
 
 QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "lr": 1e-3, "enable_progress_bar": False} | {

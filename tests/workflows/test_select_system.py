@@ -7,8 +7,8 @@ from conftest import make_cells
 from torch import nn
 
 from scbd.baselines import CORALModel
-from scbd.experiments import MODEL_SPACE, SYSTEMS, TRAINING_SPACE, select
-from scbd.experiments._search import settings_of
+from scbd.workflows import MODEL_SPACE, SYSTEMS, TRAINING_SPACE, select
+from scbd.workflows._select_system import settings_of
 
 QUICK: dict[str, Any] = {"max_steps": 20, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 CELLS: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": {"encoder": "small"}}

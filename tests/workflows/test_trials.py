@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from scbd.experiments import Results, Trial
-from scbd.experiments._systems import MEANINGS
-from scbd.experiments._trials import FORMAT
+from scbd.workflows import Results, Trial
+from scbd.workflows._systems import MEANINGS
+from scbd.workflows._trials import FORMAT
 
 TRIAL = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
 

@@ -1,5 +1,6 @@
 """Numbers about embeddings. Stands on numpy, pandas and scikit-learn; imports neither scvi-tools nor a model."""
 
+from scbd.metrics._table import check_keys
 from scbd.metrics.aggregate import aggregate
 from scbd.metrics.complexes import complex_table, relationship_interval
 from scbd.metrics.mixing import batch_mixing
@@ -19,6 +20,7 @@ __all__ = [
     "batch_mixing",
     "batch_probe",
     "benchmark",
+    "check_keys",
     "complex_table",
     "label_probe",
     "predict_labels",

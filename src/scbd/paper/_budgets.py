@@ -6,8 +6,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
-from scbd.experiments._systems import UNTRAINED
-from scbd.experiments._trials import Trial
+from scbd.workflows._systems import UNTRAINED
+from scbd.workflows._trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,20 +9,18 @@ import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd.datasets import colored_digits
-from scbd.experiments._files import check_directory, save_figure
-from scbd.experiments._scores import generalization_scores
-from scbd.experiments._seeding import seed_everything
+from scbd._files import check_directory, save_figure
 from scbd.model import SCBDModel
+from scbd.workflows import UNTRAINED, generalization_scores, seed_everything
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scbd.model._alpha import Alpha
+    from scbd.model import Alpha
 
 SETTINGS: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
 TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}
 _NOT_SHOWN = ("e chance", "collapsed")
-RANDOM = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}  # BatchNorm sees the data, weights stay as they are
 
 
 def demo(
@@ -53,7 +51,7 @@ def demo(
 
     Examples
     --------
-    >>> report = scbd.experiments.demo("results/demo")  # minutes  # doctest: +SKIP
+    >>> report = scbd.paper.demo("results/demo")  # minutes  # doctest: +SKIP
     """
     from scbd import pl
 
@@ -63,7 +61,7 @@ def demo(
     save_figure(pl.cells(adata, label="environment", seed=seed)[0, 0].figure, out / "digits.png")
     rows = {}
     for name, system_alpha, training in (
-        ("random encoder", 0.0, TRAINING | RANDOM),
+        ("random encoder", 0.0, TRAINING | UNTRAINED),
         ("alpha = 0", 0.0, TRAINING | {"max_steps": max_steps}),
         (f"alpha = {alpha}", alpha, TRAINING | {"max_steps": max_steps}),
     ):

@@ -1,4 +1,4 @@
-"""The grids of our own form of invariance, beside the published ones in :mod:`scbd.experiments._budgets`."""
+"""The grids of our own form of invariance, beside the published ones in :mod:`scbd.paper._budgets`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from scbd.datasets import PACS_DOMAINS
-from scbd.experiments._budgets import PUBLISHED, SCREENS, SIZES, TRAINING, scbd_trial, seeds_of, sized
-from scbd.experiments._systems import UNTRAINED
-from scbd.experiments._trials import Trial
+from scbd.paper._budgets import PUBLISHED, SCREENS, SIZES, TRAINING, scbd_trial, seeds_of, sized
+from scbd.workflows._systems import UNTRAINED
+from scbd.workflows._trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scbd.experiments._budgets import Budget
+    from scbd.paper._budgets import Budget
 
 # the model's defaults spelled out, so that rows say what they are; z_s is left out, which leaves z_c as it is
 OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 import pandas as pd
 
 from scbd import pl
-from scbd.experiments._assumption import in_out_correlation
-from scbd.experiments._choice import selection_regret
-from scbd.experiments._files import save_figure
-from scbd.experiments._published import HELD_OUT, TABLE_1
-from scbd.experiments._tables import Column, markdown, mean_sd, only, percent, table, value_of, values_of
+from scbd.workflows._assumption import in_out_correlation
+from scbd.workflows._alpha_rule import selection_regret
+from scbd._files import save_figure
+from scbd.paper._published import HELD_OUT, TABLE_1
+from scbd.paper._tables import Column, markdown, mean_sd, only, percent, table, value_of, values_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scbd import pl
-from scbd.experiments._budgets import seeds_of
-from scbd.experiments._comparisons import cmnist_systems, screen_systems
-from scbd.experiments._files import save_figure
-from scbd.experiments._reports import ACCURACIES, CORRECTION, names_of
-from scbd.experiments._tables import table
+from scbd.paper._budgets import seeds_of
+from scbd.paper._systems import cmnist_systems, screen_systems
+from scbd._files import save_figure
+from scbd.paper._generalization import ACCURACIES, CORRECTION, names_of
+from scbd.paper._tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from scbd.experiments._budgets import Budget
-    from scbd.experiments._trials import Trial
+    from scbd.paper._budgets import Budget
+    from scbd.workflows._trials import Trial
 
 _LATENT = ("VAE", "iVAE", "mcVAE")
 # what is drawn against the steps: of each, the columns that rows have

@@ -6,9 +6,9 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from scbd import pl
-from scbd.experiments._files import save_figure
-from scbd.experiments._reports import ACCURACIES, CORRECTION, HEALTH
-from scbd.experiments._tables import Column, only, table
+from scbd._files import save_figure
+from scbd.paper._generalization import ACCURACIES, CORRECTION, HEALTH
+from scbd.paper._tables import Column, only, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

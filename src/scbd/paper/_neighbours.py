@@ -5,18 +5,18 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from scbd.experiments._budgets import SCREENS, SIZES, seeds_of
-from scbd.experiments._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS
-from scbd.experiments._reports import CORRECTION, HEALTH
-from scbd.experiments._tables import Column, markdown, mean_sd, table
-from scbd.experiments._trials import Trial
+from scbd.paper._budgets import SCREENS, SIZES, seeds_of
+from scbd.paper._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS
+from scbd.paper._generalization import CORRECTION, HEALTH
+from scbd.paper._tables import Column, markdown, mean_sd, table
+from scbd.workflows._trials import Trial
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
 
-    from scbd.experiments._budgets import Budget
+    from scbd.paper._budgets import Budget
 
 _COMPARED = {
     "relationship_average_precision": Column("average precision", digits=3),

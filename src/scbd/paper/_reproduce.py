@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from scbd.experiments import _budgets, _comparisons, _form_budgets, _lengths, _neighbours, _regimes, _reports
-from scbd.experiments._budgets import Budget
-from scbd.experiments._datasets import DATASETS
-from scbd.experiments._files import write_table, write_text
-from scbd.experiments._grid import run_trials
-from scbd.experiments._trials import Results
+from scbd.paper._budgets import Budget
+from scbd.workflows._datasets import DATASETS
+from scbd._files import write_table, write_text
+from scbd.workflows._runner import run_trials
+from scbd.workflows._trials import Results
 
 if TYPE_CHECKING:
     import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from scbd.experiments._trials import Trial
+    from scbd.workflows._trials import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def reproduce(
 
     Examples
     --------
-    >>> frame = scbd.experiments.reproduce("cmnist", budget="small", path="data/mnist")  # hours  # doctest: +SKIP
+    >>> frame = scbd.paper.reproduce("cmnist", budget="small", path="data/mnist")  # hours  # doctest: +SKIP
     """
     for what, asked, known in (("experiment", name, EXPERIMENTS), ("budget", budget, get_args(Budget))):
         if asked not in known:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from scbd import pl
-from scbd.experiments._budgets import SCREENS, SIZES, seeds_of
-from scbd.experiments._files import save_figure
-from scbd.experiments._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS, cmnist_variance
-from scbd.experiments._published import TABLE_1
-from scbd.experiments._reports import ACCURACIES, correction_report, names_of
-from scbd.experiments._search import MODEL_SPACE, TRAINING_SPACE, settings_of
-from scbd.experiments._tables import table, value_of
-from scbd.experiments._trials import Trial
+from scbd.paper._budgets import SCREENS, SIZES, seeds_of
+from scbd._files import save_figure
+from scbd.paper._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS, cmnist_variance
+from scbd.paper._published import TABLE_1
+from scbd.paper._generalization import ACCURACIES, correction_report, names_of
+from scbd.workflows._select_system import MODEL_SPACE, TRAINING_SPACE, settings_of
+from scbd.paper._tables import table, value_of
+from scbd.workflows._trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from scbd.experiments._budgets import Budget
+    from scbd.paper._budgets import Budget
 
 # of the search space, what tells the settings of a system apart
 _SETTINGS = ("lr", "weight_decay", "max_steps", "penalty", "step_size", "meta_lr", "pretrain_steps", "alpha")

@@ -1,27 +1,26 @@
-"""Whole jobs: the main run on a user's cells, the demo, and the paper's experiments."""
+"""Whole jobs on a user's cells, choosing settings for them, and grids of runs that are kept and gone on with."""
 
-from scbd.experiments._assumption import check_assumption, in_out_correlation
-from scbd.experiments._choice import AlphaSelection, choose_alpha, selection_regret
-from scbd.experiments._counterfactuals import counterfactual_scores
-from scbd.experiments._datasets import DATASETS
-from scbd.experiments._demo import demo
-from scbd.experiments._grid import run_trials
-from scbd.experiments._protocols import PROTOCOLS
-from scbd.experiments._reproduce import EXPERIMENTS, reproduce
-from scbd.experiments._run import evaluate, run
-from scbd.experiments._scores import generalization_scores
-from scbd.experiments._search import MODEL_SPACE, TRAINING_SPACE, Selection, select
-from scbd.experiments._selection import select_alpha
-from scbd.experiments._systems import SYSTEMS
-from scbd.experiments._trials import Results, Trial
+from scbd.workflows._alpha_rule import AlphaSelection, choose_alpha, selection_regret
+from scbd.workflows._assumption import check_assumption, in_out_correlation
+from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._datasets import DATASETS
+from scbd.workflows._protocols import PROTOCOLS
+from scbd.workflows._run import evaluate, run
+from scbd.workflows._runner import run_trials
+from scbd.workflows._scores import generalization_scores
+from scbd.workflows._seeding import seed_everything
+from scbd.workflows._select_alpha import select_alpha
+from scbd.workflows._select_system import MODEL_SPACE, TRAINING_SPACE, Selection, select, settings_of
+from scbd.workflows._systems import SYSTEMS, UNTRAINED
+from scbd.workflows._trials import Results, Trial
 
 __all__ = [
     "DATASETS",
-    "EXPERIMENTS",
-    "PROTOCOLS",
     "MODEL_SPACE",
+    "PROTOCOLS",
     "SYSTEMS",
     "TRAINING_SPACE",
+    "UNTRAINED",
     "AlphaSelection",
     "Results",
     "Selection",
@@ -29,14 +28,14 @@ __all__ = [
     "check_assumption",
     "choose_alpha",
     "counterfactual_scores",
-    "demo",
     "evaluate",
     "generalization_scores",
     "in_out_correlation",
-    "reproduce",
     "run",
     "run_trials",
+    "seed_everything",
     "select",
     "select_alpha",
     "selection_regret",
+    "settings_of",
 ]

@@ -34,12 +34,12 @@ class AlphaSelection:
         environment (``"e from z_c"``, ``"e from r_c"``), number of ``runs``, and whether it is ``kept`` (reaches the
         threshold).
     runs
-        One row a run, as :meth:`scbd.experiments.Results.frame` has them.
+        One row a run, as :meth:`scbd.workflows.Results.frame` has them.
 
     Examples
     --------
     >>> runs = pd.DataFrame({"alpha": [0.0, 0.01, 0.1], "accuracy": [0.9, 0.89, 0.4], "chance": 0.1, "cells": 500})
-    >>> scbd.experiments.choose_alpha(runs).alpha
+    >>> scbd.workflows.choose_alpha(runs).alpha
     0.01
     """
 
@@ -97,7 +97,7 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     Examples
     --------
     >>> runs = pd.DataFrame({"alpha": [0.0, 0.01, 0.1], "accuracy": [0.9, 0.89, 0.4], "chance": 0.1, "cells": 500})
-    >>> scbd.experiments.choose_alpha(runs).alpha
+    >>> scbd.workflows.choose_alpha(runs).alpha
     0.01
     """
     check_criterion(criterion)
@@ -157,8 +157,8 @@ def selection_regret(frame: pd.DataFrame, *, ins: str = "z_c in", outs: str = "z
 
     Examples
     --------
-    >>> frame = scbd.experiments.Results("docs/results/cmnist-alphas/rows").frame()  # doctest: +SKIP
-    >>> scbd.experiments.selection_regret(frame)  # doctest: +SKIP
+    >>> frame = scbd.workflows.Results("docs/results/cmnist-alphas/rows").frame()  # doctest: +SKIP
+    >>> scbd.workflows.selection_regret(frame)  # doctest: +SKIP
     """
     rows = []
     for seed, part in frame.groupby("seed"):

@@ -12,7 +12,7 @@ from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd.baselines import ERMModel
 from scbd.data import hold_out_environments
-from scbd.experiments._seeding import seed_everything
+from scbd.workflows._seeding import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def check_assumption(
     Examples
     --------
     >>> how = {"lrs": (1e-3,), "weight_decays": (0.0,), "model_kwargs": {"encoder": "small"}}
-    >>> runs = scbd.experiments.check_assumption(adata, y_key="gene", e_key="well", held_out=["P1_W1"], **how)
+    >>> runs = scbd.workflows.check_assumption(adata, y_key="gene", e_key="well", held_out=["P1_W1"], **how)
     >>> runs[["lr", "max_steps"]].to_numpy().tolist()
     [[0.001, 150.0], [0.001, 1500.0]]
     """
@@ -125,7 +125,7 @@ def in_out_correlation(frame: pd.DataFrame, *, ins: str = "own in", outs: str = 
     Examples
     --------
     >>> runs = pd.DataFrame({"own in": [0.7, 0.8, 0.9], "own out": [0.6, 0.5, 0.4]})
-    >>> round(scbd.experiments.in_out_correlation(runs)["pearson"], 3)
+    >>> round(scbd.workflows.in_out_correlation(runs)["pearson"], 3)
     -1.0
     """
     if len(frame) < 3:

@@ -14,11 +14,11 @@ import pandas as pd
 
 from scbd._labels import as_columns
 from scbd.data import split_by_column
-from scbd.experiments._datasets import Dataset
-from scbd.experiments._files import check_directory, write_table
-from scbd.experiments._grid import run_trial
-from scbd.experiments._provenance import digest_of
-from scbd.experiments._trials import Results, Trial
+from scbd.workflows._datasets import Dataset
+from scbd._files import check_directory, write_table
+from scbd.workflows._runner import run_trial
+from scbd.workflows._provenance import digest_of
+from scbd.workflows._trials import Results, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ class UserCells:
         trials
             From :meth:`trial`.
         out
-            As in :func:`scbd.experiments.run_trials`, and ``runs.csv``; `None` keeps nothing.
+            As in :func:`scbd.workflows.run_trials`, and ``runs.csv``; `None` keeps nothing.
 
         Returns
         -------

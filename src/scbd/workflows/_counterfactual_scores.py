@@ -85,7 +85,7 @@ def counterfactual_scores(adata: AnnData, model: SCBDModel | Any, *, seed: int =
     Examples
     --------
     >>> digits = scbd.datasets.colored_digits()
-    >>> scores = scbd.experiments.counterfactual_scores(digits, model)  # of a model of these digits  # doctest: +SKIP
+    >>> scores = scbd.workflows.counterfactual_scores(digits, model)  # of a model of these digits  # doctest: +SKIP
     """
     rng = np.random.default_rng(seed)
     split, digit = adata.obs["split"].to_numpy(), adata.obs["digit"].astype(int).to_numpy()

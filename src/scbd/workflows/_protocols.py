@@ -8,9 +8,9 @@ import numpy as np
 
 from scbd._labels import label_values
 from scbd.data import hold_out_environments, stratified_split
-from scbd.experiments._counterfactuals import counterfactual_scores
-from scbd.experiments._scores import correction_scores, generalization_scores, health_scores, selection_scores
-from scbd.experiments._systems import FEATURES, trained
+from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._scores import correction_scores, generalization_scores, health_scores, selection_scores
+from scbd.workflows._systems import FEATURES, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-    from scbd.experiments._datasets import Dataset
-    from scbd.experiments._trials import Trial
+    from scbd.workflows._datasets import Dataset
+    from scbd.workflows._trials import Trial
     from scbd.model import ImageModel
 
     Scored = tuple[dict[str, Any], ImageModel | None]

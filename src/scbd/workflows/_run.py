@@ -14,11 +14,10 @@ import pandas as pd
 from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd.baselines import pixel_pca
-from scbd.experiments._files import check_directory, save_figure, write_table, write_text
-from scbd.experiments._provenance import digest_of, versions
-from scbd.experiments._seeding import seed_everything
-from scbd.metrics import label_probe
-from scbd.metrics._table import check_keys
+from scbd._files import check_directory, save_figure, write_table, write_text
+from scbd.workflows._provenance import digest_of, versions
+from scbd.workflows._seeding import seed_everything
+from scbd.metrics import check_keys, label_probe
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def run(
     Examples
     --------
     >>> model_kwargs, train_kwargs = {"encoder": "small"}, {"max_steps": 2000}
-    >>> report = scbd.experiments.run(
+    >>> report = scbd.workflows.run(
     ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
     ... )  # doctest: +SKIP
     """
@@ -177,7 +176,7 @@ def evaluate(
     Examples
     --------
     >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
-    >>> report = scbd.experiments.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
+    >>> report = scbd.workflows.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
     >>> len(report)  # three embeddings, two labels
     6
     """

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from scbd.data.digests import digest_cells
 from scbd.data.fields import image_source
 from scbd.data.stores.block_file import check_shard
-from scbd.experiments._datasets import DATASETS
-from scbd.experiments._files import check_directory
-from scbd.experiments._protocols import PROTOCOLS
-from scbd.experiments._provenance import versions
-from scbd.experiments._systems import FEATURES, SYSTEMS
-from scbd.experiments._trials import Results
+from scbd.workflows._datasets import DATASETS
+from scbd._files import check_directory
+from scbd.workflows._protocols import PROTOCOLS
+from scbd.workflows._provenance import versions
+from scbd.workflows._systems import FEATURES, SYSTEMS
+from scbd.workflows._trials import Results
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from scbd.experiments._datasets import Dataset
-    from scbd.experiments._trials import Trial
+    from scbd.workflows._datasets import Dataset
+    from scbd.workflows._trials import Trial
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def run_trials(
     --------
     >>> data = {"n_cells": 600, "image_size": 32, "n_complexes": 3, "genes_per_complex": 2}
     >>> pcs = {"n_components": 8}
-    >>> trial = scbd.experiments.Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, pcs)
-    >>> frame = scbd.experiments.run_trials([trial], "grid")
+    >>> trial = scbd.workflows.Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, pcs)
+    >>> frame = scbd.workflows.run_trials([trial], "grid")
     >>> len(frame)
     1
     """

@@ -8,6 +8,7 @@ import numpy as np
 
 from scbd._labels import label_values
 from scbd.metrics import benchmark, label_probe, predict_labels
+from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _PROBE_CELLS = 20_000
 # of an accuracy that a setting is chosen by
 _SELECTION_CELLS = 100_000
-HEALTH = ("supervised_c", "ceiling", "learned_c", "spread", "effective_rank", "collapsed", "final_alpha")
 
 
 def generalization_scores(
@@ -51,7 +51,7 @@ def generalization_scores(
     Examples
     --------
     >>> adata.obs["split"] = np.resize(["train", "train", "validation", "test"], adata.n_obs)
-    >>> scores = scbd.experiments.generalization_scores(adata, model, y_key="gene", e_key="well")
+    >>> scores = scbd.workflows.generalization_scores(adata, model, y_key="gene", e_key="well")
     >>> 0 <= scores["z_c out"] <= 1
     True
     """
@@ -124,15 +124,14 @@ def selection_scores(
 
 
 def health_scores(model: ImageModel) -> dict[str, float]:
-    """What :data:`HEALTH` names of ``model.health``, for models that have it."""
-    health = getattr(model, "health", {})
-    return {key: health[key] for key in HEALTH if key in health}
+    """What ``model.health`` says, for a contrastive model."""
+    return dict(model.health) if isinstance(model, SCBDModel) else {}
 
 
 def _blocks(model: ImageModel) -> list[tuple[str, str, Classifier]]:
     """Name, representation and classifier of what is scored: r_c, and of contrastive models z_c, which differs."""
     blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
-    return [*blocks, ("z_c", "embedding", "nearest_mean")] if getattr(model, "health", {}) else blocks
+    return [*blocks, ("z_c", "embedding", "nearest_mean")] if isinstance(model, SCBDModel) else blocks
 
 
 def _some(rows: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ import numpy as np
 
 from scbd._keys import IMAGE_KEY
 from scbd._labels import label_values
-from scbd.experiments._choice import AlphaSelection, Criterion, check_criterion, choose_alpha
-from scbd.experiments._files import save_figure, write_table
-from scbd.experiments._user_cells import UserCells
+from scbd.workflows._alpha_rule import AlphaSelection, Criterion, check_criterion, choose_alpha
+from scbd._files import save_figure, write_table
+from scbd.workflows._cells import UserCells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

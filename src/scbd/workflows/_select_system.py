@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.experiments._systems import SYSTEMS
-from scbd.experiments._user_cells import UserCells
+from scbd.workflows._systems import SYSTEMS
+from scbd.workflows._cells import UserCells
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,12 +49,12 @@ class Selection:
     accuracy
         Their mean accuracy on validation cells, over seeds.
     runs
-        One row a run, as :meth:`scbd.experiments.Results.frame` has them.
+        One row a run, as :meth:`scbd.workflows.Results.frame` has them.
 
     Examples
     --------
     >>> space = {"lr": (1e-3, 1e-4), "weight_decay": (0.0,)}
-    >>> found = scbd.experiments.select(
+    >>> found = scbd.workflows.select(
     ...     adata, "ERM", y_key="gene", e_key="well", training_space=space, max_steps=500
     ... )
     >>> model = scbd.baselines.ERMModel(adata, **found.model)
@@ -99,12 +99,12 @@ def select(
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     system
-        Name, see :data:`scbd.experiments.SYSTEMS`.
+        Name, see :data:`scbd.workflows.SYSTEMS`.
     y_key, e_key, image_key
         Where perturbation, environment and images are.
     model_space, training_space
         Values to try of the model's arguments and of those of ``train``; the paper's by default,
-        :data:`scbd.experiments.MODEL_SPACE` and :data:`scbd.experiments.TRAINING_SPACE`.
+        :data:`scbd.workflows.MODEL_SPACE` and :data:`scbd.workflows.TRAINING_SPACE`.
     n_trials
         Try so many combinations, at random; all by default.
     n_seeds
@@ -132,7 +132,7 @@ def select(
 
     Examples
     --------
-    >>> found = scbd.experiments.select(
+    >>> found = scbd.workflows.select(
     ...     adata,
     ...     "CORAL",
     ...     y_key="gene",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scbd import baselines
 from scbd.baselines import standardize_by_environment, tvn
-from scbd.experiments._seeding import seed_everything
+from scbd.workflows._seeding import seed_everything
 from scbd.model import SCBDModel, TrainingDiverged
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from anndata import AnnData
 
-    from scbd.experiments._datasets import Dataset
-    from scbd.experiments._trials import Trial
+    from scbd.workflows._datasets import Dataset
+    from scbd.workflows._trials import Trial
     from scbd.model import ImageModel
 
 # never trained: BatchNorm sees the data, weights stay as they are

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from scbd.experiments._files import write_text
-from scbd.experiments._systems import MEANINGS
+from scbd._files import write_text
+from scbd.workflows._systems import MEANINGS
 
 if TYPE_CHECKING:
     import os
@@ -29,11 +29,11 @@ class Trial:
     Attributes
     ----------
     protocol
-        How the trained system is scored, see :data:`scbd.experiments.PROTOCOLS`.
+        How the trained system is scored, see :data:`scbd.workflows.PROTOCOLS`.
     dataset
-        Name, see :data:`scbd.experiments.DATASETS`.
+        Name, see :data:`scbd.workflows.DATASETS`.
     system
-        Name, see :data:`scbd.experiments.SYSTEMS`.
+        Name, see :data:`scbd.workflows.SYSTEMS`.
     seed
         Seed of data, weights and batches.
     data, model, training
@@ -43,7 +43,7 @@ class Trial:
     --------
     >>> data = {"n_cells": 2000, "image_size": 32}
     >>> pcs = {"n_components": 8}
-    >>> trial = scbd.experiments.Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, pcs)
+    >>> trial = scbd.workflows.Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, pcs)
     >>> trial.key.startswith("simulated-screen-pixel-pca-seed-0-")
     True
     """
@@ -88,9 +88,9 @@ class Results:
 
     Examples
     --------
-    >>> scbd.experiments.Results("docs/results/cmnist/rows")  # those of this repository  # doctest: +SKIP
+    >>> scbd.workflows.Results("docs/results/cmnist/rows")  # those of this repository  # doctest: +SKIP
     Results in docs/results/cmnist/rows: 69 runs
-    >>> frame = scbd.experiments.Results("grid/rows").frame()
+    >>> frame = scbd.workflows.Results("grid/rows").frame()
     >>> len(frame)  # nothing has run yet
     0
     """
