@@ -17,6 +17,7 @@ from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.datasets._domains import PACS_CLASSES, VLCS_CLASSES
 from scbd.paper import EXPERIMENTS
 from scbd.paper._reproduce import written
+from scbd.workflows import DATASETS, Trial, run_trials
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning")
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]

@@ -10,6 +10,7 @@ from official import write_mnist
 from scbd.cli import main
 from scbd.paper import _budgets, _generalization, reproduce
 from scbd.paper._reproduce import EXPERIMENTS
+from scbd.workflows import DATASETS, UNTRAINED
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
@@ -19,8 +20,8 @@ def digits(tmp_path, monkeypatch):
     """Four small files in the layout of MNIST, and a budget that is over in seconds."""
     model, training = _budgets.SIZES["smoke"]
     monkeypatch.setitem(_budgets.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
-    monkeypatch.setitem(_budgets._DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
-    monkeypatch.setattr(_budgets, "UNTRAINED", _budgets.UNTRAINED | {"max_steps": 2})
+    monkeypatch.setitem(_budgets.DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
+    monkeypatch.setattr(_generalization, "UNTRAINED", UNTRAINED | {"max_steps": 2})
     return write_mnist(tmp_path / "mnist")
 
 

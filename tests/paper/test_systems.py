@@ -6,8 +6,8 @@ import pandas as pd
 from markdown_tables import rows_of
 from pictures import is_drawn
 
-
 from scbd.paper._systems import cmnist_systems, screen_systems, screen_systems_report, systems_report
+from scbd.workflows import MODEL_SPACE
 
 
 def test_the_paper_s_budget_is_the_paper_s_space():
@@ -48,26 +48,3 @@ def test_systems_of_a_screen_are_told_apart(tmp_path):
     for name in ("iVAE", "iVAE, x only", "pixel PCA, TVN", "listing, alpha 8", "variance, alpha auto"):
         assert f"| {name} |" in text
     assert {path.name for path in tmp_path.iterdir()} == {"trade_off.png", "batch_correction.png"}
-
-
-def test_features_are_scored_on_the_same_new_cells(monkeypatch):
-    small = {"n_cells": 1500, "n_wells": 3, "image_size": 16}
-    trial = next(trial for trial in screen_systems("smoke", 1) if trial.system == "pixel PCA, TVN")
-    trial = Trial(**(vars(trial) | {"data": small}))
-    dataset = DATASETS["simulated_screen"]
-    adata = dataset.load(None, 0, **small)
-    seen: list[tuple[Any, Any]] = []
-
-    def watched(cells: Any, embedding: Any, dataset: Any) -> dict[str, Any]:
-        seen.append((cells, embedding))
-        return {}
-
-    monkeypatch.setattr("scbd.workflows._protocols._correction", watched)
-    scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, None)  # type: ignore[arg-type]
-    assert scores == {} and model is None
-    ((cells, embedding),) = seen
-    assert cells.n_obs == len(embedding) and 0.15 < cells.n_obs / 1500 < 0.25
-    assert (
-        cells.obs["well"].value_counts(normalize=True).sub(adata.obs["well"].value_counts(normalize=True)).abs().max()
-        < 0.02
-    )

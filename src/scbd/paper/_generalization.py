@@ -1,60 +1,145 @@
-"""From rows to the paper's tables and figures: everything here can be made again from ``rows/`` alone."""
+"""Alpha against accuracy in and out of distribution, on digits, tissue, cell lines and domains of pictures."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
 from scbd import pl
-from scbd.workflows._assumption import in_out_correlation
-from scbd.workflows._alpha_rule import selection_regret
 from scbd._files import save_figure
+from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
+from scbd.paper._alphas import by_alpha, cost_of_choosing
+from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, seeds_of
+from scbd.paper._experiment import Experiment
 from scbd.paper._published import HELD_OUT, TABLE_1
-from scbd.paper._tables import Column, markdown, mean_sd, only, percent, table, value_of, values_of
+from scbd.paper._tables import ACCURACIES, HEALTH, names_of, table
+from scbd.workflows import UNTRAINED, in_out_correlation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from scbd.paper._budgets import Budget
+    from scbd.workflows import Trial
 
-ACCURACIES = {
-    "r_c in": percent("in distribution"),
-    "r_c out": percent("out of distribution"),
-    "z_c in": percent("z_c in"),
-    "z_c out": percent("z_c out"),
-    "e from r_c": percent("e from r_c"),
-    "e from z_c": percent("e from z_c"),
-}
-HEALTH = {
-    "supervised_c": Column("L_c"),
-    "ceiling": Column("of a point"),
-    "learned_c": Column("learned"),
-    "spread": Column("spread"),
-    "effective_rank": Column("rank", digits=1),
-    "final_alpha": Column("alpha at the end", digits=3),
-}
-_COUNTERFACTUALS = {
-    "digit kept": percent("digit kept"),
-    "color moved": percent("colour moved"),
-    "shade error": Column("shade error"),
-    "digit reconstructed": percent("digit reconstructed"),
-    "color reconstructed": percent("colour reconstructed"),
-    "mse": Column("squared error", digits=4),
-    "mse of the mean image": Column("of the mean image", digits=4),
-    "reader": percent("reader on originals"),
-}
-CORRECTION = {
-    "relationship_area": Column("area, complexes", digits=3),
-    "relationship_average_precision": Column("average precision", digits=3),
-    "relationship_recall": Column("recall", digits=3),
-    "y_probe_f1": Column("gene F1", digits=3),
-    "e_probe_f1": Column("well F1", digits=3),
-    "e_probe_chance_f1": Column("chance", digits=3),
-    "ilisi": Column("iLISI", digits=3),
-}
-_FACTORS = {"n_latent": "embedding size", "batch_size": "batch size", "weight_decay": "weight decay"}
+
+def cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: alpha against accuracy, and ERM (paper, table 1, figures 3 and 5)."""
+    alphas = {"smoke": (0, 10, 192), "small": (0, 1, 3, 10, 30, 64, 128, 192), "paper": (0, 64, 128, 192)}[budget]
+    return _sweeps("colored_mnist", budget, alphas, seeds_of(n_seeds, budget, 5, 10))
+
+
+def camelyon17(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Camelyon17-WILDS: alpha against accuracy, and ERM (paper, table 1)."""
+    alphas = {"smoke": (0, 10), "small": (0, 3, 10, 30, 192), "paper": (0, 64, 128, 192)}[budget]
+    model = {"encoder": "densenet121"} if budget == "paper" else {}
+    return _sweeps("camelyon17", budget, alphas, seeds_of(n_seeds, budget, 3, 10), changes=model)
+
+
+def rxrx1(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """RxRx1-WILDS, which the paper does not have: alpha against accuracy."""
+    alphas = {"smoke": (0, 1), "small": (0, 1, 10), "paper": (0, 1, 10, 64)}[budget]
+    return _sweeps("rxrx1", budget, alphas, seeds_of(n_seeds, budget, 3, 3), erm=False)
+
+
+def pacs(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """PACS, each domain held out in turn (paper, appendix)."""
+    return _held_out("pacs", PACS_DOMAINS, budget, n_seeds)
+
+
+def vlcs(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """VLCS, each domain held out in turn (paper, appendix)."""
+    return _held_out("vlcs", VLCS_DOMAINS, budget, n_seeds)
+
+
+def cmnist_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST with our form at several alphas: what choosing one costs, and what finds itself."""
+    return _our_alphas("colored_mnist", budget, n_seeds, {"smoke": 20, "small": 500, "paper": 25_000}[budget])
+
+
+def pacs_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """PACS with our form at several alphas, each domain held out in turn."""
+    steps = {"smoke": 20, "small": 300, "paper": 25_000}[budget]
+    domains = PACS_DOMAINS[: 1 if budget == "smoke" else None]
+    return [trial for d in domains for trial in _our_alphas("pacs", budget, n_seeds, steps, test_environment=d)]
+
+
+def _held_out(dataset: str, domains: Sequence[str], budget: Budget, n_seeds: int | None) -> list[Trial]:
+    alphas = {"smoke": (0, 10), "small": (0, 3, 10, 30), "paper": (0, 64, 128, 192)}[budget]
+    steps = {"smoke": 20, "small": 400, "paper": 25_000}[budget]
+    return [
+        trial
+        for domain in domains[: 1 if budget == "smoke" else None]
+        for trial in _sweeps(
+            dataset,
+            budget,
+            alphas,
+            seeds_of(n_seeds, budget, 3, 3),
+            max_steps=steps,
+            data={"test_environment": domain},
+        )
+    ]
+
+
+def _sweeps(
+    dataset: str,
+    budget: Budget,
+    alphas: Sequence[float],
+    n_seeds: int,
+    *,
+    max_steps: int | None = None,
+    erm: bool = True,
+    data: dict[str, Any] | None = None,
+    changes: dict[str, Any] | None = None,
+) -> list[Trial]:
+    """SCBD at several alphas; as its control the encoder that was never trained; ERM for the paper's assumption."""
+    data = data or {}
+    model, training = generalization_settings(budget)
+    model |= changes or {}
+    if max_steps is not None:
+        training |= {"max_steps": max_steps}
+    trials = []
+    for seed in range(n_seeds):
+        control = training | UNTRAINED
+        for system, alpha, how in [("random encoder", 0, control), *(("SCBD", alpha, training) for alpha in alphas)]:
+            settings = model | {"alpha": float(alpha)}
+            trials.append(generalization_trial(dataset, budget, seed, settings, how, system, **data))
+    return trials + (_erm(dataset, budget, data, model["encoder"]) if erm else [])
+
+
+def _erm(dataset: str, budget: Budget, data: dict[str, Any], encoder: str) -> list[Trial]:
+    """ERM over learning rate, weight decay and length (paper, search space): a cloud to correlate over."""
+    lengths = {"smoke": (50,), "small": (150, 1500), "paper": (1500, 30_000, 150_000)}[budget]
+    decays = (0.0,) if budget == "smoke" else (0.0, 0.01)
+    seeds = range(1 if budget == "smoke" else 2)
+    model, same = {"encoder": encoder, "standardize": False}, {"batch_size": 32, "split": "split", "load_best": True}
+    return [
+        generalization_trial(
+            dataset,
+            budget,
+            seed,
+            model,
+            {"lr": lr, "weight_decay": decay, "max_steps": steps} | same,
+            "ERM",
+            **data,
+        )
+        for seed, lr, decay, steps in product(seeds, (1e-4, 1e-3, 1e-2), decays, lengths)
+    ]
+
+
+def _our_alphas(dataset: str, budget: Budget, n_seeds: int | None, steps: int, **data: Any) -> list[Trial]:
+    model, training = generalization_settings(budget)
+    training |= {"max_steps": steps, "load_best": False}
+    return [
+        generalization_trial(dataset, budget, seed, model | OURS | {"alpha": alpha}, training, **data)
+        for seed in range(seeds_of(n_seeds, budget, 5, 5))
+        for alpha in OUR_ALPHAS
+    ]
 
 
 def generalization_report(frame: pd.DataFrame, out: Path) -> str:
@@ -63,7 +148,7 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
     Parameters
     ----------
     frame
-        Rows of :class:`Results`.
+        Rows of :class:`scbd.workflows.Results`.
     out
         Directory for the figures.
 
@@ -73,97 +158,18 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
     """
     held_out = "test_environment" in frame
     parts = [
-        _generalization(part, out, str(name) if held_out else "")
+        _of_environment(part, out, str(name) if held_out else "")
         for name, part in (frame.groupby("test_environment") if held_out else [("", frame)])
     ]
     return "\n\n".join(parts)
 
 
-def bounded_report(frame: pd.DataFrame, out: Path) -> str:
-    """Accuracy between an encoder that was never trained and an oracle: a table."""
-    systems = ["random encoder", "SCBD", "oracle"]
-    frame = frame.sort_values("system", key=lambda names: names.map(systems.index), kind="stable")
-    return table(frame.assign(name=names_of(frame)), ["name"], ACCURACIES | HEALTH)
-
-
-def ablation_report(frame: pd.DataFrame, out: Path) -> str:
-    """One setting changed at a time: a table and a figure of three panels."""
-    import matplotlib.pyplot as plt
-
-    frame = frame.assign(style_target=frame["style_target"].fillna("none"))
-    base = {column: frame[column].mode()[0] for column in [*_FACTORS, "style_target", "alpha"]}
-    tables, figure = [], plt.figure(figsize=(12, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(_FACTORS))
-    for ax, (factor, name) in zip(axes, _FACTORS.items(), strict=True):
-        part = only(frame, {column: value for column, value in base.items() if column != factor})
-        part = part.sort_values(factor, kind="stable")
-        pl.sweep(part, factor, {"r_c in": "in distribution", "r_c out": "out of distribution"}, ax=ax).set(xlabel=name)
-        tables.append(f"**{name}**\n\n" + table(part, [factor], ACCURACIES | HEALTH))
-    part = only(frame, {column: base[column] for column in _FACTORS})
-    tables.append("**style target** (none: a single block)\n\n" + table(part, ["style_target", "alpha"], ACCURACIES))
-    save_figure(figure, out / "ablations.png")
-    return "\n\n".join(tables)
-
-
-def correction_report(frame: pd.DataFrame, out: Path) -> str:
-    """Biology up, batch down: a table and the paper's figure of two panels."""
-    frame = _by_alpha(frame) if "alpha" in frame else frame
-    for column in ("invariance", "system"):
-        if column in frame:
-            frame = frame.sort_values(column, ascending=column != "system", kind="stable")
-    named = frame.assign(name=names_of(frame))
-    order = list(named["name"].unique())
-    long = named.melt("name", [c for c in CORRECTION if c in named], "metric", "value").dropna()
-    long = long.rename(columns={"name": "representation"}).assign(key="")
-    long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
-    save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
-    return table(named, ["name"], CORRECTION | HEALTH)
-
-
-def new_cells_report(frame: pd.DataFrame, out: Path) -> str:
-    """The same for a sweep of alpha on new cells, and what choosing it by their perturbation costs in biology."""
-    score = {"ins": "y_probe_accuracy", "outs": "relationship_average_precision"}
-    return correction_report(frame, out) + _selected(frame, **score, what="average precision")
-
-
-def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
-    """Digits and colours read from pictures with exchanged blocks."""
-    together = [bool(decoder.get("joint")) for decoder in frame["decoder"]]
-    frame = frame.assign(decoder=pd.Series(together, frame.index).map({True: "with encoders", False: "after"}))
-    by = ["alpha", "decoder"]
-    frame = frame.sort_values(by, kind="stable")
-    return table(frame, by, _COUNTERFACTUALS) + "\n\n" + table(frame, by, ACCURACIES | HEALTH)
-
-
-def long_report(frame: pd.DataFrame, out: Path) -> str:
-    """The course of z_c over a long run; ``runs/`` has the histories."""
-    text = table(frame.assign(name=names_of(frame)), ["name", "steps"], ACCURACIES | HEALTH)
-    for key, ceiling in zip(frame["key"], frame["ceiling"], strict=True):
-        path = out / "runs" / key / "history.csv"
-        if path.is_file():
-            history = pd.read_csv(path, index_col="step")
-            frames = {name: history[[name]].dropna() for name in history}
-            save_figure(pl.history(frames, ceiling=ceiling)[0].figure, out / f"{key}.png")
-    return text
-
-
-def settings_table(frame: pd.DataFrame) -> str:
-    """What was run, how long, and on what, one line a system, as Markdown."""
-    columns = ["encoder", "steps", "batch_size", "lr", "precision", "device"]
-    lines = [["system", *(column.replace("_", " ") for column in columns), "runs", "minutes a run"]]
-    lines.append(["---"] * len(lines[0]))
-    for system, part in frame.groupby("system", sort=False):
-        cells = [values_of(part[column]) if column in part else "–" for column in columns]
-        lines.append([str(system), *cells, str(len(part)), mean_sd(part["seconds"], Column("", 1 / 60, 1))])
-    return markdown(lines)
-
-
-def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
+def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
     scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
     control = frame[frame["system"] == "random encoder"]
     chosen = _chosen(erm)
     own = chosen.assign(**{f"r_c {part}": chosen.get(f"own {part}") for part in ("in", "out")})
-    rows = pd.concat([part for part in (control, _by_alpha(scbd), own) if len(part)])
+    rows = pd.concat([part for part in (control, by_alpha(scbd), own) if len(part)])
     rows = rows.assign(name=names_of(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
@@ -173,41 +179,15 @@ def _generalization(frame: pd.DataFrame, out: Path, environment: str) -> str:
         ax = pl.sweep(scbd, "alpha", shown, control=control[list(shown)].mean() if len(control) else None)
         ax.set(ylabel="accuracy", title=environment)
         save_figure(_figure(ax), out / f"alpha{suffix}.png")
-    text += _selected(scbd, "z_c in", "z_c out", "accuracy of $z_c$ out of distribution")
+    text += cost_of_choosing(scbd, "z_c in", "z_c out", "accuracy of $z_c$ out of distribution")
     if len(erm) > 2:
-        ax = pl.in_against_out(erm)
-        save_figure(_figure(ax), out / f"erm{suffix}.png")
+        save_figure(_figure(pl.in_against_out(erm)), out / f"erm{suffix}.png")
         found = in_out_correlation(erm)
         text += (
             f"\n\nERM, {found['n']:.0f} runs: in- and out-of-distribution accuracy correlate with "
             f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
         )
     return f"### {environment} held out\n\n{text}" if environment else text
-
-
-def _selected(scbd: pd.DataFrame, ins: str, outs: str, what: str) -> str:
-    """What choosing alpha without the test environment would have cost."""
-    if not {ins, outs, "alpha"} <= set(scbd):
-        return ""
-    # a seed that is not finished may have one alpha, or none but "auto"
-    numbers = pd.to_numeric(scbd["alpha"], errors="coerce")
-    scbd = scbd[numbers.groupby(scbd["seed"]).transform("nunique") > 1]
-    if scbd.empty:
-        return ""
-    found = selection_regret(scbd, ins=ins, outs=outs)
-    alphas = ", ".join(f"{alpha:g} ({n})" for alpha, n in found["alpha"].value_counts().sort_index().items())
-    points = Column("", 100.0, 1)
-    text = (
-        f"\n\nAlpha as `choose_alpha` takes it from what is seen in distribution, seed by seed: {alphas}. Its {what} "
-        f"is {mean_sd(found['regret'], points)} points below that of the best alpha"
-    )
-    auto = f', that of `alpha="auto"` {mean_sd(found["auto, regret"], points)}' if "auto, regret" in found else ""
-    return f"{text}{auto}."
-
-
-def _by_alpha(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sorted by alpha, what finds it itself last."""
-    return frame.sort_values("alpha", kind="stable", key=lambda alphas: pd.to_numeric(alphas, errors="coerce"))
 
 
 def _chosen(erm: pd.DataFrame) -> pd.DataFrame:
@@ -217,18 +197,16 @@ def _chosen(erm: pd.DataFrame) -> pd.DataFrame:
     return erm.loc[erm.groupby("seed")["own in"].idxmax()]
 
 
-def names_of(frame: pd.DataFrame) -> pd.Series:
-    """What each row is called in a table: the system, and what was varied of it."""
-    if "style_posterior" in frame:
-        only = frame["style_posterior"].eq("x").map({True: ", x only", False: ""})
-        frame = frame.assign(system=frame["system"] + only)
-    scbd = frame["system"] == "SCBD"
-    if "alpha" not in frame:
-        return frame["system"]
-    several = "invariance" in frame and frame.loc[scbd, "invariance"].nunique() > 1
-    what = frame["invariance"] if several else frame["system"]
-    return frame["system"].where(~scbd, what + ", alpha " + frame["alpha"].map(value_of))
-
-
 def _figure(ax: Axes) -> Figure:
     return cast("Figure", ax.figure)
+
+
+EXPERIMENTS = {
+    "cmnist": Experiment(cmnist, generalization_report),
+    "camelyon17": Experiment(camelyon17, generalization_report),
+    "rxrx1": Experiment(rxrx1, generalization_report),
+    "pacs": Experiment(pacs, generalization_report),
+    "vlcs": Experiment(vlcs, generalization_report),
+    "cmnist-alphas": Experiment(cmnist_alphas, generalization_report),
+    "pacs-alphas": Experiment(pacs_alphas, generalization_report),
+}

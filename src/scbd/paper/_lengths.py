@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scbd import pl
-from scbd.paper._budgets import seeds_of
-from scbd.paper._systems import cmnist_systems, screen_systems
 from scbd._files import save_figure
-from scbd.paper._generalization import ACCURACIES, CORRECTION, names_of
-from scbd.paper._tables import table
+from scbd.paper._budgets import seeds_of
+from scbd.paper._experiment import Experiment
+from scbd.paper._systems import cmnist_systems, screen_systems
+from scbd.paper._tables import ACCURACIES, CORRECTION, names_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scbd.paper._budgets import Budget
-    from scbd.workflows._trials import Trial
+    from scbd.workflows import Trial
 
 _LATENT = ("VAE", "iVAE", "mcVAE")
 # what is drawn against the steps: of each, the columns that rows have
@@ -44,6 +44,16 @@ def screen_lengths(budget: Budget, n_seeds: int | None) -> list[Trial]:
     return _at_lengths(screen_systems(budget, seeds_of(n_seeds, budget, 3, 3)), times)
 
 
+def _at_lengths(trials: Sequence[Trial], times: Sequence[float]) -> list[Trial]:
+    """Each trial of a latent-variable model at multiples of its steps, all else as it is (the ramp of the KL, too)."""
+    return [
+        replace(trial, training={**trial.training, "max_steps": round(factor * trial.training["max_steps"])})
+        for trial in trials
+        if trial.system in _LATENT
+        for factor in times
+    ]
+
+
 def lengths_report(frame: pd.DataFrame, out: Path) -> str:
     """Scores at each length: a table, and a figure of a panel a score; digits at the setting best in distribution."""
     import matplotlib.pyplot as plt
@@ -61,11 +71,7 @@ def lengths_report(frame: pd.DataFrame, out: Path) -> str:
     return table(frame, ["name", "steps"], ACCURACIES | CORRECTION)
 
 
-def _at_lengths(trials: Sequence[Trial], times: Sequence[float]) -> list[Trial]:
-    """Each trial of a latent-variable model at multiples of its steps, all else as it is (the ramp of the KL, too)."""
-    return [
-        replace(trial, training={**trial.training, "max_steps": round(factor * trial.training["max_steps"])})
-        for trial in trials
-        if trial.system in _LATENT
-        for factor in times
-    ]
+EXPERIMENTS = {
+    "cmnist-lengths": Experiment(cmnist_lengths, lengths_report),
+    "screen-lengths": Experiment(screen_lengths, lengths_report),
+}

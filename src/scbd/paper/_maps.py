@@ -1,21 +1,37 @@
-"""The map of regimes: from rows to figures of where z_c learns, goes blind or dies."""
+"""The map of regimes: where z_c learns, goes blind or dies, by form, alpha, batch, environments and labels."""
 
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scbd import pl
 from scbd._files import save_figure
-from scbd.paper._generalization import ACCURACIES, CORRECTION, HEALTH
-from scbd.paper._tables import Column, only, table
+from scbd.paper._budgets import (
+    OUR_ALPHAS,
+    OURS,
+    PUBLISHED,
+    SCREENS,
+    UNEQUAL_WELLS,
+    generalization_settings,
+    generalization_trial,
+    new_cells_settings,
+    new_cells_trial,
+    seeds_of,
+)
+from scbd.paper._experiment import Experiment
+from scbd.paper._tables import ACCURACIES, CORRECTION, HEALTH, Column, only, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
 
+    from scbd.paper._budgets import Budget
+    from scbd.workflows import Trial
+
+_STEPS = {"smoke": 10, "small": 300, "paper": 5000}
 _FORMS = ("listing", "variance", "mean", "mass")
 # what varies beside the form and alpha, and its columns in rows
 _FACTORS = ("batch", "environments", "labels")
@@ -63,6 +79,63 @@ _SCREEN = _Map(
         for key in ("relationship_average_precision", "y_probe_f1", "e_probe_f1", "e_probe_chance_f1")
     },
 )
+
+
+def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: where z_c learns, goes blind or dies, by form, alpha, batch, environments and labels."""
+    model, training = generalization_settings(budget)
+    # many short runs: which regime it is shows early
+    training |= {"load_best": False, "max_steps": _STEPS[budget]}
+    data = {} if budget == "smoke" else {"n_train": 20_000, "n_test": 5000}
+    few: dict[str, Sequence[float]] = {"listing": (1, 10, 100), "variance": (0.01, 0.03, 0.1)}
+    many: dict[str, Sequence[float]] = {
+        "listing": (1, 3, 10, 30, 100, 256),
+        "variance": (0.003, 0.01, 0.03, 0.1, 0.3),
+        "mean": (1, 10, 100),
+        "mass": (1, 10, 100),
+    }
+    batch = training["batch_size"]
+    # what is swept, on which data, in which batches
+    plan: list[tuple[dict[str, Sequence[float]], dict[str, Any], int]] = [(many, {}, batch)]
+    plan += [(few if budget == "smoke" else many, {}, batch // 4), (few, {"n_environments": 8}, batch)]
+    if budget != "smoke":
+        plan += [(few, {}, batch * 4), (few, {"n_environments": 34}, batch)]
+        plan += [(few, {"n_environments": 34, "imbalance": 0.6}, batch)]
+        plan += [(few, {"n_digits": n}, batch) for n in (5, 2)]
+    trials = []
+    for seed, (forms, cells, size) in product(range(seeds_of(n_seeds, budget, 1, 3)), plan):
+        # without invariance, all contrastive forms are one
+        settings = [_form(form) | {"alpha": 0.0} for form in few]
+        settings += [_form(form) | {"alpha": float(a)} for form, alphas in forms.items() for a in alphas]
+        if forms is many:
+            settings += [_form("listing") | {"alpha": 10.0, "include_self": False}]
+        how = training | {"batch_size": size}
+        trials += [
+            generalization_trial("colored_mnist", budget, seed, model | form, how, **data | cells) for form in settings
+        ]
+    return trials
+
+
+def screen_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells of a simulated screen: the same map, by form, alpha, batch, wells and genes."""
+    model, training = new_cells_settings(budget)
+    training["max_steps"] = _STEPS[budget]
+    batch, screen = training["batch_size"], SCREENS[budget]
+    plan: list[tuple[dict[str, Any], int]] = [({}, batch), ({"n_wells": 2}, batch)]
+    if budget != "smoke":
+        plan += [({}, batch // 4), ({}, batch * 4), ({"n_wells": 8}, batch), (UNEQUAL_WELLS, batch)]
+        plan += [({"n_complexes": 3}, batch)]
+    settings = [_form("listing") | {"alpha": alpha} for alpha in (0.0, 1.0, 10.0, 100.0)]
+    settings += [OURS | {"alpha": alpha} for alpha in OUR_ALPHAS]
+    return [
+        new_cells_trial(seed, screen | cells, model | form, training | {"batch_size": size})
+        for seed, (cells, size), form in product(range(seeds_of(n_seeds, budget, 1, 3)), plan, settings)
+    ]
+
+
+def _form(form: str) -> dict[str, Any]:
+    """Our objective, or the published one with a contrastive form of invariance; z_c alone."""
+    return OURS if form == "variance" else PUBLISHED | {"invariance": form, "style_target": None}
 
 
 def digits_map_report(frame: pd.DataFrame, out: Path) -> str:
@@ -125,3 +198,9 @@ def _named(frame: pd.DataFrame, regimes: _Map) -> pd.DataFrame:
         environments=frame[regimes.environments].astype(int).astype(str) + unequal,
         labels=frame[regimes.labels].astype(int),
     )
+
+
+EXPERIMENTS = {
+    "cmnist-map": Experiment(cmnist_map, digits_map_report),
+    "screen-map": Experiment(screen_map, screen_map_report),
+}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from scbd.paper._budgets import SCREENS, SIZES, seeds_of
-from scbd.paper._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS
-from scbd.paper._generalization import CORRECTION, HEALTH
-from scbd.paper._tables import Column, markdown, mean_sd, table
-from scbd.workflows._trials import Trial
+from scbd.paper._budgets import OURS, SCREENS, UNEQUAL_WELLS, new_cells_settings, new_cells_trial, seeds_of
+from scbd.paper._experiment import Experiment
+from scbd.paper._tables import CORRECTION, HEALTH, Column, markdown, mean_sd, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scbd.paper._budgets import Budget
+    from scbd.workflows import Trial
 
 _COMPARED = {
     "relationship_average_precision": Column("average precision", digits=3),
@@ -31,9 +30,8 @@ def screen_neighbours(budget: Budget, n_seeds: int | None) -> list[Trial]:
     Rows of this screen are in a random order, so that those of a perturbation follow each other as in a screen that was
     written: the two differ in who meets whom, and in nothing else.
     """
-    model, training = SIZES[budget]
-    model = model | OURS | {"n_latent": 64, "alpha": "auto"}
-    training = training | NEW_CELLS | {"weight_decay": 0.01, "load_best": False}
+    model, training = new_cells_settings(budget)
+    model |= OURS | {"alpha": "auto"}
     data = SCREENS[budget] | UNEQUAL_WELLS
     if budget == "small":  # so few cells that each is in 21 batches, where it may meet 149 others
         data |= {"n_cells": 6000}
@@ -41,7 +39,7 @@ def screen_neighbours(budget: Budget, n_seeds: int | None) -> list[Trial]:
     training |= {"perturbations_per_batch": training["batch_size"] // 8}
     ways = [training | {"neighbours": neighbours} for neighbours in (False, True)]
     return [
-        Trial("batch correction of new cells", "simulated_screen", "SCBD", seed, data, model, way)
+        new_cells_trial(seed, data, model, way)
         for seed, way in product(range(seeds_of(n_seeds, budget, 5, 5)), ways)
     ]
 
@@ -56,3 +54,6 @@ def neighbours_report(frame: pd.DataFrame, out: Path) -> str:
     frame = frame.assign(cells=frame["neighbours"].map({False: "any", True: "in stretches"}))
     text = table(frame, ["cells"], CORRECTION | HEALTH)
     return f"{text}\n\nIn stretches less any, seed by seed:\n\n{markdown(lines)}"
+
+
+EXPERIMENTS = {"screen-neighbours": Experiment(screen_neighbours, neighbours_report)}

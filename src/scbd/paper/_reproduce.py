@@ -3,66 +3,49 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd.experiments import _budgets, _comparisons, _form_budgets, _lengths, _neighbours, _regimes, _reports
-from scbd.paper._budgets import Budget
-from scbd.workflows._datasets import DATASETS
 from scbd._files import write_table, write_text
-from scbd.workflows._runner import run_trials
-from scbd.workflows._trials import Results
+from scbd.paper import (
+    _ablations,
+    _bounds,
+    _counterfactuals,
+    _generalization,
+    _lengths,
+    _long_run,
+    _maps,
+    _neighbours,
+    _screens,
+    _systems,
+)
+from scbd.paper._budgets import Budget
+from scbd.paper._tables import settings_table
+from scbd.workflows import DATASETS, Results, run_trials
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
 
-    from scbd.workflows._trials import Trial
+    from scbd.paper._experiment import Experiment
+    from scbd.workflows import Trial
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A grid, and what is made of its rows."""
-
-    trials: Callable[[Budget, int | None], list[Trial]]
-    report: Callable[[pd.DataFrame, Path], str]
-
-    @property
-    def about(self) -> str:
-        """One line."""
-        return (self.trials.__doc__ or "").splitlines()[0]
-
-
-EXPERIMENTS = {
-    "cmnist": Experiment(_budgets.cmnist, _reports.generalization_report),
-    "cmnist-ablations": Experiment(_budgets.cmnist_ablations, _reports.ablation_report),
-    "cmnist-long": Experiment(_budgets.cmnist_long, _reports.long_report),
-    "cmnist-alphas": Experiment(_form_budgets.cmnist_alphas, _reports.generalization_report),
-    "cmnist-map": Experiment(_form_budgets.cmnist_map, _regimes.digits_map_report),
-    "cmnist-lengths": Experiment(_lengths.cmnist_lengths, _lengths.lengths_report),
-    "cmnist-systems": Experiment(_comparisons.cmnist_systems, _comparisons.systems_report),
-    "cmnist-variance": Experiment(_form_budgets.cmnist_variance, _reports.bounded_report),
-    "counterfactuals": Experiment(_budgets.counterfactuals, _reports.counterfactual_report),
-    "camelyon17": Experiment(_budgets.camelyon17, _reports.generalization_report),
-    "camelyon17-ablations": Experiment(_budgets.camelyon17_ablations, _reports.ablation_report),
-    "rxrx1": Experiment(_budgets.rxrx1, _reports.generalization_report),
-    "pacs": Experiment(_budgets.pacs, _reports.generalization_report),
-    "pacs-alphas": Experiment(_form_budgets.pacs_alphas, _reports.generalization_report),
-    "vlcs": Experiment(_budgets.vlcs, _reports.generalization_report),
-    "screen": Experiment(_budgets.screen, _reports.correction_report),
-    "screen-alphas": Experiment(_form_budgets.screen_alphas, _reports.new_cells_report),
-    "screen-map": Experiment(_form_budgets.screen_map, _regimes.screen_map_report),
-    "screen-lengths": Experiment(_lengths.screen_lengths, _lengths.lengths_report),
-    "screen-neighbours": Experiment(_neighbours.screen_neighbours, _neighbours.neighbours_report),
-    "screen-systems": Experiment(_comparisons.screen_systems, _comparisons.screen_systems_report),
-    "screen-variance": Experiment(_form_budgets.screen_variance, _reports.correction_report),
-    "funk22": Experiment(_budgets.funk22, _reports.correction_report),
-    "funk22-cellprofiler": Experiment(_budgets.funk22_cellprofiler, _reports.correction_report),
+EXPERIMENTS: dict[str, Experiment] = {
+    **_generalization.EXPERIMENTS,
+    **_ablations.EXPERIMENTS,
+    **_long_run.EXPERIMENTS,
+    **_bounds.EXPERIMENTS,
+    **_maps.EXPERIMENTS,
+    **_systems.EXPERIMENTS,
+    **_lengths.EXPERIMENTS,
+    **_neighbours.EXPERIMENTS,
+    **_counterfactuals.EXPERIMENTS,
+    **_screens.EXPERIMENTS,
 }
 
 
@@ -155,7 +138,7 @@ def written(name: str, trials: Sequence[Trial], out: Path) -> pd.DataFrame:
 
 def report(name: str, frame: pd.DataFrame, out: Path) -> str:
     """Draw the figures of an experiment's rows; its tables, as Markdown."""
-    return EXPERIMENTS[name].report(frame, out) + "\n\n" + _reports.settings_table(frame)
+    return EXPERIMENTS[name].report(frame, out) + "\n\n" + settings_table(frame)
 
 
 def finished(trials: Sequence[Trial], out: Path) -> pd.DataFrame:

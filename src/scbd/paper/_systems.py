@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from scbd import pl
-from scbd.paper._budgets import SCREENS, SIZES, seeds_of
 from scbd._files import save_figure
-from scbd.paper._form_budgets import NEW_CELLS, OURS, UNEQUAL_WELLS, cmnist_variance
+from scbd.paper._bounds import cmnist_variance
+from scbd.paper._budgets import (
+    NEW_CELLS,
+    OURS,
+    SCREENS,
+    SIZES,
+    UNEQUAL_WELLS,
+    generalization_trial,
+    new_cells_settings,
+    new_cells_trial,
+    seeds_of,
+)
+from scbd.paper._experiment import Experiment
 from scbd.paper._published import TABLE_1
-from scbd.paper._generalization import ACCURACIES, correction_report, names_of
-from scbd.workflows._select_system import MODEL_SPACE, TRAINING_SPACE, settings_of
-from scbd.paper._tables import table, value_of
-from scbd.workflows._trials import Trial
+from scbd.paper._screens import correction_report
+from scbd.paper._tables import ACCURACIES, names_of, table, value_of
+from scbd.workflows import MODEL_SPACE, TRAINING_SPACE, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from scbd.paper._budgets import Budget
+    from scbd.workflows import Trial
 
 # of the search space, what tells the settings of a system apart
 _SETTINGS = ("lr", "weight_decay", "max_steps", "penalty", "step_size", "meta_lr", "pretrain_steps", "alpha")
@@ -45,14 +56,13 @@ def cmnist_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """New cells of a simulated screen: features, latent-variable models and SCBD (paper, figure 4)."""
-    published, training = SIZES[budget]
-    contrastive = training | NEW_CELLS | {"weight_decay": 0.01, "load_best": False}
+    published, contrastive = new_cells_settings(budget)
     # decoders of 256 channels: twice the time of a contrastive run at a fifth of its images, at the small budget
-    steps, size = {"smoke": (40, 128), "small": (400, 256), "paper": (training["max_steps"], 1024)}[budget]
+    steps, size = {"smoke": (40, 128), "small": (400, 256), "paper": (contrastive["max_steps"], 1024)}[budget]
     bound = contrastive | {"max_steps": steps, "batch_size": size}
     pixels = {"n_components": 64}
     wells = pixels | {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
-    block = published | {"n_latent": 64, "style_target": None}
+    block = published | {"style_target": None}
     systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("pixel PCA", pixels, NEW_CELLS),
         ("pixel PCA, centred", wells, NEW_CELLS),
@@ -65,11 +75,40 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *(("SCBD", block | OURS | {"alpha": alpha}, contrastive) for alpha in (0.0, 0.003, 0.01, 0.03, "auto")),
     ]
     return [
-        Trial("batch correction of new cells", "simulated_screen", system, seed, data, model, how)
-        for data in (SCREENS[budget] | UNEQUAL_WELLS,)
+        new_cells_trial(seed, SCREENS[budget] | UNEQUAL_WELLS, model, how, system)
         for seed in range(seeds_of(n_seeds, budget, 3, 3))
         for system, model, how in systems
     ]
+
+
+def _space(budget: Budget, system: str, steps: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The paper's search space; a coarser one, for runs that are shorter than its warm-ups, below that budget."""
+    model: dict[str, Sequence[Any]] = dict(MODEL_SPACE[system])
+    training: Mapping[str, Sequence[Any]] = TRAINING_SPACE
+    if budget != "paper":
+        training = {"lr": (1e-4, 1e-3) if budget == "small" else (1e-3,), "weight_decay": (0.01,)}
+        if system == "Fish":
+            model = {"pretrain_steps": (steps // 3,), "meta_lr": (0.01, 0.1)}
+        if system == "IRM":
+            model["anneal_steps"] = (steps // 3,)
+    if budget == "smoke":
+        model = {name: values[:1] for name, values in model.items()}
+    return list(product(settings_of(model), settings_of(training)))
+
+
+def _classifier(
+    budget: Budget, system: str, seed: int, steps: int, model: dict[str, Any], training: dict[str, Any]
+) -> Trial:
+    model = model | {"encoder": SIZES[budget][0]["encoder"], "standardize": False}
+    how = training | {"max_steps": steps, "batch_size": 32, "split": "split", "load_best": True}
+    return generalization_trial("colored_mnist", budget, seed, model, how, system)
+
+
+def _ivae(budget: Budget, seed: int, training: dict[str, Any]) -> Trial:
+    steps, size = {"smoke": (30, 128), "small": (500, 256), "paper": (50_000, 1024)}[budget]
+    model = {"n_latent": 64, "standardize": False}
+    how = training | {"max_steps": steps, "batch_size": size, "split": "split", "load_best": True}
+    return generalization_trial("colored_mnist", budget, seed, model, how, "iVAE")
 
 
 def systems_report(frame: pd.DataFrame, out: Path) -> str:
@@ -96,41 +135,13 @@ def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
     return correction_report(frame, out)
 
 
-def _space(budget: Budget, system: str, steps: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The paper's search space; a coarser one, for runs that are shorter than its warm-ups, below that budget."""
-    model: dict[str, Sequence[Any]] = dict(MODEL_SPACE[system])
-    training: Mapping[str, Sequence[Any]] = TRAINING_SPACE
-    if budget != "paper":
-        training = {"lr": (1e-4, 1e-3) if budget == "small" else (1e-3,), "weight_decay": (0.01,)}
-        if system == "Fish":
-            model = {"pretrain_steps": (steps // 3,), "meta_lr": (0.01, 0.1)}
-        if system == "IRM":
-            model["anneal_steps"] = (steps // 3,)
-    if budget == "smoke":
-        model = {name: values[:1] for name, values in model.items()}
-    return list(product(settings_of(model), settings_of(training)))
-
-
-def _classifier(
-    budget: Budget, system: str, seed: int, steps: int, model: dict[str, Any], training: dict[str, Any]
-) -> Trial:
-    model = model | {"encoder": SIZES[budget][0]["encoder"], "standardize": False}
-    how = training | {"max_steps": steps, "batch_size": 32, "split": "split", "load_best": True}
-    return Trial("domain generalization", "colored_mnist", system, seed, _digits(budget), model, how)
-
-
-def _ivae(budget: Budget, seed: int, training: dict[str, Any]) -> Trial:
-    steps, size = {"smoke": (30, 128), "small": (500, 256), "paper": (50_000, 1024)}[budget]
-    model = {"n_latent": 64, "standardize": False}
-    how = training | {"max_steps": steps, "batch_size": size, "split": "split", "load_best": True}
-    return Trial("domain generalization", "colored_mnist", "iVAE", seed, _digits(budget), model, how)
-
-
-def _digits(budget: Budget) -> dict[str, Any]:
-    return {"n_train": 4000, "n_test": 1000} if budget == "smoke" else {}
-
-
 def _setting(frame: pd.DataFrame) -> pd.Series:
     """What tells the settings of one system apart, as words."""
     columns = [column for column in _SETTINGS if column in frame]
     return frame[columns].map(value_of).agg(" ".join, axis=1)
+
+
+EXPERIMENTS = {
+    "cmnist-systems": Experiment(cmnist_systems, systems_report),
+    "screen-systems": Experiment(screen_systems, screen_systems_report),
+}
