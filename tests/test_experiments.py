@@ -14,7 +14,7 @@ from scbd import experiments
 def untouched(monkeypatch):
     """As it is when nobody has asked for a name yet."""
     for name in experiments.__all__:
-        monkeypatch.delattr(experiments, name, raising=False)
+        monkeypatch.delitem(vars(experiments), name, raising=False)
 
 
 @pytest.mark.parametrize("name", experiments.__all__)

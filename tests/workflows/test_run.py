@@ -12,7 +12,7 @@ from conftest import make_cells
 
 import scbd
 from scbd import SCBDModel
-from scbd.workflows import evaluate, run
+from scbd.workflows import run
 from scbd.workflows._provenance import digest_of
 from scbd.metrics import label_probe
 from scbd.model._module import SCBDModule
@@ -217,8 +217,3 @@ def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
     assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA"] and len(table) == 4
     assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_scbd_c_umap", "X_pixel_pca"}
     assert sorted(os.listdir(tmp_path)) == NAMES.split()
-
-
-def test_an_embedding_that_is_missing_is_named(cells):
-    with pytest.raises(KeyError, match="obsm has no 'X_scbd_c'"):
-        evaluate(cells, ["gene"])

@@ -4,8 +4,9 @@ from scbd.workflows._alpha_rule import AlphaSelection, choose_alpha, selection_r
 from scbd.workflows._assumption import check_assumption, in_out_correlation
 from scbd.workflows._counterfactual_scores import counterfactual_scores
 from scbd.workflows._datasets import DATASETS
+from scbd.workflows._evaluate import evaluate
 from scbd.workflows._protocols import PROTOCOLS
-from scbd.workflows._run import evaluate, run
+from scbd.workflows._run import run
 from scbd.workflows._runner import run_trials
 from scbd.workflows._scores import generalization_scores
 from scbd.workflows._seeding import seed_everything

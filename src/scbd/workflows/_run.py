@@ -15,9 +15,9 @@ from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd.baselines import pixel_pca
 from scbd._files import check_directory, save_figure, write_table, write_text
+from scbd.workflows._evaluate import PCA_KEY, evaluate
 from scbd.workflows._provenance import digest_of, versions
 from scbd.workflows._seeding import seed_everything
-from scbd.metrics import check_keys, label_probe
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PCA_KEY = "X_pixel_pca"
-_PROBE_CELLS = 100_000
-# with fewer, a score on cells that were not trained on is mostly noise
-_HELD_OUT_CELLS = 50
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
-_EMBEDDINGS = _BLOCKS | {"pixel PCA": PCA_KEY}
 # what a run leaves, and the state that it goes on from: neither is written over
 _OUTPUTS = (
     "cells.h5ad history.csv metrics.csv model settings.json training_curves.png umap.png checkpoints/last.ckpt"
@@ -137,61 +132,6 @@ def _trained(model: SCBDModel, asked: dict[str, Any], out: Path, resume: bool) -
     model.save(str(out / "model"), overwrite=True)
     write_text(json.dumps(_settings(model, asked), indent=2), out / "settings.json")
     return model
-
-
-def evaluate(
-    adata: AnnData,
-    label_keys: Sequence[str],
-    *,
-    embeddings: Mapping[str, str] | None = None,
-    train_indices: np.ndarray | None = None,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """How well z_c, z_s and a PCA of the pixels predict each label, one row an embedding and label.
-
-    Parameters
-    ----------
-    adata
-        Embedded cells.
-    label_keys
-        Columns of ``obs``.
-    embeddings
-        Name and ``obsm`` key of each; by default z_c, z_s and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and
-        ``X_pixel_pca``.
-    train_indices
-        Cells the encoders were trained on: probes learn from these and are tested on all others. Without them, or
-        where they leave too few others, probes split all cells at random.
-    seed
-        Seed of the probes.
-
-    Returns
-    -------
-    The scores of :func:`scbd.metrics.label_probe`, and ``tested_on``: ``"held-out cells"`` or ``"all cells"``.
-
-    Raises
-    ------
-    KeyError
-        If an embedding or a column is missing.
-
-    Examples
-    --------
-    >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
-    >>> report = scbd.workflows.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
-    >>> len(report)  # three embeddings, two labels
-    6
-    """
-    embeddings = _EMBEDDINGS if embeddings is None else embeddings
-    check_keys(adata, embeddings.values(), label_keys)
-    train = None
-    if train_indices is not None and adata.n_obs - len(train_indices) >= _HELD_OUT_CELLS:
-        train = np.isin(np.arange(adata.n_obs), train_indices)
-    rows = []
-    for label in label_keys:
-        for name, key in embeddings.items():
-            scores: dict[str, Any] = {"tested_on": "all cells" if train is None else "held-out cells"}
-            scores |= label_probe(adata.obsm[key], adata.obs[label], train=train, max_cells=_PROBE_CELLS, seed=seed)
-            rows.append({"embedding": name, "label": label, **scores})
-    return pd.DataFrame(rows)
 
 
 def _pictures(
