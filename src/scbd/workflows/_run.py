@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anndata import AnnData
-
-logger = logging.getLogger(__name__)
 
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # what a run leaves, and the state that it goes on from: neither is written over
