@@ -6,7 +6,7 @@ import pandas as pd
 from markdown_tables import rows_of
 from pictures import is_drawn
 
-from scbd.paper._systems import cmnist_systems, screen_systems, screen_systems_report, systems_report
+from scbd.paper._systems import cmnist_systems, screen_systems_report, systems_report
 from scbd.workflows import MODEL_SPACE
 
 

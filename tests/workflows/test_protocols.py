@@ -7,9 +7,9 @@ from scbd.workflows import DATASETS, PROTOCOLS, Trial
 
 def test_features_are_scored_on_the_same_new_cells(monkeypatch):
     small = {"n_cells": 1500, "n_wells": 3, "image_size": 16}
-    model = {"n_components": 64, "y_key": "gene", "e_key": "well", "control": "nontargeting"}
+    pixels = {"n_components": 64, "y_key": "gene", "e_key": "well", "control": "nontargeting"}
     training = {"train_size": 0.8, "validation_size": 0.02}
-    trial = Trial("batch correction of new cells", "simulated_screen", "pixel PCA, TVN", 0, small, model, training)
+    trial = Trial("batch correction of new cells", "simulated_screen", "pixel PCA, TVN", 0, small, pixels, training)
     dataset = DATASETS["simulated_screen"]
     adata = dataset.load(None, 0, **small)
     seen: list[tuple[Any, Any]] = []

@@ -12,10 +12,10 @@ from conftest import make_cells
 
 import scbd
 from scbd import SCBDModel
-from scbd.workflows import run
-from scbd.workflows._provenance import digest_of
 from scbd.metrics import label_probe
 from scbd.model._module import SCBDModule
+from scbd.workflows import run
+from scbd.workflows._provenance import digest_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}

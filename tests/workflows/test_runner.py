@@ -10,10 +10,10 @@ import pytest
 import scbd.workflows._protocols
 from scbd.data import ArraySource
 from scbd.data.digests import digest_cells
-from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials
-from scbd.workflows._systems import MEANINGS
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.model._module import SCBDModule
+from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials
+from scbd.workflows._systems import MEANINGS
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 

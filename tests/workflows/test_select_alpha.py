@@ -9,8 +9,8 @@ import pytest
 from conftest import make_cells
 
 import scbd
-from scbd.workflows import AlphaSelection, select_alpha
 from scbd.model import SCBDModel
+from scbd.workflows import AlphaSelection, select_alpha
 
 QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "lr": 1e-3, "enable_progress_bar": False} | {
     "accelerator": "cpu"

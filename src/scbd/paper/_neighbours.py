@@ -39,8 +39,7 @@ def screen_neighbours(budget: Budget, n_seeds: int | None) -> list[Trial]:
     training |= {"perturbations_per_batch": training["batch_size"] // 8}
     ways = [training | {"neighbours": neighbours} for neighbours in (False, True)]
     return [
-        new_cells_trial(seed, data, model, way)
-        for seed, way in product(range(seeds_of(n_seeds, budget, 5, 5)), ways)
+        new_cells_trial(seed, data, model, way) for seed, way in product(range(seeds_of(n_seeds, budget, 5, 5)), ways)
     ]
 
 

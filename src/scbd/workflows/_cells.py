@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from scbd._files import check_directory, write_table
 from scbd._labels import as_columns
 from scbd.data import split_by_column
 from scbd.workflows._datasets import Dataset
-from scbd._files import check_directory, write_table
-from scbd.workflows._runner import run_trial
 from scbd.workflows._provenance import digest_of
+from scbd.workflows._runner import run_trial
 from scbd.workflows._trials import Results, Trial
 
 if TYPE_CHECKING:

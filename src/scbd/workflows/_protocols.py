@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
+    from scbd.model import ImageModel
     from scbd.workflows._datasets import Dataset
     from scbd.workflows._trials import Trial
-    from scbd.model import ImageModel
 
     Scored = tuple[dict[str, Any], ImageModel | None]
 

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scbd._files import check_directory
 from scbd.data.digests import digest_cells
 from scbd.data.fields import image_source
 from scbd.data.stores.block_file import check_shard
 from scbd.workflows._datasets import DATASETS
-from scbd._files import check_directory
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._provenance import versions
 from scbd.workflows._systems import FEATURES, SYSTEMS

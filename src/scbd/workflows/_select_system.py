@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.workflows._systems import SYSTEMS
 from scbd.workflows._cells import UserCells
+from scbd.workflows._systems import SYSTEMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

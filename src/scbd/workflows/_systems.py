@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from scbd import baselines
 from scbd.baselines import standardize_by_environment, tvn
-from scbd.workflows._seeding import seed_everything
 from scbd.model import SCBDModel, TrainingDiverged
+from scbd.workflows._seeding import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from anndata import AnnData
 
+    from scbd.model import ImageModel
     from scbd.workflows._datasets import Dataset
     from scbd.workflows._trials import Trial
-    from scbd.model import ImageModel
 
 # never trained: BatchNorm sees the data, weights stay as they are
 UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0, "load_best": False}
