@@ -15,7 +15,7 @@ SOURCE = Path(scbd.__file__).parent
 ROOMS = {
     "_checks": set(),
     "_command_line": set(),
-    "_files": set(),
+    "_outputs": set(),
     "_keys": set(),
     "_messages": set(),
     "_sizes": set(),
@@ -28,8 +28,8 @@ ROOMS = {
     "pl": {"_keys", "_threads"},
     "model": {"_checks", "_keys", "_labels", "_messages", "_sizes", "nn", "data"},
     "baselines": {"_checks", "_keys", "_labels", "_messages", "nn", "data", "model"},
-    "workflows": {"_checks", "_files", "_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
-    "paper": {"_files", "_keys", "datasets", "model", "pl", "workflows"},
+    "workflows": {"_checks", "_outputs", "_keys", "_labels", "data", "datasets", "metrics", "model", "baselines", "pl"},
+    "paper": {"_outputs", "_keys", "datasets", "model", "pl", "workflows"},
     "experiments": {"paper", "workflows"},
     "cli": {"_command_line", "data", "paper", "workflows"},
 }

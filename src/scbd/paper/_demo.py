@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from scbd._files import check_directory, save_figure
 from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd._outputs import check_directory, save_figure
 from scbd.datasets import colored_digits
 from scbd.model import SCBDModel
 from scbd.workflows import UNTRAINED, generalization_scores, seed_everything

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from scbd import pl
-from scbd._files import save_figure
+from scbd._outputs import save_figure
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.paper._alphas import by_alpha, cost_of_choosing
 from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, seeds_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scbd import pl
-from scbd._files import save_figure
+from scbd._outputs import save_figure
 from scbd.paper._budgets import seeds_of
 from scbd.paper._experiment import Experiment
 from scbd.paper._systems import cmnist_systems, screen_systems

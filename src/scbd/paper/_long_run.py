@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from scbd import pl
-from scbd._files import save_figure
+from scbd._outputs import save_figure
 from scbd.paper._budgets import generalization_settings, generalization_trial, seeds_of
 from scbd.paper._experiment import Experiment
 from scbd.paper._tables import ACCURACIES, HEALTH, names_of, table

@@ -6,7 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scbd import pl
-from scbd._files import save_figure
+from scbd._outputs import save_figure
 from scbd.paper._budgets import (
     OUR_ALPHAS,
     OURS,

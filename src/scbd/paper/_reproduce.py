@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd._files import write_table, write_text
+from scbd._outputs import write_table, write_text
 from scbd.paper import (
     _ablations,
     _bounds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scbd import pl
-from scbd._files import save_figure
+from scbd._outputs import save_figure
 from scbd.paper._alphas import by_alpha, cost_of_choosing
 from scbd.paper._budgets import (
     OUR_ALPHA,

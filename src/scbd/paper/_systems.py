@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pandas as pd
 
 from scbd import pl
-from scbd._files import save_figure
+from scbd._outputs import save_figure
 from scbd.paper._bounds import cmnist_variance
 from scbd.paper._budgets import (
     NEW_CELLS,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from scbd._files import check_directory, write_table
 from scbd._labels import as_columns
+from scbd._outputs import check_directory, write_table
 from scbd.data import split_by_column
 from scbd.workflows._datasets import Dataset
 from scbd.workflows._provenance import digest_of

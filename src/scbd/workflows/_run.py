@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas as pd
 
-from scbd._files import check_directory, save_figure, write_table, write_text
 from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
+from scbd._outputs import check_directory, save_figure, write_table, write_text
 from scbd.baselines import pixel_pca
 from scbd.model import SCBDModel
 from scbd.workflows._evaluate import PCA_KEY, evaluate

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scbd._files import check_directory
+from scbd._outputs import check_directory
 from scbd.data.digests import digest_cells
 from scbd.data.fields import image_source
 from scbd.data.stores.block_file import check_shard

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scbd._files import save_figure, write_table
 from scbd._keys import IMAGE_KEY
 from scbd._labels import label_values
+from scbd._outputs import save_figure, write_table
 from scbd.workflows._alpha_rule import AlphaSelection, Criterion, check_criterion, choose_alpha
 from scbd.workflows._cells import UserCells
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from scbd._files import write_text
+from scbd._outputs import write_text
 from scbd.workflows._systems import MEANINGS
 
 if TYPE_CHECKING:
