@@ -1,12 +1,15 @@
-"""Files of an experiment, written beside their place and renamed: nothing is ever half there."""
+"""What a job leaves in its directory, written beside its place and renamed: nothing is ever half there."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scbd._files import named_when_whole
+
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -29,9 +32,8 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
 
 def write_text(text: str, path: Path) -> None:
     """Write a text file."""
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with named_when_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
@@ -43,7 +45,6 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, and close the figure."""
     import matplotlib.pyplot as plt
 
-    partial = path.with_name(f".{path.name}")
-    figure.savefig(partial, dpi=120, format="png")
-    plt.close(figure)
-    os.replace(partial, path)
+    with named_when_whole(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+        plt.close(figure)

@@ -1,6 +1,5 @@
 """Numbers about embeddings. Stands on numpy, pandas and scikit-learn; imports neither scvi-tools nor a model."""
 
-from scbd.metrics._table import check_keys
 from scbd.metrics.aggregate import aggregate
 from scbd.metrics.complexes import complex_table, relationship_interval
 from scbd.metrics.mixing import batch_mixing
@@ -20,7 +19,6 @@ __all__ = [
     "batch_mixing",
     "batch_probe",
     "benchmark",
-    "check_keys",
     "complex_table",
     "label_probe",
     "predict_labels",
@@ -32,3 +30,7 @@ __all__ = [
     "styled",
     "summarise",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.metrics._table import check_keys as check_keys
+from scbd.metrics.probes import Classifier as Classifier

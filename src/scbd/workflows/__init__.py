@@ -9,10 +9,9 @@ from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._run import run
 from scbd.workflows._runner import run_trials
 from scbd.workflows._scores import generalization_scores
-from scbd.workflows._seeding import seed_everything
 from scbd.workflows._select_alpha import select_alpha
-from scbd.workflows._select_system import MODEL_SPACE, TRAINING_SPACE, Selection, select, settings_of
-from scbd.workflows._systems import SYSTEMS, UNTRAINED
+from scbd.workflows._select_system import MODEL_SPACE, TRAINING_SPACE, Selection, select
+from scbd.workflows._systems import SYSTEMS
 from scbd.workflows._trials import Results, Trial
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "PROTOCOLS",
     "SYSTEMS",
     "TRAINING_SPACE",
-    "UNTRAINED",
     "AlphaSelection",
     "Results",
     "Selection",
@@ -34,9 +32,12 @@ __all__ = [
     "in_out_correlation",
     "run",
     "run_trials",
-    "seed_everything",
     "select",
     "select_alpha",
     "selection_regret",
-    "settings_of",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.workflows._seeding import seed_everything as seed_everything
+from scbd.workflows._select_system import settings_of as settings_of
+from scbd.workflows._systems import UNTRAINED as UNTRAINED

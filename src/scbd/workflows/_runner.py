@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scbd._jobs import check_shard
 from scbd._outputs import check_directory
-from scbd.data.digests import digest_cells
-from scbd.data.fields import image_source
-from scbd.data.stores.block_file import check_shard
+from scbd.data import digest_cells, image_source
 from scbd.workflows._datasets import DATASETS
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._provenance import versions
