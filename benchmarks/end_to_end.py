@@ -19,14 +19,14 @@ from _scale import Scale
 
 import scbd
 from scbd import cli
-from scbd.experiments import _run
-from scbd.model import SCBDModel
+from scbd.model import SCBDModel, _train
 from scbd.model._train import TrainMixin
+from scbd.workflows import _run
 
 PARTS: list[tuple[str, Any, str]] = [
     ("open the file", scbd.data, "open_screen"),
     ("set-up", SCBDModel, "setup_anndata"),
-    ("split", TrainMixin, "_split"),
+    ("split", _train, "choose_split"),
     ("channel statistics", TrainMixin, "_fit_statistics"),
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),
@@ -55,9 +55,7 @@ def rows(scale: Scale) -> list[Row]:
 
         return call
 
-    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.experiments, scbd.data"], check=True))[
-        0
-    ]
+    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.workflows, scbd.data"], check=True))[0]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         cells = Path(folder) / "cells.h5ad"
         scbd.datasets.simulated_screen(n, image_size=side).write_h5ad(cells)

@@ -75,8 +75,7 @@ def simulate(folder: Path, size: Size) -> int:
 
 
 def write(folder: Path, size: Size) -> int:
-    from scbd.data import write_screen
-    from scbd.data.stores.crops import Crops
+    from scbd.data import Crops, write_screen
 
     cells, obs = np.load(folder / "cells.npy", mmap_mode="r"), pd.read_parquet(folder / "cells.parquet")
     channels = [f"channel {number}" for number in range(cells.shape[1])]
@@ -168,7 +167,7 @@ def watched(stage: str, folder: Path, size: Size) -> dict[str, Any]:
 
 def one_stage(stage: str, folder: Path, size: Size) -> dict[str, Any]:
     """In a process of its own: what it did, how long the work took, and its memory before."""
-    import scbd.experiments  # noqa: F401  # the libraries count as what is there before
+    import scbd.workflows  # noqa: F401  # the libraries count as what is there before
 
     before = memory_of("self")
     assert before is not None

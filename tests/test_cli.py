@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -11,8 +13,11 @@ from pictures import is_drawn
 from PIL import Image
 
 import scbd
-from scbd.cli import EXPERIMENTS, main
+from scbd import SCBDModel
+from scbd._command_line import EXPERIMENTS, parser_of_commands
+from scbd.cli import main
 from scbd.data import open_screen
+from scbd.model import TrainSettings
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
@@ -107,10 +112,10 @@ def test_mistakes_become_one_sentence(tmp_path, capsys):
 def test_demo_and_help(tmp_path, capsys, monkeypatch):
     import pandas as pd
 
-    import scbd.experiments
+    import scbd.paper
 
     monkeypatch.setattr(
-        scbd.experiments, "demo", lambda out, **kwargs: pd.DataFrame({"z_c white": [0.5]}, index=["alpha = 3"])
+        scbd.paper, "demo", lambda out, **kwargs: pd.DataFrame({"z_c white": [0.5]}, index=["alpha = 3"])
     )
     assert main(["demo", "--out", str(tmp_path), "--alpha", "3"]) == 0
     assert "alpha = 3" in capsys.readouterr().out
@@ -131,16 +136,16 @@ def test_help_says_what_a_user_can_know(capsys):
     assert "(default: True)" not in said["run"] and "(default: None)" not in said["run"]
     assert "How long: " in said["run"]
     # argparse breaks names at their hyphens
-    assert all(name in said["reproduce"].replace("- ", "-") for name in scbd.experiments.EXPERIMENTS)
+    assert all(name in said["reproduce"].replace("- ", "-") for name in scbd.paper.EXPERIMENTS)
     assert "(1, 1)" not in said["convert"] + said["reproduce"]
 
 
 def test_the_experiments_that_help_names_are_those_there_are():
-    assert list(scbd.experiments.EXPERIMENTS) == EXPERIMENTS
+    assert list(scbd.paper.EXPERIMENTS) == EXPERIMENTS
 
 
 def test_help_loads_next_to_nothing():
-    code = "import scbd.cli, sys; scbd.cli._parser().format_help(); print(*sys.modules)"
+    code = "import scbd.cli, sys; scbd.cli.parser_of_commands().format_help(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "scvi", "anndata", "numpy", "pandas", "matplotlib"} & set(loaded)
 
@@ -172,7 +177,7 @@ def test_what_other_packages_cannot_do_is_one_sentence(tmp_path, capsys, monkeyp
         msg = "No supported gpu backend\nfound!"
         raise MisconfigurationException(msg)
 
-    monkeypatch.setattr("scbd.model._fit.pl.Trainer", without)
+    monkeypatch.setattr("scbd.model._fit.L.Trainer", without)
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
     out = ["--out", str(tmp_path / "out")]
@@ -210,11 +215,25 @@ def test_a_run_without_style(tmp_path):
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
-    import scbd.experiments
+    import scbd.paper
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scbd.experiments, "demo", interrupted)
+    monkeypatch.setattr(scbd.paper, "demo", interrupted)
     assert main(["demo"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_defaults_of_the_command_are_those_of_the_model():
+    said = vars(parser_of_commands().parse_args("run cells.h5ad --y-key gene --e-key well --out out".split()))
+    model = inspect.signature(SCBDModel.__init__).parameters
+    shared = said.keys() & model.keys()
+    assert len(shared) > 8
+    for name in shared:
+        assert said[name] == model[name].default, name
+    training = {option.name: option.default for option in dataclasses.fields(TrainSettings)}
+    shared = said.keys() & training.keys() - {"seed"}  # a command draws the same numbers each time
+    assert len(shared) > 10
+    for name in shared:
+        assert said[name] == training[name], name

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 
 from scbd.data import Split
-from scbd.model._checkpoints import State, find_state, written_whole
+from scbd.model._checkpoints import State, find_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -28,37 +28,6 @@ def found(ckpt_path, directory=None) -> State:
     state = find_state(ckpt_path, directory)
     assert state is not None
     return state
-
-
-def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
-    path = tmp_path / "new" / "a.ckpt"
-    with written_whole(path) as file:
-        file.write(b"good")
-    with pytest.raises(RuntimeError, match="disk full"), written_whole(path) as file:
-        file.write(b"ha")
-        assert path.read_bytes() == b"good"
-        raise RuntimeError("disk full")
-    assert path.read_bytes() == b"good"
-    assert os.listdir(path.parent) == ["a.ckpt"]
-
-
-def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    done = []
-
-    def noted(name):
-        call = getattr(os, name)
-
-        def doing(*arguments):
-            done.append(name)
-            return call(*arguments)
-
-        return doing
-
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, noted(name))
-    with written_whole(tmp_path / "a") as file:
-        file.write(b"x")
-    assert done == ["fsync", "replace", "fsync"]
 
 
 def test_checkpoints_do_not_pass_through_the_folder_for_temporary_files(tmp_path, monkeypatch):

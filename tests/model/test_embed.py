@@ -53,7 +53,7 @@ def classifier():
 @pytest.mark.parametrize("batch_size", [-1, 0, 2.5, "8"])
 def test_a_batch_size_that_is_none_gets_a_sentence(of_names, classifier, tmp_path, batch_size):
     """Of -1, the embedding was memory that nothing had been written to."""
-    said = f"batch_size={batch_size!r}: give a positive number of cells, or None for 512"
+    said = f"batch_size={batch_size!r} cannot be: give a whole number from 1 on"
     for call in (
         lambda: of_names.get_latent_representation(batch_size=batch_size),
         lambda: of_names.embed_to(tmp_path / "z.h5ad", batch_size=batch_size),

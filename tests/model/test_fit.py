@@ -16,7 +16,7 @@ from small_models import QUICK, assert_same, make_model, weights
 from scbd import SCBDModel
 from scbd.data import ArraySource, ImageDataModule, Split
 from scbd.model._checkpoints import find_state
-from scbd.model._fit import steps_between_validations
+from scbd.model._fit import _steps_between_validations
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -142,8 +142,9 @@ def test_processes_of_their_own_are_refused():
 def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch_size, max_steps, every):
     split = Split(train=np.arange(48), validation=np.arange(48, 48 + n_validation))
     labels = np.zeros(96, dtype=int)
-    data = ImageDataModule(ArraySource(cells.obsm["single_cell_images"]), labels, labels, split, batch_size=batch_size)
-    assert steps_between_validations(data, max_steps) == every
+    source = ArraySource(cells.obsm["single_cell_images"])
+    data = ImageDataModule(source, labels, labels, split, batch_size=batch_size, max_steps=max_steps)
+    assert _steps_between_validations(data) == every
 
 
 def test_early_stopping_stops():

@@ -18,7 +18,7 @@ def test_the_pair_as_style_target(cells):
     z_s = model.module.style(model.module.preprocess(images))
     expected = scbd.nn.supervised_contrastive_loss(z_s, 3 * y + e)
     assert len((3 * y + e).unique()) == 12
-    torch.testing.assert_close(losses["supervised_s"], expected)
+    torch.testing.assert_close(losses.parts["supervised_s"], expected)
 
 
 def test_labels_of_the_content_are_smoothed(cells):
@@ -30,10 +30,10 @@ def test_labels_of_the_content_are_smoothed(cells):
         scbd.nn.supervised_contrastive_loss(z_s, e),
         scbd.nn.supervised_contrastive_loss(z_c, y, smoothing=0.5),
     )
-    torch.testing.assert_close(losses["loss"], smoothed + style)
+    torch.testing.assert_close(losses.loss, smoothed + style)
     # what is logged can be read beside the ceiling
-    torch.testing.assert_close(losses["supervised_c"], scbd.nn.supervised_contrastive_loss(z_c, y))
-    torch.testing.assert_close(losses["supervised_s"], style)
+    torch.testing.assert_close(losses.parts["supervised_c"], scbd.nn.supervised_contrastive_loss(z_c, y))
+    torch.testing.assert_close(losses.parts["supervised_s"], style)
 
 
 def test_invariance_as_variance_looks_at_every_stage(cells):
@@ -43,9 +43,9 @@ def test_invariance_as_variance_looks_at_every_stage(cells):
     z_c, passed = model.module.content.watched(model.module.preprocess(images))
     assert [p.shape[1] for p in passed] == [32, 64, 128, 256]
     expected = scbd.nn.invariance_statistic([*passed, z_c], e, y)
-    torch.testing.assert_close(losses["invariance_c"], expected)
-    supervised = losses["supervised_c"] + losses["supervised_s"]
-    torch.testing.assert_close(losses["loss"], supervised + 0.5 * expected)
+    torch.testing.assert_close(losses.parts["invariance_c"], expected)
+    supervised = losses.parts["supervised_c"] + losses.parts["supervised_s"]
+    torch.testing.assert_close(losses.loss, supervised + 0.5 * expected)
     model.train(**QUICK)
     assert np.isfinite(model.history["train_invariance_c"].to_numpy(dtype=float)).all()
 
@@ -68,8 +68,8 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
     [
         ({"alpha": -1}, "alpha weighs the invariance loss: give a number that is 0 or larger, got -1"),
         ({"alpha": float("nan")}, "alpha weighs the invariance loss: give a number that is 0 or larger, got nan"),
-        ({"n_latent": 0}, "n_latent is a whole number of at least 1, got 0"),
-        ({"n_latent": "64"}, "n_latent is a whole number of at least 1, got '64'"),
+        ({"n_latent": 0}, "n_latent=0 cannot be: give a whole number from 1 on"),
+        ({"n_latent": "64"}, "n_latent='64' cannot be: give a whole number from 1 on"),
         ({"temperature": 0}, "temperature must be a number above 0.0029"),
         ({"temperature": float("inf")}, "temperature must be a number above .* got inf"),
         ({"alpha": "much"}, "alpha='much' is not known: give a number, or 'auto'"),

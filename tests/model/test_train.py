@@ -28,7 +28,7 @@ class Batches(Callback):
         self.seen = []
 
     def on_train_batch_start(self, trainer, plan, batch, *args):
-        self.seen.append(batch["images"].float().mean((1, 2, 3)))
+        self.seen.append(batch["inputs"].float().mean((1, 2, 3)))
 
 
 def test_a_second_run_sees_the_batches_that_come_next():
