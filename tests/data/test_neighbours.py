@@ -72,9 +72,9 @@ def test_rows_that_are_sorted_by_another_label_are_not_mixed_by_it(sorted_by, no
     assert not mixed(labels, *labels)
 
 
-def test_a_tenth_of_the_perturbations_in_order_is_seen():
+def test_a_few_perturbations_in_order_are_seen():
     labels = of_screen()
-    key = np.where(np.isin(labels["gene"], [3, 9, 20]), labels["guide"], np.arange(3000))
+    key = np.where(np.isin(labels["gene"], [3, 9]), labels["guide"], np.arange(3000))
     order = np.lexsort([key, labels["gene"]])
     assert not mixed({name: codes[order] for name, codes in labels.items()}, "guide")
 

@@ -81,7 +81,9 @@ def test_as_many_as_are_asked_for_are_enough():
     adata = cells()
     smallest = adata.obs["sgRNA"].value_counts().min()
     keys: dict[str, Any] = {"gene_key": "gene", "guide_key": "sgRNA"}
-    kept, fewer = (aggregate(adata, "Z", **keys, min_cells=n).uns["aggregate"]["dropped"] for n in (smallest, smallest + 1))
+    kept, fewer = (
+        aggregate(adata, "Z", **keys, min_cells=n).uns["aggregate"]["dropped"] for n in (smallest, smallest + 1)
+    )
     assert kept == {"guides": [], "genes": []} and len(fewer["guides"]) > 0
 
 

@@ -84,7 +84,7 @@ def test_neighbours_are_the_nearest_others():
 
 
 class Graph:
-    """As pynndescent gives it: of each cell itself and its nearest others, but for the fourth, which it did not meet."""
+    """As pynndescent gives it: of each cell itself and its nearest others; the fourth did not meet itself."""
 
     def __init__(self, x: np.ndarray, n_neighbors: int, random_state: int) -> None:
         assert random_state == 7

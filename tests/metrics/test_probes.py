@@ -60,6 +60,15 @@ def test_nearest_mean_asks_for_the_embedding_as_it_is():
     assert (predict_labels(z, labels, z, classifier="nearest_mean") == labels).mean() < 0.7
 
 
+def test_the_nearest_mean_is_nearest_wherever_it_lies():
+    rng = np.random.default_rng(0)
+    z, labels = 5 + 3 * rng.normal(size=(300, 4)), np.repeat(["a", "b", "c"], 100)
+    z[100:] *= np.repeat([1.3, 2], 100)[:, None]
+    means = np.stack([z[labels == name].mean(axis=0) for name in "abc"])
+    expected = np.array(list("abc"))[np.linalg.norm(z[:, None] - means, axis=2).argmin(axis=1)]
+    np.testing.assert_array_equal(predict_labels(z, labels, z, classifier="nearest_mean"), expected)
+
+
 def test_groups_are_not_split():
     """A label that follows from the group: readable cell by cell, not from groups that were never seen."""
     rng = np.random.default_rng(0)
