@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# has everything loaded, and starts the job for every line it is sent
+# has everything loaded, and starts the job that is named by each line it is sent
 _SERVER = """
 import os, sys
 sys.path[:0] = [{tests!r}]
 {code}
 print("ready", flush=True)
-for _ in sys.stdin:
+for name in sys.stdin:
     worker = os.fork()
     if not worker:
-        job()
+        globals()[name.strip()]()
         os._exit(0)
     print(worker, flush=True)
     print("ended", os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
@@ -41,6 +42,18 @@ def job():
 """
 
 
+@contextmanager
+def server(code: str) -> Iterator[subprocess.Popen]:
+    """A process that has loaded everything once, for :func:`killed_until`; ``code`` defines its jobs."""
+    server_code = _SERVER.format(tests=str(Path(__file__).parent), code=code)
+    command = [sys.executable, "-c", server_code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.stdin.close()
+
+
 def kill_until(done: Path, code: str, longest: float, seed: int = 0) -> int:
     """Start and kill until there is a file, and return how often that was; a job that fails fails here, too.
 
@@ -55,20 +68,21 @@ def kill_until(done: Path, code: str, longest: float, seed: int = 0) -> int:
     seed
         Of the moments.
     """
+    with server(code) as process:
+        return killed_until(done, process, "job", longest, seed)
+
+
+def killed_until(done: Path, process: subprocess.Popen, job: str, longest: float, seed: int = 0) -> int:
+    """The same of one of several jobs of a :func:`server`."""
     rng, kills = random.Random(seed), 0
-    server_code = _SERVER.format(tests=str(Path(__file__).parent), code=code)
-    command = [sys.executable, "-c", server_code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None and server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        while not done.exists():
-            print(file=server.stdin, flush=True)
-            worker = int(server.stdout.readline())
-            time.sleep(rng.uniform(0, longest * 2 ** (kills // 10)))
-            with suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-            ended = int(server.stdout.readline().removeprefix("ended"))
-            assert ended in (0, -signal.SIGKILL), "the job failed: its error stands above"
-            kills += not done.exists()
-        server.stdin.close()
+    assert process.stdin is not None and process.stdout is not None
+    while not done.exists():
+        print(job, file=process.stdin, flush=True)
+        worker = int(process.stdout.readline())
+        time.sleep(rng.uniform(0, longest * 2 ** (kills // 10)))
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+        ended = int(process.stdout.readline().removeprefix("ended"))
+        assert ended in (0, -signal.SIGKILL), "the job failed: its error stands above"
+        kills += not done.exists()
     return kills

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,10 +169,16 @@ def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(tra
     """
     path, arguments = tmp_path / "z.h5ad", {"batch_size": 16, "block_size": 48}
     events: list[str] = []
+
+    def recorded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            events.append(name)
+            return call(*given)
+
+        return noted
+
     for name in ("begin", "write"):
-        call = getattr(BlockFile, name)
-        recorded = lambda *given, name=name, call=call: (events.append(name), call(*given))[1]
-        monkeypatch.setattr(BlockFile, name, recorded)
+        monkeypatch.setattr(BlockFile, name, recorded(name, getattr(BlockFile, name)))
 
     def wait() -> None:
         events.append("wait")

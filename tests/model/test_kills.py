@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import contents, make_cells
-from killing import kill_until
+from killing import killed_until, server
 
 from scbd import SCBDModel
 from scbd.data import verify_screen
@@ -74,21 +74,19 @@ def embed(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:z_c has")
 def test_training_and_embedding_killed_at_random_moments(tmp_path):
     train(tmp_path)
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    done = killed / "model" / "model.pt"
-    assert kill_until(done, CODE.format(folder=str(killed), job="train"), longest=1.5) >= 2
-    whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
-    for name, value in whole.module.state_dict().items():
-        torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
-    # the curve goes on as if nothing had happened
-    curves = [pd.read_csv(folder / "history.csv", index_col="step")["validation_loss"] for folder in (tmp_path, killed)]
-    pd.testing.assert_series_equal(*(curve.dropna() for curve in curves), rtol=1e-6)
+    killed, embedded = tmp_path / "killed", tmp_path / "killed" / "embedded"
+    embedded.mkdir(parents=True)
+    code = CODE.format(folder=str(killed), job="train") + f"\ndef again():\n    embed(Path({str(embedded)!r}))"
+    with server(code) as process:
+        assert killed_until(killed / "model" / "model.pt", process, "job", longest=1.5) >= 2
+        whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
+        for name, value in whole.module.state_dict().items():
+            torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
+        # the curve goes on as if nothing had happened
+        curves = [pd.read_csv(run / "history.csv", index_col="step")["validation_loss"] for run in (tmp_path, killed)]
+        pd.testing.assert_series_equal(*(curve.dropna() for curve in curves), rtol=1e-6)
 
-    embed(killed)
-    expected = contents(killed / "z.h5ad")
-    again_at = killed / "again"
-    again_at.mkdir()
-    assert kill_until(again_at / "z.h5ad", CODE.format(folder=str(again_at), job="embed"), longest=0.5) >= 2
-    verify_screen(again_at / "z.h5ad")
-    assert contents(again_at / "z.h5ad") == expected
+        embed(killed)
+        assert killed_until(embedded / "z.h5ad", process, "again", longest=0.5) >= 2
+    verify_screen(embedded / "z.h5ad")
+    assert contents(embedded / "z.h5ad") == contents(killed / "z.h5ad")

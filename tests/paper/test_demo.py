@@ -5,6 +5,7 @@ import os
 import pytest
 
 from scbd.paper import demo
+from scbd.workflows import UNTRAINED
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -12,12 +13,13 @@ def test_the_demo_compares_three_systems(tmp_path, monkeypatch):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     # seconds of compiling; the tests of the figure compute one
     monkeypatch.setattr("scbd.pl._umap.umap", lambda embedding, **how: embedding[:, :2])
-    table = demo(tmp_path / "demo", max_steps=30)
+    monkeypatch.setattr("scbd.paper._demo.UNTRAINED", UNTRAINED | {"max_steps": 5})
+    table = demo(tmp_path / "demo", max_steps=24)
     assert list(table.index) == ["random encoder", "alpha = 0", "alpha = auto"]
     accuracies = ["r_c in", "r_c white", "z_c in", "z_c white", "e from r_c", "e from z_c"]
     assert set(accuracies) < set(table.columns)
     assert table[accuracies].notna().all(axis=None)
-    # after thirty steps, colour is already read in distribution, and already misleads on white digits
+    # after two dozen steps, colour is already read in distribution, and already misleads on white digits
     assert table.loc["alpha = 0", "r_c in"] > 0.9
     assert table.loc["alpha = 0", "r_c white"] < table.loc["alpha = 0", "r_c in"] - 0.2
     assert sorted(os.listdir(tmp_path / "demo")) == [
