@@ -157,7 +157,7 @@ def selection_regret(frame: pd.DataFrame, *, ins: str = "z_c in", outs: str = "z
 
     Examples
     --------
-    >>> frame = scbd.experiments.Results("docs/results/cmnist-alphas/rows").frame()  # doctest: +SKIP
+    >>> frame = scbd.experiments.Results("docs/results/cmnist-alphas").frame()  # doctest: +SKIP
     >>> scbd.experiments.selection_regret(frame)  # doctest: +SKIP
     """
     rows = []

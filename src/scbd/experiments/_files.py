@@ -28,9 +28,12 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file."""
+    """Write a text file, which has its name when it is on the disk."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -63,17 +63,18 @@ def remove_headers(partial: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; one that dies lets go. Where system or file system has no locks, nothing is held."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+def locked(folder: Path) -> Iterator[bool]:
+    """One process at a time; one that dies lets go. Whether it holds: some systems and file systems have no locks."""
+    with ExitStack() as stack:
+        held = False
         with suppress(ImportError, OSError):
             import fcntl  # not on every system, and reading needs none of it
 
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+            held = True
+        yield held
 
 
 def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> None:
