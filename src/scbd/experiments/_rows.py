@@ -56,16 +56,17 @@ def fold_rows(directory: Path) -> None:
         If a row was written by another version, or is no row; nothing is changed.
     """
     with locked(directory) as held:
-        files = _read_files(directory)
-        if not held or not files:
+        if not held:
             return
-        rows = sorted((_read_lines(directory) | files).items())
-        # names inside a row stay in their order, which is that of the columns
-        text = "".join(json.dumps({"key": key} | row) + "\n" for key, row in rows)
-        write_text(text, directory / AT_REST)
+        files = _read_files(directory)
+        if files:
+            rows = sorted((_read_lines(directory) | files).items())
+            # names inside a row stay in their order, which is that of the columns
+            text = "".join(json.dumps({"key": key} | row) + "\n" for key, row in rows)
+            write_text(text, directory / AT_REST)
         for key in files:
             (directory / RUNNING / f"{key}.json").unlink(missing_ok=True)
-        with suppress(OSError):  # something else lies there
+        with suppress(OSError):  # it is not there, or something else lies in it
             (directory / RUNNING).rmdir()
 
 
