@@ -71,7 +71,12 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
     assert found.runs[["accuracy", "e from z_c", "e from r_c", "e chance"]].stack().between(0, 1).all()
     ax = found.plot()
     assert f"chosen: alpha {found.alpha:g}" in ax.get_title() and len(ax.get_legend_handles_labels()[1]) == 3
-    assert {path.name for path in (tmp_path / "sweep").iterdir()} >= {"rows.jsonl", "runs.csv", "curve.csv", "curve.png"}
+    assert {path.name for path in (tmp_path / "sweep").iterdir()} >= {
+        "rows.jsonl",
+        "runs.csv",
+        "curve.csv",
+        "curve.png",
+    }
     monkeypatch.setattr(SCBDModel, "train", None)  # nothing is left to train
     again = select_alpha(cells, **CELLS, alphas=(0.01, 0), out=tmp_path / "sweep", n_seeds=2, **QUICK)
     pd.testing.assert_frame_equal(again.runs, found.runs)

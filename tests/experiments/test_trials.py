@@ -56,7 +56,9 @@ def test_at_rest_they_are_the_same(tmp_path):
     others = [replace(TRIAL, seed=seed) for seed in (5, 4)]
     results = Results(tmp_path)
     for trial in (*others, TRIAL):
-        results.add(trial, {"r_c out": 0.1 + 0.2, "r_c in": float("nan")}, {"warnings": ["\u2026\u2028"], "resumed": False})
+        results.add(
+            trial, {"r_c out": 0.1 + 0.2, "r_c in": float("nan")}, {"warnings": ["\u2026\u2028"], "resumed": False}
+        )
     frame = results.frame()
     results.fold()
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]

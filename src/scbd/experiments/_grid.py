@@ -48,7 +48,8 @@ def run_trials(
         The grid. Those of one data set and seed run together, since the data are then loaded once.
     out
         Directory: ``rows.jsonl`` with a line a finished trial (until all are, ``rows/`` with a JSON file each), and
-        ``runs/`` with the history of each and the state of those that were interrupted, from which the next call goes on.
+        ``runs/`` with the history of each and the state of those that were interrupted, from which the next call goes
+        on.
     path
         Files of the data set, where it has any. A trial does not name them: rows count for whatever files are given,
         and say of which cells they are in ``digest``.

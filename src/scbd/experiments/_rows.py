@@ -1,7 +1,7 @@
 """Rows of finished runs on disk: a file a run while a grid is running, one file with a line a run at rest.
 
-Several processes add rows at once, each as a file that is there whole or not at all; :func:`fold_rows` makes lines of them.
-At every moment a row is in its file, in its line, or in both.
+Several processes add rows at once, each as a file that is there whole or not at all; :func:`fold_rows` makes lines of
+them. At every moment a row is in its file, in its line, or in both.
 """
 
 from __future__ import annotations

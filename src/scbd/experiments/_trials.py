@@ -70,9 +70,9 @@ class Trial:
 class Results:
     """Finished runs in the directory of an experiment: a line each in ``rows.jsonl``.
 
-    While a grid is running they are files in ``rows/``, one JSON each, so that several processes can write at once; both
-    are read, and a file goes before the line of the same run. Rows of systems that have since been changed, so that the
-    same settings would give another result, stay where they are and are left out.
+    While a grid is running they are files in ``rows/``, one JSON each, so that several processes can write at once;
+    both are read, and a file goes before the line of the same run. Rows of systems that have since been changed, so
+    that the same settings would give another result, stay where they are and are left out.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ class Results:
     Raises
     ------
     ValueError
-        If a row there was written by another version, or is no row, or if this is the folder ``rows`` itself; nothing is
-        changed.
+        If a row there was written by another version, or is no row, or if this is the folder ``rows`` itself; nothing
+        is changed.
 
     Examples
     --------
@@ -124,8 +124,13 @@ class Results:
     def fold(self) -> None:
         """Make one file of all rows, ``rows.jsonl``, sorted by key: the same rows.
 
-        It is safe while other processes add rows, and to be killed. Where system or file system has no locks, nothing is
-        folded: then ``rows/`` stays, which is read as well.
+        Other processes may add rows at the same time, and a kill loses none. Where system or file system has no locks,
+        nothing is folded: then ``rows/`` stays, which is read as well.
+
+        Raises
+        ------
+        ValueError
+            If a row was written by another version, or is no row; nothing is changed.
         """
         fold_rows(self.directory)
 
