@@ -148,6 +148,33 @@ def test_what_is_folded_while_it_is_read_is_found(tmp_path, monkeypatch):
         filled(tmp_path)
 
 
+def test_a_file_that_is_gone_hides_no_other(tmp_path, monkeypatch):
+    expected, listdir = filled(tmp_path), os.listdir
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: ["0.json", *listdir(path)])
+        assert read_rows(tmp_path) == expected
+
+
+def test_nobody_folds_while_a_row_is_written(tmp_path, monkeypatch):
+    """Else its folder could be removed, as it is empty, just before the row is there."""
+    fcntl, fsync = pytest.importorskip("fcntl"), os.fsync
+    refused = []
+
+    def another(descriptor):
+        folder = os.open(tmp_path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refused.append(True)
+        os.close(folder)
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", another)
+        write_row(row(), "a", tmp_path)
+    assert refused and read_rows(tmp_path) == {"a": row()}
+
+
 def test_processes_that_add_and_fold_at_once_lose_nothing(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", CODE.format(out=str(tmp_path))], capture_output=True, text=True, check=False
