@@ -109,7 +109,15 @@ def test_killed_at_any_moment_no_row_is_lost_and_the_next_call_ends_it(tmp_path,
                 break
         fold_rows(out)
         assert read_rows(out) == expected and names(out) == ["rows.jsonl"]
-    assert moment == 6  # it is written, it is renamed, three files are deleted, and their folder
+    # it is written, renamed, its other name and its folder are settled; three files are deleted, and their folder
+    assert moment == 8
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_next(tmp_path):
+    filled(tmp_path)
+    (tmp_path / ".rows.jsonl.0123.partial").write_text("{")
+    fold_rows(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_a_run_that_ends_while_another_process_folds_is_kept(tmp_path, monkeypatch):
