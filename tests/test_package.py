@@ -177,7 +177,7 @@ def test_a_screen_is_converted_and_verified_without_what_trains(tmp_path):
 
 def test_names_that_load_on_first_use_are_what_they_are_where_they_are_defined():
     """The table of a lazy package, and what type checkers are told, say the same."""
-    for package in (scbd, scbd.data):
+    for package in (scbd, scbd.data, scbd.model):
         assert package.__file__ is not None
         tree = ast.parse(Path(package.__file__).read_text())
         blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
