@@ -69,7 +69,7 @@ def loading(n: int, repeats: int) -> list[Row]:
             return [batch[0] for batch in per_item]
 
         def ours() -> list[torch.Tensor]:
-            return [preprocess(batch["images"]) for batch in loader]
+            return [preprocess(batch["inputs"]) for batch in loader]
 
         seconds = np.empty((repeats, 2))
         for row in seconds:
@@ -77,7 +77,7 @@ def loading(n: int, repeats: int) -> list[Row]:
             with freed_memory_kept():
                 ours()
                 row[1] = timed(ours)[0]
-        gather = min(timed(lambda: [batch["images"] for batch in loader])[0] for _ in range(repeats))
+        gather = min(timed(lambda: [batch["inputs"] for batch in loader])[0] for _ in range(repeats))
         row = compared(seconds)
         what = f"{n:,} cells of 4×{stored}×{stored}" + (" to 64×64 (scbd: resized once)" if stored != 64 else "")
         row["difference"] = max(map(largest_difference, ours(), naive()))

@@ -20,13 +20,13 @@ from _scale import Scale
 import scbd
 from scbd import cli
 from scbd.experiments import _run
-from scbd.model import SCBDModel
+from scbd.model import SCBDModel, _train
 from scbd.model._train import TrainMixin
 
 PARTS: list[tuple[str, Any, str]] = [
     ("open the file", scbd.data, "open_screen"),
     ("set-up", SCBDModel, "setup_anndata"),
-    ("split", TrainMixin, "_split"),
+    ("split", _train, "choose_split"),
     ("channel statistics", TrainMixin, "_fit_statistics"),
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),

@@ -33,8 +33,7 @@ from killing import WRITING, kill_until
 from model import test_kills as runs
 
 from scbd import SCBDModel
-from scbd.data import open_screen, verify_screen, write_screen
-from scbd.data.fields import image_source
+from scbd.data import image_source, open_screen, verify_screen, write_screen
 
 ELSEWHERE = Path("/dev/shm")  # a file system in memory, on most systems
 RESULTS = Path(__file__).parent / "faults.json"

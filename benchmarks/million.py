@@ -75,8 +75,7 @@ def simulate(folder: Path, size: Size) -> int:
 
 
 def write(folder: Path, size: Size) -> int:
-    from scbd.data import write_screen
-    from scbd.data.stores.crops import Crops
+    from scbd.data import Crops, write_screen
 
     cells, obs = np.load(folder / "cells.npy", mmap_mode="r"), pd.read_parquet(folder / "cells.parquet")
     channels = [f"channel {number}" for number in range(cells.shape[1])]

@@ -7,7 +7,7 @@ import time
 from itertools import product
 from typing import Any
 
-import lightning.pytorch as pl
+import lightning.pytorch as L
 import numpy as np
 import scvi
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import scbd
+from scbd.model import Losses
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
 from scbd.nn import build_encoder
@@ -47,10 +48,10 @@ class NaiveModule(nn.Module):
             head = nn.Linear(width, width), nn.GELU(), nn.Linear(width, 64)
             self.blocks.append(nn.Sequential(build_encoder(encoder, shape[0]), *head))
 
-    def forward(self, images: Tensor, y: Tensor, e: Tensor) -> dict[str, Tensor]:
-        images = (images.float() / 255 - 0.0) / 1.0
+    def forward(self, inputs: Tensor, y: Tensor, e: Tensor) -> Losses:
+        images = (inputs.float() / 255 - 0.0) / 1.0
         z_c, z_s = (F.normalize(block(images), dim=1) for block in self.blocks)
-        return {"loss": listing(z_c, z_s, y, e)}
+        return Losses(listing(z_c, z_s, y, e))
 
     def copy_from(self, module: SCBDModule) -> None:
         """The same weights."""
@@ -62,7 +63,7 @@ class NaiveModule(nn.Module):
 def batch(size: int, shape: Shape) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
-        "images": torch.randint(0, 256, (size, *shape), dtype=torch.uint8, generator=generator),
+        "inputs": torch.randint(0, 256, (size, *shape), dtype=torch.uint8, generator=generator),
         "y": torch.randint(0, size // 8, (size,), generator=generator),
         "e": torch.randint(0, 34, (size,), generator=generator),
     }
@@ -71,7 +72,7 @@ def batch(size: int, shape: Shape) -> dict[str, Tensor]:
 def take_step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, Tensor], bf16: bool) -> Tensor:
     optimizer.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        loss = module(**inputs)["loss"]
+        loss = module(**inputs).loss
     loss.backward()
     optimizer.step()
     return loss.detach()
@@ -135,7 +136,7 @@ def against_naive(encoder: str, size: int, shape: Shape, repeats: int) -> list[R
     ]
 
 
-class Clock(pl.Callback):
+class Clock(L.Callback):
     """Seconds at the end of each step."""
 
     def __init__(self) -> None:

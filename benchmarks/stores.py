@@ -15,8 +15,7 @@ from _compare import Row, compared, timed
 from _scale import Scale
 from anndata import AnnData
 
-from scbd.data import open_screen, write_screen
-from scbd.data.fields import image_source
+from scbd.data import image_source, open_screen, write_screen
 from scbd.datasets import simulated_screen
 
 IMAGES = "single_cell_images"

@@ -21,8 +21,7 @@ from _scale import Scale
 from anndata import AnnData
 
 from scbd import SCBDModel
-from scbd.data import ArraySource, Crops, read_crops, split_by_column, stratified_split
-from scbd.data.digests import digest_cells
+from scbd.data import ArraySource, Crops, digest_cells, read_crops, split_by_column, stratified_split
 from scbd.data.stores.conversion import conversion
 from scbd.data.stores.plan import screen_plan
 

@@ -59,7 +59,7 @@ def optimizer_of(module: nn.Module, **kwargs: Any) -> torch.optim.Optimizer:
 
 def threads(module: SCBDModule, inputs: dict[str, torch.Tensor], bf16: bool, repeats: int) -> Row:
     """Forward and backward of both encoders, one after the other with all threads, or side by side with half each."""
-    images = module.preprocess(inputs["images"])
+    images = module.preprocess(inputs["inputs"])
     half = max(1, torch.get_num_threads() // 2)
 
     def one(block: nn.Module) -> None:

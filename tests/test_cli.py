@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -11,8 +13,11 @@ from pictures import is_drawn
 from PIL import Image
 
 import scbd
-from scbd.cli import EXPERIMENTS, main
+from scbd import SCBDModel
+from scbd._command_line import EXPERIMENTS, parser_of_commands
+from scbd.cli import main
 from scbd.data import open_screen
+from scbd.model import TrainSettings
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
@@ -140,7 +145,7 @@ def test_the_experiments_that_help_names_are_those_there_are():
 
 
 def test_help_loads_next_to_nothing():
-    code = "import scbd.cli, sys; scbd.cli._parser().format_help(); print(*sys.modules)"
+    code = "import scbd.cli, sys; scbd.cli.parser_of_commands().format_help(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "scvi", "anndata", "numpy", "pandas", "matplotlib"} & set(loaded)
 
@@ -218,3 +223,17 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
     monkeypatch.setattr(scbd.experiments, "demo", interrupted)
     assert main(["demo"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_defaults_of_the_command_are_those_of_the_model():
+    said = vars(parser_of_commands().parse_args("run cells.h5ad --y-key gene --e-key well --out out".split()))
+    model = inspect.signature(SCBDModel.__init__).parameters
+    shared = said.keys() & model.keys()
+    assert len(shared) > 8
+    for name in shared:
+        assert said[name] == model[name].default, name
+    training = {option.name: option.default for option in dataclasses.fields(TrainSettings)}
+    shared = said.keys() & training.keys() - {"seed"}  # a command draws the same numbers each time
+    assert len(shared) > 10
+    for name in shared:
+        assert said[name] == training[name], name

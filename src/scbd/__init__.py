@@ -5,9 +5,10 @@ Public names load on first use, so that ``import scbd`` costs next to nothing.
 
 from __future__ import annotations
 
-import importlib
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scbd._lazy import lazy_names
 
 if TYPE_CHECKING:
     from scbd import baselines, data, datasets, experiments, metrics, model, nn, pl
@@ -30,15 +31,4 @@ __all__ = [
 
 _HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.experiments"}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in __all__:
-        return importlib.import_module(f"scbd.{name}")
-    msg = f"module 'scbd' has no attribute {name!r}"
-    raise AttributeError(msg)
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+__getattr__, __dir__ = lazy_names(__name__, {name: f"scbd.{name}" for name in __all__} | _HOMES)

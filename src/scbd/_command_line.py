@@ -1,69 +1,194 @@
-"""What is written on a command line, and how it is shown: values with a sentence where they are none."""
+"""What can be said on the command line: a parser for each command. Loads nothing that takes seconds."""
 
 from __future__ import annotations
 
 import argparse
-import math
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scbd import _argument_values as values
+from scbd.model import TrainSettings
 
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults where there are any: not of switches, and numbers as short as they are."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.nargs == 0 or not isinstance(action.default, (str, int, float, Path, list)):
-            return action.help
-        if isinstance(action.default, float):
-            return f"{action.help} (default: {action.default:.2g})"
-        return super()._get_help_string(action)
-
-
-def path_or_url(text: str) -> Any:
-    """A path, or the URL of a store as it is."""
-    return text if "://" in text else Path(text)
-
-
-def shard(text: str) -> tuple[int, int]:
-    """``3/8``: the third of eight shares."""
-    index, _, n = text.partition("/")
-    if not (index.isdecimal() and n.isdecimal()):
-        msg = f"{text!r} is no share of the work: write 1/4 for the first of four processes"
-        raise argparse.ArgumentTypeError(msg)
-    return int(index), int(n)
+# of `scbd reproduce`, in the order of its list, which takes seconds to import; a test compares them
+EXPERIMENTS = (
+    "cmnist cmnist-ablations cmnist-long cmnist-alphas cmnist-map cmnist-lengths cmnist-systems cmnist-variance "
+    "counterfactuals camelyon17 camelyon17-ablations rxrx1 pacs pacs-alphas vlcs screen screen-alphas screen-map "
+    "screen-lengths screen-neighbours screen-systems screen-variance funk22 funk22-cellprofiler"
+).split()
+_HOW_LONG = (
+    "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "
+    "default length, 400 passes over up to 20,000 cells, is then one to two hours for 4,000 cells; more are work for "
+    "a GPU. --encoder small and --max-steps make it minutes. Killed and called again with --resume, it goes on."
+)
 
 
-def seed(text: str) -> int:
-    """A whole number below 2^32."""
-    if not (text.isdecimal() and int(text) < 2**32):
-        msg = f"{text!r} is no seed: give a whole number from 0 on, below 2^32"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
+def parser_of_commands() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "scbd", description="Batch-corrected image embeddings by Supervised Contrastive Block Disentanglement."
+    )
+    parser.add_argument("--version", action="version", version=f"scbd {version('scbd')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_demo, _add_convert, _add_run, _add_select_alpha, _add_reproduce):
+        add(commands)
+    return parser
 
 
-def alpha(text: str) -> Any:
-    """``auto``, or a weight."""
-    return text if text == "auto" else number(text)
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser(
+        "demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=values.Help
+    )
+    demo.add_argument("--out", type=Path, default=Path("results/demo"), help="directory for table and pictures")
+    demo.add_argument("--alpha", type=values.alpha, default="auto", help="weight of the invariance loss, or 'auto'")
+    demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
+    demo.add_argument("--seed", type=values.seed, default=0, help="seed of everything")
+    demo.set_defaults(command="demo")
 
 
-def number(text: str) -> float:
-    """A weight, 0 or larger."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        msg = f"{text!r} is no weight of the invariance loss: give a number that is 0 or larger"
-        raise argparse.ArgumentTypeError(msg)
-    return value
+def _add_convert(commands: Any) -> None:
+    convert = commands.add_parser(
+        "convert",
+        help="write crops of any kind into one screen that is read by row",
+        formatter_class=values.Help,
+        epilog="Killed and called again, it goes on where it stopped.",
+    )
+    convert.add_argument(
+        "plates",
+        nargs="+",
+        type=Path,
+        help=".h5ad, .h5sc, .zarr, .npz, .npy, a .csv or .parquet that names image files, or the folder of an LMDB",
+    )
+    convert.add_argument(
+        "--out", type=values.path_or_url, required=True, help=".h5ad, .zarr, or the URL of a Zarr store"
+    )
+    convert.add_argument("--y-key", required=True, help="column of the perturbation, to sort by")
+    convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
+    convert.add_argument("--table", type=Path, help=".csv or .parquet with a row an image, for a single plate")
+    convert.add_argument("--file-columns", nargs="+", default=["path"], help="of a table: columns of image files")
+    convert.add_argument("--root", type=Path, help="folder that paths in a table are relative to (the table's)")
+    convert.add_argument("--channels", nargs="+", help="names of the channels")
+    convert.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
+    convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="of the stored images")
+    convert.add_argument(
+        "--intensity-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="what becomes lowest and highest"
+    )
+    convert.add_argument("--compression", choices=["lz4", "zstd"], help="of a Zarr store")
+    convert.add_argument("--seed", type=values.seed, default=0, help="seed of the order")
+    convert.add_argument("--workers", dest="n_workers", type=int, metavar="N", help="blocks at once (a core each)")
+    convert.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
+    convert.add_argument("--verify", action="store_true", help="read what was written, and compare with its checksums")
+    convert.set_defaults(command="convert")
 
 
-def image_size(text: str) -> Any:
-    """``64``, or ``32x64`` for height and width."""
-    height, _, width = text.partition("x")
-    return (int(height), int(width)) if width else int(height)
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run", help="train on your cells, embed, evaluate, write", formatter_class=values.Help, epilog=_HOW_LONG
+    )
+    _add_cells(run)
+    run.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
+    model = _add_model(run)
+    model.add_argument("--alpha", type=values.alpha, default="auto", help="weight of the invariance loss, or 'auto'")
+    model.add_argument(
+        "--style-target",
+        choices=["e", "ye", "none"],
+        default="e",
+        help="what z_s is clustered by: environment, the pair with the perturbation, or 'none' for no z_s",
+    )
+    _add_training(run).add_argument("--seed", type=values.seed, default=0, help="seed of everything")
+    run.set_defaults(command="run")
 
 
-def count_or_auto(text: str) -> Any:
-    """A number, ``auto``, or ``none``."""
-    return {"auto": "auto", "none": None}[text] if text in ("auto", "none") else int(text)
+def _add_select_alpha(commands: Any) -> None:
+    select = commands.add_parser(
+        "select-alpha", help="train at several alphas, choose one without a test", formatter_class=values.Help
+    )
+    _add_cells(select)
+    select.add_argument(
+        "--alphas", type=values.number, nargs="+", help="to try; a handful that suits --invariance without it"
+    )
+    select.add_argument(
+        "--criterion",
+        choices=["kept", "unseen"],
+        default="kept",
+        help="accuracy on cells of the same environments, or on environments held out in turn",
+    )
+    select.add_argument("--folds", type=int, help="for 'unseen': hold out environments in so many groups")
+    select.add_argument("--seeds", type=int, default=1, help="runs of each alpha")
+    _add_model(select)
+    _add_training(select)
+    select.set_defaults(command="select_alpha")
+
+
+def _add_reproduce(commands: Any) -> None:
+    again = commands.add_parser(
+        "reproduce",
+        help="run an experiment of the paper, make its tables and figures",
+        formatter_class=values.Help,
+        epilog="Killed and called again, it goes on where it stopped.",
+    )
+    again.add_argument("name", help=f"one of {', '.join(EXPERIMENTS)}; or 'list', which says what each is")
+    again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
+    again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
+    again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
+    again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
+    again.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
+    again.add_argument("--report", action="store_true", help="run nothing, make tables and figures of what is there")
+    again.set_defaults(command="reproduce")
+
+
+def _add_cells(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cells", type=values.path_or_url, help="an .h5ad or .zarr with images in obsm")
+    parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
+    parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
+    parser.add_argument("--out", type=Path, required=True, help="directory to make")
+    parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    model = parser.add_argument_group("model")
+    model.add_argument("--encoder", default="resnet18", help="small, resnet18, resnet50 or densenet121")
+    model.add_argument("--n-latent", type=int, default=64, help="dimension of both embeddings")
+    model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
+    model.add_argument("--smoothing", type=float, default=2 / 3, help="of the perturbations, 0 for none")
+    model.add_argument(
+        "--invariance",
+        choices=["variance", "listing", "formula", "mean", "mass"],
+        default="variance",
+        help="form of the loss, 'listing' as published; each has its own scale of alpha",
+    )
+    model.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
+    model.add_argument(
+        "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
+    )
+    model.add_argument(
+        "--no-standardize", dest="standardize", action="store_false", help="keep each channel's mean and scale"
+    )
+    model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
+    return model
+
+
+def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    train = parser.add_argument_group("training")
+    length = train.add_mutually_exclusive_group()
+    length.add_argument("--max-steps", type=int, help="updates")
+    length.add_argument("--max-epochs", type=int, help="passes over the training cells")
+    train.add_argument("--batch-size", type=int, help="cells a batch (2,048, or all if fewer)")
+    train.add_argument(
+        "--perturbations-per-batch",
+        type=values.count_or_auto,
+        default=TrainSettings.perturbations_per_batch,
+        help="number, 'auto' or 'none'",
+    )
+    train.add_argument("--lr", type=float, default=TrainSettings.lr, help="learning rate")
+    train.add_argument("--weight-decay", type=float, default=TrainSettings.weight_decay, help="weight decay")
+    train.add_argument(
+        "--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0"
+    )
+    train.add_argument("--split", help="obs column with train, validation, test; stratified at random without it")
+    train.add_argument("--load-best", action="store_true", help="end with the weights of the lowest validation loss")
+    train.add_argument("--early-stopping", action="store_true", help="stop when the validation loss stops falling")
+    train.add_argument("--accelerator", default=TrainSettings.accelerator, help="cpu, gpu, mps or auto")
+    train.add_argument("--precision", default=TrainSettings.precision, help="32-true, bf16-mixed or auto")
+    train.add_argument("--preload", choices=["device"], help="keep all images on the device")
+    train.add_argument("--compile", action="store_true", help="run both blocks through torch.compile")
+    return train

@@ -44,7 +44,7 @@ def test_its_loss_is_cross_entropy_of_a_linear_head_on_its_embedding(trained):
     y = torch.from_numpy(trained.adata.obs["gene"].cat.codes.to_numpy(np.int64))
     images = torch.from_numpy(trained.adata.obsm["single_cell_images"])
     with torch.no_grad():
-        loss = trained.module(images, y, torch.zeros_like(y))["loss"]
+        loss = trained.module(images, y, torch.zeros_like(y)).loss
         expected = F.cross_entropy(trained.module.head(r), y)
     torch.testing.assert_close(loss, expected)
 
@@ -52,7 +52,7 @@ def test_its_loss_is_cross_entropy_of_a_linear_head_on_its_embedding(trained):
 def test_environments_do_not_enter(trained):
     images, y = torch.randint(0, 256, (8, 2, 16, 16), dtype=torch.uint8), torch.arange(8) % 4
     with torch.no_grad():
-        losses = [trained.module(images, y, e)["loss"] for e in (torch.zeros(8).long(), torch.arange(8))]
+        losses = [trained.module(images, y, e).loss for e in (torch.zeros(8).long(), torch.arange(8))]
     assert losses[0] == losses[1]
 
 

@@ -13,6 +13,7 @@ from conftest import make_cells
 from scbd.baselines import FishModel
 from scbd.baselines._batches import AlternatingSampler
 from scbd.baselines._fish import FishAdamW
+from scbd.model import Losses
 
 ADAMW: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01}
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
@@ -42,7 +43,7 @@ def naive_weights(model: FishModel, twin: FishModel, steps: int, *, pretrain: in
         batch = sampler.batch(step)
         images = torch.from_numpy(adata.obsm["single_cell_images"][batch])
         optimizer.zero_grad()
-        network(images, codes["gene"][batch], codes["well"][batch])["loss"].backward()
+        network(images, codes["gene"][batch], codes["well"][batch]).loss.backward()
         optimizer.step()
         weights = [p.detach().clone() for p in network.parameters()]
         if step < pretrain:
@@ -66,17 +67,17 @@ def test_what_is_left_is_what_a_naive_loop_keeps(pretrain, steps):
         torch.testing.assert_close(ours.detach(), naive, rtol=1e-4, atol=1e-5)
 
 
-def test_validation_and_checkpoints_see_the_weights_that_are_kept(tmp_path):
+def test_validation_and_checkpoints_see_the_weights_that_are_kept(tmp_path, monkeypatch):
     model = make(meta_lr=0.1, pretrain_steps=0)
     validated = []
     forward = model.module.forward
 
-    def watched(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+    def watched(*args: Any, **kwargs: Any) -> Losses:
         if not model.module.training:
             validated.append(model.module.head.weight.detach().clone())
         return forward(*args, **kwargs)
 
-    model.module.forward = watched
+    monkeypatch.setattr(model.module, "forward", watched)
     model.train(max_steps=8, validate_every=1, load_best=True, checkpoint_dir=tmp_path, **QUICK)
     changes = [not torch.equal(one, two) for one, two in zip(validated, validated[1:], strict=False)]
     assert changes == [False, True, False, False, True, False, False]  # after the third step, and after the sixth
@@ -147,8 +148,8 @@ def test_rounds_follow_batches_of_all_environments():
     [
         ({"meta_lr": 0.0}, "meta_lr=0.0: a share above 0, at most 1"),
         ({"meta_lr": float("nan")}, "meta_lr=nan: a share above 0, at most 1"),
-        ({"pretrain_steps": -1}, "pretrain_steps is a whole number of at least 0, got -1"),
-        ({"pretrain_steps": 2.5}, "pretrain_steps is a whole number of at least 0, got 2.5"),
+        ({"pretrain_steps": -1}, "pretrain_steps=-1 cannot be: give a whole number from 0 on"),
+        ({"pretrain_steps": 2.5}, "pretrain_steps=2.5 cannot be: give a whole number from 0 on"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -93,8 +93,8 @@ def test_the_bound_is_reconstruction_and_divergence(likelihood):
             nats = -Normal(predicted, model.module.decoder.log_scale.exp()).log_prob(x)
         expected = nats.flatten(1).sum(1).mean()
         kl_c, kl_s = (q.divergence(p).sum(1).mean() for q, p in zip((q_c, q_s), model.module.priors(y, e), strict=True))
-    torch.testing.assert_close(found["reconstruction"], expected)
-    torch.testing.assert_close(found["loss"], expected + 0.5 * (kl_c + kl_s))
+    torch.testing.assert_close(found.parts["reconstruction"], expected)
+    torch.testing.assert_close(found.loss, expected + 0.5 * (kl_c + kl_s))
 
 
 def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
@@ -121,9 +121,14 @@ def test_controls_of_the_mcvae_have_no_salient_code():
         losses = module.eval()(images, y, e)
         q = module.posteriors(module.preprocess(images), e)[0]
     size = (q.mean**2 + q.log_variance.exp()).sum(1)
-    torch.testing.assert_close(losses["background"], 8 * size[y == 2].sum() / 12)
-    total = losses["reconstruction"] + losses["divergence_c"] + losses["divergence_s"] + losses["background"]
-    torch.testing.assert_close(losses["loss"], total)
+    torch.testing.assert_close(losses.parts["background"], 8 * size[y == 2].sum() / 12)
+    total = (
+        losses.parts["reconstruction"]
+        + losses.parts["divergence_c"]
+        + losses.parts["divergence_s"]
+        + losses.parts["background"]
+    )
+    torch.testing.assert_close(losses.loss, total)
     assert not module.salient_prior.log_variance.weight.requires_grad
     with pytest.raises(ValueError, match="no cell is 'nontargeting': name their perturbation"):
         make(MCVAEModel, control="nontargeting")
@@ -165,10 +170,10 @@ def test_wild_gradients_are_skipped_and_the_divergence_warms_up():
     ("model_class", "settings", "message"),
     [
         (VAEModel, {"likelihood": "poisson"}, "likelihood='poisson' is not known"),
-        (VAEModel, {"kl_warmup_steps": -1}, "kl_warmup_steps is a whole number of at least 0, got -1"),
-        (VAEModel, {"n_latent": 0}, "n_latent is a whole number of at least 1, got 0"),
-        (IVAEModel, {"n_latent": 2.5}, "n_latent is a whole number of at least 1, got 2.5"),
-        (MCVAEModel, {"n_latent": -1}, "n_latent is a whole number of at least 1, got -1"),
+        (VAEModel, {"kl_warmup_steps": -1}, "kl_warmup_steps=-1 cannot be: give a whole number from 0 on"),
+        (VAEModel, {"n_latent": 0}, "n_latent=0 cannot be: give a whole number from 1 on"),
+        (IVAEModel, {"n_latent": 2.5}, "n_latent=2.5 cannot be: give a whole number from 1 on"),
+        (MCVAEModel, {"n_latent": -1}, "n_latent=-1 cannot be: give a whole number from 1 on"),
         (IVAEModel, {"style_posterior": "e"}, "style_posterior='e' is not known"),
     ],
 )

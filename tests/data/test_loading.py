@@ -22,9 +22,9 @@ def test_batches_keep_images_and_labels_together_as_integers():
     batches = list(data.train_dataloader())
     assert len(batches) == 12
     for batch in batches:
-        assert batch["images"].dtype == torch.uint16
-        assert batch["images"].shape == (8, 2, 4, 4)
-        rows = batch["images"][:, 0, 0, 0].numpy()
+        assert batch["inputs"].dtype == torch.uint16
+        assert batch["inputs"].shape == (8, 2, 4, 4)
+        rows = batch["inputs"][:, 0, 0, 0].numpy()
         assert rows.max() < 40
         np.testing.assert_array_equal(batch["y"], y[rows])
         np.testing.assert_array_equal(batch["e"], y[rows] // 2)
@@ -34,11 +34,11 @@ def test_validation_is_the_same_each_time_and_of_validation_cells():
     data, _ = module(batch_size=8)
     loader = data.val_dataloader()
     assert isinstance(loader, BatchLoader)
-    passes = [torch.cat([batch["images"][:, 0, 0, 0] for batch in loader]).numpy() for _ in range(2)]
+    passes = [torch.cat([batch["inputs"][:, 0, 0, 0] for batch in loader]).numpy() for _ in range(2)]
     np.testing.assert_array_equal(passes[0], passes[1])
     assert passes[0].min() >= 40
     assert len(passes[0]) == 16
-    np.testing.assert_array_equal(data.example_batch()["images"][:, 0, 0, 0].numpy(), passes[0][:8])
+    np.testing.assert_array_equal(data.example_batch()["inputs"][:, 0, 0, 0].numpy(), passes[0][:8])
 
 
 def test_without_validation_cells():
@@ -109,7 +109,7 @@ def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
         assert data.neighbours is neighbours
         pairs = 0
         for batch in data.train_dataloader():
-            rows = batch["images"][:, 0, 0, 0].numpy().astype(int).reshape(3, 8)
+            rows = batch["inputs"][:, 0, 0, 0].numpy().astype(int).reshape(3, 8)
             assert all(len(set(y[row])) == 1 for row in rows)
             pairs += ((rows[:, 1::2] - rows[:, ::2]) % 40 == 1).sum()
         assert bool(pairs == 9 * 3 * 4) is neighbours

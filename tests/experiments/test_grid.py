@@ -61,7 +61,7 @@ def spoiled_after(step: int, monkeypatch) -> None:
     def spoiled(self, *args, **kwargs):
         found = losses(self, *args, **kwargs)
         calls.append(self.training)
-        return found | {"loss": found["loss"] * float("nan")} if sum(calls) > step else found
+        return found._replace(loss=found.loss * float("nan")) if sum(calls) > step else found
 
     monkeypatch.setattr(SCBDModule, "forward", spoiled)
 

@@ -7,6 +7,7 @@ import pytest
 from small_models import QUICK, assert_same, make_model, weights
 
 from scbd import SCBDModel
+from scbd.data import Split
 from scbd.model._arguments import _ELSEWHERE
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -84,3 +85,25 @@ def test_the_length_of_a_run_has_a_name(model):
     for method in (model.train, model.train_decoder):
         with pytest.raises(TypeError, match="positional argument"):
             method(400)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"batch_size": 200}, "batch_size=200 is larger than the 85 cells"),
+        ({"max_epochs": 2}, "max_steps or max_epochs, not both"),
+        ({"max_steps": 0}, "max_steps=0 cannot be: give a whole number from 1 on"),
+        ({"split": "fold"}, "no column 'fold' to split by"),
+        ({"train_size": 1.0, "early_stopping": True}, "there are no validation cells"),
+        ({"split": 0.9}, "split must be a scbd.data.Split or a column of obs, got float"),
+        ({"split": Split(train=np.arange(90, 120))}, "The split names row 119, there are 96 cells"),
+    ],
+)
+def test_bad_training_settings_are_said_before_any_work(kwargs, said):
+    model = make_model()
+    before = weights(model)
+    with pytest.raises((ValueError, KeyError, TypeError), match=said):
+        model.train(**QUICK | kwargs)
+    after = weights(model)
+    assert_same({k: before[k] for k in before if "weight" in k}, {k: after[k] for k in after if "weight" in k})
+    assert not model.is_trained

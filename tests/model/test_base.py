@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import scvi
 from conftest import make_cells
+from small_models import make_model
 
 from scbd import SCBDModel
 from scbd.baselines import (
@@ -259,3 +260,18 @@ def test_predictions_are_of_the_type_of_the_labels():
     model = make(ERMModel, cells)
     model.train(**QUICK | {"max_steps": 60, "batch_size": 48, "lr": 2e-3})
     assert {type(label) for label in model.predict()} == {int, str}
+
+
+def test_setup_changes_nothing_but_uns(cells):
+    obs, obsm = cells.obs.copy(), list(cells.obsm)
+    make_model(cells)
+    pd.testing.assert_frame_equal(cells.obs, obs)
+    assert list(cells.obsm) == obsm
+
+
+def test_e_key_may_be_a_list(cells):
+    SCBDModel.setup_anndata(cells, "gene", ["plate", "well"])
+    model = SCBDModel(cells, encoder="small", n_latent=4)
+    assert model.summary_stats["n_e"] == 3
+    model.train(**QUICK)
+    assert "plate × well" in repr(model)

@@ -5,8 +5,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
+import torch
+from small_models import QUICK, assert_same, make_model, weights
 
 from scbd.model._callbacks import History
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
 def make_history(path, **how) -> Any:
@@ -41,3 +46,15 @@ def test_nothing_is_written_where_nothing_was_logged(tmp_path):
     history = make_history(tmp_path / "history.csv")
     history.write()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_best_weights_are_kept(tmp_path):
+    """A learning rate that ruins the model after the first validation: the first weights must come back."""
+    model = make_model()
+    model.train(**QUICK | {"max_steps": 12, "lr": 3.0}, validate_every=1, load_best=True, checkpoint_dir=tmp_path)
+    losses = model.history["validation_loss"].iloc[:, 0].astype(float)
+    best = torch.load(tmp_path / "best.ckpt", weights_only=False)
+    assert best["global_step"] == losses.idxmin()
+    assert losses.min() < losses.iloc[-1]
+    kept = {name.removeprefix("module."): value for name, value in best["state_dict"].items()}
+    assert_same(weights(model), kept)

@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import make_cells
@@ -17,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from small_models import QUICK, assert_same, make_model, weights
 
 from scbd.data import Split
-from scbd.model._checkpoints import State, find_state, written_whole
+from scbd.model._checkpoints import State, find_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -26,37 +28,6 @@ def found(ckpt_path, directory=None) -> State:
     state = find_state(ckpt_path, directory)
     assert state is not None
     return state
-
-
-def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
-    path = tmp_path / "new" / "a.ckpt"
-    with written_whole(path) as file:
-        file.write(b"good")
-    with pytest.raises(RuntimeError, match="disk full"), written_whole(path) as file:
-        file.write(b"ha")
-        assert path.read_bytes() == b"good"
-        raise RuntimeError("disk full")
-    assert path.read_bytes() == b"good"
-    assert os.listdir(path.parent) == ["a.ckpt"]
-
-
-def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
-    done = []
-
-    def noted(name):
-        call = getattr(os, name)
-
-        def doing(*arguments):
-            done.append(name)
-            return call(*arguments)
-
-        return doing
-
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, noted(name))
-    with written_whole(tmp_path / "a") as file:
-        file.write(b"x")
-    assert done == ["fsync", "replace", "fsync"]
 
 
 def test_checkpoints_do_not_pass_through_the_folder_for_temporary_files(tmp_path, monkeypatch):
@@ -196,3 +167,76 @@ def test_a_folder_that_cannot_be_made_is_said_before_training(tmp_path):
     Path(tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         make_model().train(**QUICK, checkpoint_dir=tmp_path / "file" / "run")
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    whole = make_model(augment=True)
+    whole.train(**QUICK | {"max_steps": 12}, validate_every=4, load_best=False, checkpoint_dir=tmp_path / "whole")
+    part = make_model(augment=True)
+    part.train(**QUICK | {"max_steps": 7}, validate_every=4, load_best=False, checkpoint_dir=tmp_path / "part")
+    again = make_model(augment=True)
+    again.module.content.projection[0].weight.data.zero_()  # whatever it holds, the checkpoint replaces
+    again.train(
+        **QUICK | {"max_steps": 12},
+        validate_every=4,
+        load_best=False,
+        checkpoint_dir=tmp_path / "part",
+        ckpt_path="last",
+    )
+    assert_same(weights(whole), weights(again))
+    frames = [pd.read_csv(tmp_path / run / "history.csv", index_col="step") for run in ("whole", "part")]
+    losses = [frame["validation_loss"].dropna() for frame in frames]
+    assert list(losses[0].index) == [4, 8, 12]
+    np.testing.assert_allclose(losses[0].loc[losses[1].index], losses[1], rtol=1e-6)
+    assert losses[1].index[-1] == 12
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
+    class PressCtrlC(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    model = make_model()
+    with pytest.raises(KeyboardInterrupt):
+        model.train(
+            **QUICK | {"max_steps": 9},
+            checkpoint_dir=tmp_path,
+            validate_every=9,
+            callbacks=[PressCtrlC()],
+            load_best=False,
+        )
+    assert signal.getsignal(signal.SIGINT) is before
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == 4
+    resumed, whole = make_model(), make_model()
+    resumed.train(
+        **QUICK | {"max_steps": 9}, checkpoint_dir=tmp_path, validate_every=9, ckpt_path="last", load_best=False
+    )
+    whole.train(**QUICK | {"max_steps": 9}, validate_every=9, load_best=False)
+    assert_same(weights(resumed), weights(whole))
+
+
+def test_a_run_made_longer_by_the_model_that_made_it_counts_its_steps_once(tmp_path):
+    model = make_model()
+    for steps, ckpt_path in ((4, None), (8, "last")):
+        model.train(**QUICK | {"max_steps": steps}, validate_every=4, checkpoint_dir=tmp_path, ckpt_path=ckpt_path)
+    assert model.training_settings_["steps"] == 8
+    assert model.history["validation_loss"].index.tolist() == [4, 8]
+
+
+def test_resuming_with_other_settings_is_refused(tmp_path):
+    make_model().train(**QUICK, checkpoint_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 'auto' → 2"):
+        make_model(alpha=2).train(**QUICK | {"batch_size": 12}, checkpoint_dir=tmp_path, ckpt_path="last")
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
+        make_model().train(**QUICK, checkpoint_dir=tmp_path / "other", ckpt_path="last")
+    with pytest.raises(ValueError, match="ckpt_path='last' needs the checkpoint_dir"):
+        make_model().train(**QUICK, ckpt_path="last")
+    with pytest.raises(FileExistsError, match="holds the state of an earlier run: go on with it"):
+        make_model().train(**QUICK, checkpoint_dir=tmp_path)
+    (tmp_path / "last.ckpt").write_bytes((tmp_path / "last.ckpt").read_bytes()[:5000])
+    (tmp_path / "previous.ckpt").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="is no checkpoint, or is truncated"):
+        make_model().train(**QUICK, checkpoint_dir=tmp_path, ckpt_path="last")

@@ -126,8 +126,8 @@ def test_what_is_wrong_is_said_before_any_work(trained, tmp_path, monkeypatch):
         (ValueError, "dtype='float64' is not known: use float32 or float16", "z.h5ad", {"dtype": "float64"}),
         (ValueError, "block='x' is not known", "z.h5ad", {"blocks": ["c", "x"]}),
         (ValueError, "representation='q' is not known", "z.h5ad", {"representation": "q"}),
-        (ValueError, "block_size=0: give a positive number of cells", "z.h5ad", {"block_size": 0}),
-        (ValueError, "batch_size=-1: give a positive number of cells", "z.h5ad", {"batch_size": -1}),
+        (ValueError, "block_size=0 cannot be: give a whole number from 1 on", "z.h5ad", {"block_size": 0}),
+        (ValueError, "batch_size=-1 cannot be: give a whole number from 1 on", "z.h5ad", {"batch_size": -1}),
     ]
     for error, message, path, changed in cases:
         with pytest.raises(error, match=message):

@@ -14,7 +14,9 @@ from scvi.train import SaveCheckpoint
 from small_models import QUICK, assert_same, make_model, weights
 
 from scbd import SCBDModel
+from scbd.data import ArraySource, ImageDataModule, Split
 from scbd.model._checkpoints import find_state
+from scbd.model._fit import _steps_between_validations
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -71,24 +73,6 @@ def test_scvi_tools_saves_models_on_the_way(tmp_path):
     assert "SCBDModel" in repr(saved)
 
 
-def test_a_model_that_was_called_trained_from_outside_can_be_printed():
-    model = make_model()
-    model.is_trained = True
-    assert "state     trained\n" in repr(model)
-
-
-@pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_a_run_without_a_logged_step_is_judged(monkeypatch):
-    """Where z_c learned nothing, the warning asks what was logged of training cells."""
-    model = make_model(alpha=0)
-    noise = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
-    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
-    with pytest.warns(UserWarning, match="learned nothing"):
-        model.train(**QUICK | {"max_steps": 5}, log_every_n_steps=50, validate_every=5)
-    assert "train_loss" not in model.history
-
-
 @pytest.mark.filterwarnings("ignore:.*fast_dev_run.*")
 def test_a_dry_run(tmp_path):
     model = make_model()
@@ -143,3 +127,29 @@ def test_processes_of_their_own_are_refused():
             model.train(**QUICK, strategy=strategy, devices=2)
     with pytest.raises(ValueError, match="batch_size=25 cannot be shared equally by 2 devices"):
         model.train(**QUICK | {"batch_size": 25}, strategy="ddp", devices=2)
+
+
+@pytest.mark.parametrize(
+    ("n_validation", "batch_size", "max_steps", "every"),
+    [
+        (8, 24, 400, 20),  # twenty times
+        (40, 24, 10, 10),  # a tenth of the time allows for one and a half
+        (20, 24, 10, 3),
+        (8, 24, 5, 1),
+        (0, 24, 400, 20),
+    ],
+)
+def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch_size, max_steps, every):
+    split = Split(train=np.arange(48), validation=np.arange(48, 48 + n_validation))
+    labels = np.zeros(96, dtype=int)
+    source = ArraySource(cells.obsm["single_cell_images"])
+    data = ImageDataModule(source, labels, labels, split, batch_size=batch_size, max_steps=max_steps)
+    assert _steps_between_validations(data) == every
+
+
+def test_early_stopping_stops():
+    model = make_model()
+    model.train(
+        **QUICK | {"max_steps": 50, "lr": 3.0}, validate_every=1, early_stopping=True, early_stopping_patience=2
+    )
+    assert model.trainer.global_step < 10

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import make_cells
 from small_models import QUICK, make_model
 
 from scbd.data import write_screen
@@ -47,3 +49,14 @@ def test_cells_are_drawn_in_stretches_only_if_every_label_is_mixed(cells, tmp_pa
     how: dict[str, Any] = QUICK | {"perturbations_per_batch": 3}
     model.train(**how)
     assert model.training_settings_["neighbours"] is mixed
+
+
+def test_single_cells_of_a_perturbation_are_named(caplog):
+    cells = make_cells()
+    cells.obs["gene"] = cells.obs["gene"].cat.add_categories("lonely")
+    cells.obs.loc["cell_7", "gene"] = "lonely"
+    with pytest.warns(UserWarning, match="1 of 5 perturbations were seen in one environment only"):
+        model = make_model(cells)
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        model.train(**QUICK | {"max_steps": 2}, train_size=1.0)
+    assert "1 of 5 perturbations have a single training cell (lonely)" in caplog.text

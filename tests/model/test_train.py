@@ -13,10 +13,11 @@ import torch
 from conftest import make_cells
 from lightning.pytorch.callbacks import Callback
 from small_models import QUICK, assert_same, make_model, weights
+from torch import nn
 
 from scbd import SCBDModel
 from scbd.baselines import FishModel
-from scbd.data import Split
+from scbd.data import ArraySource, Split, open_screen, write_screen
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -28,7 +29,7 @@ class Batches(Callback):
         self.seen = []
 
     def on_train_batch_start(self, trainer, plan, batch, *args):
-        self.seen.append(batch["images"].float().mean((1, 2, 3)))
+        self.seen.append(batch["inputs"].float().mean((1, 2, 3)))
 
 
 class PressCtrlC(Callback):
@@ -152,3 +153,117 @@ def test_the_seed_is_that_of_scvi_tools(monkeypatch):
     scvi.settings.seed = None
     model.train(**QUICK | {"max_steps": 1})
     assert model.training_settings_["seed"] == 0
+
+
+def test_split_indices_are_disjoint_and_stratified(trained):
+    train, validation, test = trained.train_indices, trained.validation_indices, trained.test_indices
+    assert sorted(np.concatenate([train, validation, test])) == list(range(96))
+    assert 80 <= len(train) <= 92
+    assert len(test) == 0
+
+
+def test_validation_rows_move_nothing(cells):
+    """Statistics and weights come from training cells alone."""
+    split = Split(train=np.arange(60), validation=np.arange(60, 96))
+    one = make_model(cells)
+    one.train(**QUICK, split=split, load_best=False)
+    other = make_cells()
+    other.obsm["single_cell_images"][60:] = 255 - other.obsm["single_cell_images"][60:]
+    two = make_model(other)
+    two.train(**QUICK, split=split, load_best=False)
+    assert_same(weights(one), weights(two))
+
+
+def test_training_twice_is_the_same(cells):
+    runs = []
+    for _ in range(2):
+        model = make_model(make_cells(), augment=True)
+        model.train(**QUICK)
+        runs.append(weights(model))
+    assert_same(*runs)
+
+
+def test_a_second_training_goes_on_in_training_mode():
+    model = make_model()
+    model.train(**QUICK)
+    tracked = int(model.module.content.encoder[1].num_batches_tracked)
+    model.train(**QUICK, load_best=False)
+    assert int(model.module.content.encoder[1].num_batches_tracked) == tracked + 6
+    assert not model.module.training
+    assert model.history["train_loss"].index[-1] == 12
+    assert model.training_settings_["steps"] == 12
+
+
+def test_epochs_and_default_length():
+    model = make_model(make_cells(60))
+    model.train(max_epochs=3, batch_size=20, enable_progress_bar=False, accelerator="cpu")
+    assert model.trainer.global_step == 3 * 2
+
+
+def test_cells_on_disk_train_like_those_in_memory(tmp_path):
+    on_disk = write_screen(tmp_path / "cells.h5ad", make_cells(), y_key="gene")
+    in_memory = on_disk.copy()
+    sharded = write_screen(tmp_path / "cells.zarr", make_cells(), y_key="gene", compression="lz4", block_size=20)
+    trained = []
+    for table in (in_memory, on_disk, sharded):
+        model = make_model(table)
+        model.train(**QUICK, neighbours=False)  # else those of a disk are drawn in stretches
+        trained.append(weights(model) | {"z": torch.from_numpy(model.get_latent_representation(indices=[5, 90, 5]))})
+    assert_same(*trained[:2])
+    assert_same(*trained[1:])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
+def test_all_image_types_train(dtype):
+    model = make_model(make_cells(dtype=dtype), image_size=12)
+    model.train(**QUICK | {"max_steps": 2})
+    assert np.isfinite(model.get_latent_representation()).all()
+
+
+def test_images_on_the_device_change_nothing_but_where_they_are(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    trained = []
+    for preload in (None, "device"):
+        model = make_model(open_screen(tmp_path / "cells.h5ad"))
+        model.train(**QUICK, preload=preload)
+        trained.append(weights(model))
+        trainer: Any = model.trainer
+        assert isinstance(trainer.datamodule.train_dataloader()._source, ArraySource)  # given back
+    assert_same(*trained)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
+def test_compiling_keeps_names_and_numbers(tmp_path):
+    trained = []
+    # what compiled code computes is torch's affair, and a compiler not always there
+    with torch.compiler.set_stance("force_eager"):
+        for compile in (False, True):
+            model = make_model()
+            model.train(**QUICK, compile=compile)
+            trained.append(weights(model))
+            assert (model.module.content._compiled_call_impl is not None) == compile
+        assert_same(*trained)
+        model.save(str(tmp_path / "model"))
+        loaded = SCBDModel.load(str(tmp_path / "model"), adata=make_cells())
+        np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
+
+
+@pytest.mark.parametrize(
+    ("encoder", "instructions", "asked", "used"),
+    [
+        ("small", True, "auto", "bf16-mixed"),
+        ("small", False, "auto", "32-true"),
+        ("small", True, "32-true", "32-true"),
+        ("densenet121", True, "auto", "32-true"),  # nobody has looked
+        (nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten()), True, "auto", "32-true"),
+    ],
+)
+def test_bfloat16_is_the_default_where_it_is_known_to_do_no_harm(monkeypatch, encoder, instructions, asked, used):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions, raising=False)
+    model = make_model(make_cells(shape=(2, 32, 32)), encoder=encoder)
+    assert "precision auto" in repr(model)
+    model.train(**QUICK | {"precision": asked, "max_steps": 1})
+    assert model.training_settings_["precision"] == used
+    assert f"precision {used}" in repr(model)
+    assert model.get_latent_representation().dtype == np.float32
+    assert model._precision("auto", torch.device("cuda")) == "32-true"

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data import ImageDataModule, PerturbationSampler, ShuffleSampler
-from scbd.data.samplers import BatchSampler
+from scbd.data import BatchSampler, ImageDataModule, PerturbationSampler, ShuffleSampler
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from scbd.data.loading import Stage
+    from scbd.data import Stage
 
 # fewer would say little of an environment's moments
 _CELLS_WANTED = 8
@@ -56,7 +55,7 @@ class AlternatingSampler(ShuffleSampler):
         Plain batches before the first round, at least: as many as make whole rounds. Of environments apart, BatchNorm
         learns statistics that no single batch has had, and new cells are misread.
     **kwargs
-        See :class:`scbd.data.samplers.BatchSampler`.
+        See :class:`scbd.data.BatchSampler`.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scbd._checks import check_weight
-from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
-from scbd.model import ImageModel
+from scbd._keys import E_REGISTRY, Y_REGISTRY
+from scbd.model import EmbeddingModule, ImageModel, Losses
 from scbd.nn import Features, Preprocess, gather
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Outputs(NamedTuple):
             yield Outputs(*(part[rows] for part in self))
 
 
-class ClassifierModule(nn.Module):
+class ClassifierModule(EmbeddingModule):
     """An encoder and a linear head, trained by cross-entropy and, in subclasses, a penalty.
 
     Parameters
@@ -56,8 +56,6 @@ class ClassifierModule(nn.Module):
         See :class:`scbd.nn.Preprocess`.
     """
 
-    style = None  # a single block
-
     def __init__(
         self,
         image_shape: tuple[int, int, int],
@@ -68,33 +66,27 @@ class ClassifierModule(nn.Module):
         n_environments: int,
         **preprocess: Any,
     ) -> None:
-        super().__init__()
-        self.preprocess = Preprocess(image_shape, dtype, **preprocess)
+        super().__init__(Preprocess(image_shape, dtype, **preprocess))
         self.content = Features(encoder, self.preprocess.output_shape)
         self.head = nn.Linear(self.content.n_features, n_labels)
         self.n_environments = n_environments
 
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.preprocess.mean.device
-
     def forward(
-        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        """``loss`` of a batch of stored images ``(B, C, H, W)`` with codes ``(B,)``, and its parts.
+        self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> Losses:
+        """Losses of a batch, see :class:`scbd.model.EmbeddingModule`.
 
         Validation looks at cross-entropy alone: a setting is chosen by how well it predicts.
         """
-        features = self.content(self.preprocess(images, generator))
+        features = self.content(self.preprocess(inputs, generator))
         logits = self.head(features).float()
         if not self.training:
-            return {"loss": F.cross_entropy(logits, y)}
+            return Losses(F.cross_entropy(logits, y))
         with torch.autocast(features.device.type, enabled=False):
             return self.objective(Outputs(*map(gather, (features.float(), logits, y, e))), ramp)
 
-    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
-        """``loss`` of a training batch, and its parts; here cross-entropy.
+    def objective(self, batch: Outputs, ramp: float) -> Losses:
+        """Of a training batch; here cross-entropy.
 
         Parameters
         ----------
@@ -103,22 +95,7 @@ class ClassifierModule(nn.Module):
         ramp
             Factor of a penalty, below 1 while it warms up.
         """
-        return {"loss": F.cross_entropy(batch.logits, batch.y)}
-
-    def compile_blocks(self) -> None:
-        """Let :func:`torch.compile` have the encoder, in place."""
-        self.content.compile()
-
-    def width(self, block: str, representation: str) -> int:
-        """Dimension of what :meth:`embed` returns."""
-        return self.content.n_features
-
-    def embed(self, images: Tensor, block: str, representation: str) -> Tensor:
-        """Features before the head ``(B, R)``: embedding and intermediate representation are one here."""
-        return self.content(self.preprocess(images))
-
-    def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Nothing to restore besides the state (part of scvi-tools' loading contract)."""
+        return Losses(F.cross_entropy(batch.logits, batch.y))
 
 
 class PenaltyModule(ClassifierModule):
@@ -147,10 +124,10 @@ class PenaltyModule(ClassifierModule):
         """Of the objective; a resumed run must share them."""
         return {"penalty": self.penalty}
 
-    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
+    def objective(self, batch: Outputs, ramp: float) -> Losses:
         """Cross-entropy and the penalty."""
         error, penalty = F.cross_entropy(batch.logits, batch.y), self.penalise(batch)
-        return {"loss": error + ramp * self.penalty * penalty, "cross_entropy": error, "penalty": penalty}
+        return Losses(error + ramp * self.penalty * penalty, {"cross_entropy": error, "penalty": penalty})
 
     def penalise(self, batch: Outputs) -> Tensor:
         """The penalty, a scalar."""
@@ -160,16 +137,17 @@ class PenaltyModule(ClassifierModule):
 class ClassifierModel(ImageModel):
     """Base of the classifiers; a subclass names its module, and what more it takes."""
 
+    module: ClassifierModule
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
     _fixed_labels: ClassVar[tuple[str, ...]] = (Y_REGISTRY,)  # the head's
     _next = "predict(), or get_latent_representation()"
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the module."""
-        images = self._registered(IMAGE_REGISTRY)
+        image_shape, dtype = self._input_kind
         self.module = self._module(
-            tuple(images["image_shape"]),
-            images["dtype"],
+            image_shape,
+            dtype,
             encoder=encoder,
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),

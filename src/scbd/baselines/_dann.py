@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, PenaltyModule
+from scbd.model import Losses
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -54,12 +55,12 @@ class DANNModule(PenaltyModule):
             nn.Linear(_WIDTH, self.n_environments),
         )
 
-    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
+    def objective(self, batch: Outputs, ramp: float) -> Losses:
         """Both cross-entropies."""
         error = F.cross_entropy(batch.logits, batch.y)
         seen = ReversedGradient.apply(batch.features, ramp * self.penalty)
         told = F.cross_entropy(self.discriminator(seen), batch.e)
-        return {"loss": error + told, "cross_entropy": error, "discriminator": told}
+        return Losses(error + told, {"cross_entropy": error, "discriminator": told})
 
 
 class DANNModel(ClassifierModel):

@@ -10,7 +10,7 @@ import torch
 from scbd._checks import check_count
 from scbd.baselines._batches import AlternatingBatches, AlternatingSampler
 from scbd.baselines._classifier import ClassifierModel
-from scbd.model._plan import TrainingPlan
+from scbd.model import TrainingPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,7 +115,7 @@ class FishPlan(TrainingPlan):
     pretrain_steps
         Known to the sampler, which has whole rounds of them.
     **kwargs
-        See :class:`scbd.model._plan.TrainingPlan`.
+        See :class:`scbd.model.TrainingPlan`.
     """
 
     def __init__(self, module: Any, *, meta_lr: float, pretrain_steps: int, **kwargs: Any) -> None:

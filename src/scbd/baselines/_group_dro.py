@@ -11,6 +11,7 @@ from scbd._checks import check_weight
 from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, ClassifierModule
+from scbd.model import Losses
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -44,14 +45,14 @@ class GroupDROModule(ClassifierModule):
         """Of the objective; a resumed run must share them."""
         return {"step_size": self.step_size}
 
-    def objective(self, batch: Outputs, ramp: float) -> dict[str, Tensor]:
+    def objective(self, batch: Outputs, ramp: float) -> Losses:
         """Cross-entropies by the weights they have moved, and the largest of them."""
         here = batch.e.unique()
         errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()])
         with torch.no_grad():
             self.weights[here] *= torch.exp(ramp * self.step_size * errors)
             self.weights /= self.weights.sum()
-        return {"loss": (self.weights[here].clone() * errors).sum(), "worst": errors.max()}
+        return Losses((self.weights[here].clone() * errors).sum(), {"worst": errors.max()})
 
 
 class GroupDROModel(ClassifierModel):

@@ -9,6 +9,7 @@ import torch
 from scbd._checks import check_count
 from scbd.baselines._batches import EnvironmentBatches
 from scbd.baselines._classifier import ClassifierModel, PenaltyModule
+from scbd.model import TrainingPlan
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -24,37 +25,51 @@ class IRMModule(PenaltyModule):
     :math:`g = \sum_k p_k \ell_k - \ell_y`, with :math:`p` the softmax of the logits :math:`\ell`. Its square is
     estimated without bias by the product of the means over every other cell and over the rest, as in the authors' code,
     DomainBed and WILDS; so it may be negative.
-
-    Parameters
-    ----------
-    anneal_steps
-        Training batches with a penalty of weight 1, before the full weight.
     """
 
-    updates: Tensor
-
-    def __init__(self, *args: Any, anneal_steps: int, **kwargs: Any) -> None:
-        check_count("anneal_steps", anneal_steps, 0)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.anneal_steps = anneal_steps
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Of the objective; a resumed run must share them."""
-        return super().settings | {"anneal_steps": self.anneal_steps}
+        self.register_load_state_dict_pre_hook(_without_counter)
 
     def penalise(self, batch: Outputs) -> Tensor:
-        """Mean over environments with two cells or more, in units of the full weight."""
+        """Mean over environments with two cells or more."""
         slopes = []
         for part in batch.by_environment():
             if len(part.y) > 1:
                 chosen = part.logits.gather(1, part.y[:, None])[:, 0]
                 slope = (part.logits.softmax(1) * part.logits).sum(1) - chosen
                 slopes.append(slope[::2].mean() * slope[1::2].mean())
-        self.updates += 1
-        annealed = torch.where(self.updates > self.anneal_steps, 1.0, 1 / max(self.penalty, 1.0))
-        return annealed * torch.stack(slopes).mean() if slopes else batch.logits.new_zeros(())
+        return torch.stack(slopes).mean() if slopes else batch.logits.new_zeros(())
+
+
+def _without_counter(module: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Of models that were saved when the module itself counted steps."""
+    state_dict.pop(f"{prefix}updates", None)
+
+
+class IRMPlan(TrainingPlan):
+    """The plan of all models, with a penalty of weight 1 to begin with.
+
+    Parameters
+    ----------
+    module
+        The network.
+    anneal_steps
+        Steps before the full weight, those of earlier runs among them.
+    **kwargs
+        See :class:`scbd.model.TrainingPlan`.
+    """
+
+    def __init__(self, module: IRMModule, *, anneal_steps: int, **kwargs: Any) -> None:
+        super().__init__(module, **kwargs)
+        self.anneal_steps = anneal_steps
+        # of the full weight
+        self.first_share = 1 / max(module.penalty, 1.0)
+
+    def ramp(self, step: int) -> float:
+        """Down to a weight of 1 at first, where the full one is larger."""
+        share = 1.0 if self.first_step + step >= self.anneal_steps else self.first_share
+        return share * super().ramp(step)
 
 
 class IRMModel(ClassifierModel):
@@ -69,7 +84,7 @@ class IRMModel(ClassifierModel):
     penalty
         Weight of the squared slopes; the paper searches 1, 10, 100 and 1,000.
     anneal_steps
-        Training batches at a weight of 1 before that (DomainBed's 500 by default). The optimiser goes on with what it
+        Steps at a weight of 1 before that (DomainBed's 500 by default). The optimiser goes on with what it
         knows, where DomainBed starts it anew.
     registry
         Used by :meth:`load` for a model without data.
@@ -91,6 +106,7 @@ class IRMModel(ClassifierModel):
 
     _module = IRMModule
     _batches = EnvironmentBatches
+    _plan = IRMPlan
 
     def __init__(
         self,
@@ -103,4 +119,6 @@ class IRMModel(ClassifierModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        self._set_up(encoder, preprocess, penalty=penalty, anneal_steps=anneal_steps)
+        check_count("anneal_steps", anneal_steps, 0)
+        self._plan_settings = {"anneal_steps": anneal_steps}
+        self._set_up(encoder, preprocess, penalty=penalty)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from scbd._checks import check_count
-from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
+from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._vae_networks import Gaussian, ImageDecoder, Posterior
-from scbd.model import ImageModel
-from scbd.model._plan import TrainingPlan
+from scbd.model import EmbeddingModule, ImageModel, Losses, TrainingPlan
 from scbd.nn import Preprocess
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from scbd.data import ImageDataModule
 
 # steps with a longer gradient are left out; what is longer than the second is shortened to it (Child, 2021)
@@ -25,7 +26,7 @@ _SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6
 _ACTIVE_ABOVE = 0.01
 
 
-class LatentModule(nn.Module):
+class LatentModule(EmbeddingModule):
     """A variational bound with one or two blocks; a subclass says what posteriors, priors and codes are.
 
     Parameters
@@ -61,21 +62,16 @@ class LatentModule(nn.Module):
         n_experts: int = 1,
         **preprocess: Any,
     ) -> None:
-        super().__init__()
         check_count("n_latent", n_latent)
-        self.preprocess = Preprocess(image_shape, dtype, **preprocess)
+        super().__init__(Preprocess(image_shape, dtype, **preprocess))
         shape = self.preprocess.output_shape
         if likelihood == "auto":
             likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
         self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
         self.content = Posterior(shape, n_latent)
-        self.style = Posterior(shape, n_latent, n_experts) if n_blocks == 2 else None
+        if n_blocks == 2:
+            self.style = Posterior(shape, n_latent, n_experts)
         self.decoder = ImageDecoder(n_latent * n_blocks, shape, likelihood)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.preprocess.mean.device
 
     def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c and, if there is one, z_s, of preprocessed images."""
@@ -94,22 +90,10 @@ class LatentModule(nn.Module):
         return {}
 
     def forward(
-        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        """``loss``, nats a cell, and its parts; without a generator at the posteriors' means.
-
-        Parameters
-        ----------
-        images
-            As stored, ``(B, C, H, W)``.
-        y, e
-            Codes, ``(B,)``.
-        ramp
-            Factor of the divergences, below 1 while they warm up.
-        generator
-            Source of the samples and of random orientations.
-        """
-        images = self.preprocess(images, generator)
+        self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> Losses:
+        """The bound, nats a cell, at samples of the posteriors; without a generator at their means."""
+        images = self.preprocess(inputs, generator)
         target = self.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
         posteriors = self.posteriors(images, e)
         z = tuple(posterior.sample(generator) for posterior in posteriors)
@@ -119,26 +103,11 @@ class LatentModule(nn.Module):
         penalties = self.penalties(posteriors, y)
         divergence = torch.stack([parts[f"divergence_{name}"] for name in "cs"[: len(posteriors)]]).sum()
         loss = parts["reconstruction"] + ramp * divergence + sum(penalties.values(), divergence.new_zeros(()))
-        return {"loss": loss, **parts, **penalties}
+        return Losses(loss, parts | penalties)
 
-    def compile_blocks(self) -> None:
-        """Let :func:`torch.compile` have the networks, in place."""
-        for network in (self.content, self.style, self.decoder):
-            if network is not None:
-                network.compile()
-
-    def width(self, block: str, representation: str) -> int:
-        """Dimension of what :meth:`embed` returns."""
-        return self.n_latent
-
-    def embed(self, images: Tensor, block: str, representation: str) -> Tensor:
-        """Mean of the posterior ``(B, D)``; embedding and intermediate representation are one here."""
-        network = self.content if block == "c" else self.style
-        assert network is not None
-        return network(self.preprocess(images)).mean
-
-    def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Nothing to restore besides the state (part of scvi-tools' loading contract)."""
+    def networks(self) -> Iterable[nn.Module]:
+        """Encoders and decoder."""
+        return [*super().networks(), self.decoder]
 
 
 class LatentPlan(TrainingPlan):
@@ -164,6 +133,7 @@ class LatentPlan(TrainingPlan):
 class LatentModel(ImageModel):
     """Base of the latent-variable models; a subclass makes its module."""
 
+    module: LatentModule
     _plan = LatentPlan
 
     def _set_up(
@@ -171,10 +141,10 @@ class LatentModel(ImageModel):
     ) -> None:
         """Make the module."""
         check_count("kl_warmup_steps", kl_warmup_steps, 0)
-        images = self._registered(IMAGE_REGISTRY)
+        image_shape, dtype = self._input_kind
         self.module = module(
-            tuple(images["image_shape"]),
-            images["dtype"],
+            image_shape,
+            dtype,
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
             **preprocess,
@@ -199,7 +169,7 @@ class LatentModel(ImageModel):
         batch = {name: part.to(self.device) for name, part in data.example_batch().items()}
         y, e = batch["y"], batch["e"]
         with torch.inference_mode():
-            posteriors = self.module.posteriors(self.module.preprocess(batch["images"]), e)
+            posteriors = self.module.posteriors(self.module.preprocess(batch["inputs"]), e)
             rows = [
                 _components(name, posterior, prior)
                 for name, posterior, prior in zip("cs", posteriors, self.module.priors(y, e), strict=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.fields import image_source
+from scbd.data import image_source
 
 if TYPE_CHECKING:
     from anndata import AnnData

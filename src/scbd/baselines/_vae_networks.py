@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from scbd.nn import Representation
 
 # of the last map, a side of which is about this
 _SIDE = 8
@@ -68,9 +71,17 @@ class Posterior(nn.Module):
 
     def forward(self, images: Tensor, experts: Tensor | None = None) -> Gaussian:
         """Mean and log-variance ``(B, D)``, of the experts asked ``(B,)``, or the experts' average."""
-        said = self.heads(self.maps(images)).float().unflatten(1, (self.n_experts, 2, self.n_latent))
-        chosen = said.mean(1) if experts is None else said[torch.arange(len(said), device=said.device), experts]
+        heads = self.heads(self.maps(images)).float().unflatten(1, (self.n_experts, 2, self.n_latent))
+        chosen = heads.mean(1) if experts is None else heads[torch.arange(len(heads), device=heads.device), experts]
         return Gaussian(chosen[:, 0], chosen[:, 1])
+
+    def width(self, representation: Representation) -> int:
+        """Dimension of what :meth:`represent` returns."""
+        return self.n_latent
+
+    def represent(self, images: Tensor, representation: Representation) -> Tensor:
+        """Mean of the posterior ``(B, D)``: embedding and intermediate representation are one here."""
+        return self(images).mean
 
 
 class LearnedPrior(nn.Module):

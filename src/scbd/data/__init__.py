@@ -1,10 +1,12 @@
-"""Cells at rest and on their way to a batch: fields, sources, splits, samplers, the data module."""
+"""Cells at rest and on their way to a batch: fields, sources, splits, samplers, the data module.
 
-from scbd.data.fields import ImageField
-from scbd.data.label_field import LabelField
-from scbd.data.loading import BatchLoader, ImageDataModule
+Names that need torch, Lightning or scvi-tools load on first use: screens are written, opened and verified without them.
+"""
+
+from typing import TYPE_CHECKING
+
+from scbd._lazy import lazy_names
 from scbd.data.prefetch import prefetch
-from scbd.data.resizing import resize_images
 from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
@@ -18,7 +20,14 @@ from scbd.data.stores import (
     verify_screen,
     write_screen,
 )
-from scbd.data.tensors import TensorSource, read_tensor
+
+if TYPE_CHECKING:
+    from scbd.data.fields import ImageField
+    from scbd.data.label_field import LabelField
+    from scbd.data.loading import BatchLoader, ImageDataModule
+    from scbd.data.loading import Stage as Stage
+    from scbd.data.resizing import resize_images
+    from scbd.data.tensors import TensorSource, read_tensor
 
 __all__ = [
     "ArraySource",
@@ -49,3 +58,23 @@ __all__ = [
     "verify_screen",
     "write_screen",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.data.channels import check_channel_names as check_channel_names
+from scbd.data.digests import digest_cells as digest_cells
+from scbd.data.images import check_like_registered as check_like_registered
+from scbd.data.images import image_source as image_source
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "BatchLoader": "scbd.data.loading",
+        "ImageDataModule": "scbd.data.loading",
+        "ImageField": "scbd.data.fields",
+        "LabelField": "scbd.data.label_field",
+        "Stage": "scbd.data.loading",
+        "TensorSource": "scbd.data.tensors",
+        "read_tensor": "scbd.data.tensors",
+        "resize_images": "scbd.data.resizing",
+    },
+)

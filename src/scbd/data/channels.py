@@ -52,17 +52,17 @@ def check_channel_names(var: pd.DataFrame, registered: dict[str, Any], image_key
     found = channel_names(var, len(known), image_key)
     if found == known:
         return
-    said = f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: "
+    fact = f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: "
     if sorted(found) == sorted(known):
         order = np.argsort(found, kind="stable")[np.argsort(np.argsort(known, kind="stable"))].tolist()
         msg = (
-            f"{said}the same in another order. Put both in that order: {how_to_keep(order, image_key)}; or only the "
+            f"{fact}the same in another order. Put both in that order: {how_to_keep(order, image_key)}; or only the "
             "first, which moves names and no image, if the images lie in the model's order already."
         )
         raise ValueError(msg)
     if _unnamed(found) or _unnamed(known):
         return
-    msg = f"{said}other names. Channels are taken as they come; where only the names differ, rename them."
+    msg = f"{fact}other names. Channels are taken as they come; where only the names differ, rename them."
     warnings.warn(msg, UserWarning, stacklevel=4)
 
 

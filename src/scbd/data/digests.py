@@ -34,10 +34,9 @@ def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
 
     Examples
     --------
-    >>> from scbd.data.digests import digest_cells
     >>> source = scbd.data.ArraySource(adata.obsm["single_cell_images"])
     >>> labels = adata.obs[["gene", "well"]]
-    >>> digest_cells(source, labels) == digest_cells(source, labels.iloc[::-1])
+    >>> scbd.data.digest_cells(source, labels) == scbd.data.digest_cells(source, labels.iloc[::-1])
     False
     """
     digest = hashlib.sha256(repr([len(table), *map(str, table.columns)]).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning.pytorch as pl
+import lightning as L
 import numpy as np
 import torch
 
@@ -55,7 +55,7 @@ class BatchLoader:
     def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Images as stored, and codes, of these rows."""
         return {
-            "images": read_tensor(self._source, rows),
+            "inputs": read_tensor(self._source, rows),
             "y": torch.from_numpy(self._y[rows]),
             "e": torch.from_numpy(self._e[rows]),
         }
@@ -68,7 +68,7 @@ class BatchLoader:
         """Nothing to restore."""
 
 
-class ImageDataModule(pl.LightningDataModule):
+class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
     Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.
@@ -89,7 +89,7 @@ class ImageDataModule(pl.LightningDataModule):
         partners of its perturbation, and draws P × 8 batches otherwise.
     neighbours
         Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:
-        from images that are not in memory, where :func:`~scbd.data.neighbours.mixed_neighbours` allows it.
+        from images that are not in memory, where cells that lie together share labels no more often than by chance.
     mixed_by
         Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
         int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
@@ -105,7 +105,7 @@ class ImageDataModule(pl.LightningDataModule):
     Raises
     ------
     ValueError
-        If a batch is larger than the data, see :mod:`scbd.data.samplers`.
+        If a batch is larger than the data, see :class:`PerturbationSampler`.
 
     Examples
     --------
@@ -114,7 +114,7 @@ class ImageDataModule(pl.LightningDataModule):
     >>> split = scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
     >>> data = scbd.data.ImageDataModule(source, gene, well, split, batch_size=50, max_steps=10)
     >>> batch = next(iter(data.train_dataloader()))
-    >>> batch["images"].shape, batch["y"].shape
+    >>> batch["inputs"].shape, batch["y"].shape
     (torch.Size([50, 4, 32, 32]), torch.Size([50]))
     """
 

@@ -131,8 +131,8 @@ class PerturbationSampler(BatchSampler):
         P. More than there are perturbations means all of them.
     neighbours
         Take the K cells as four stretches of cells that follow each other, each anywhere, in place of any K: four reads
-        in place of K from a disk where rows are sorted by perturbation and shuffled inside, see
-        :func:`scbd.data.neighbours.mixed_neighbours`. Over a run, a cell meets nearly as many others.
+        in place of K from a disk where rows are sorted by perturbation and shuffled inside. Over a run, a cell meets
+        nearly as many others.
     **kwargs
         See :class:`BatchSampler`.
 

@@ -52,8 +52,8 @@ class Split:
         parts = {name: getattr(self, name) for name in ("train", "validation", "test")}
         lengths = {name: len(rows) for name, rows in parts.items() if pd.api.types.is_bool_dtype(rows)}
         if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
-            msg = f"The masks of a split differ in length ({said}): each must have one value a cell."
+            counts = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
+            msg = f"The masks of a split differ in length ({counts}): each must have one value a cell."
             raise ValueError(msg)
         for name, rows in parts.items():
             object.__setattr__(self, name, _sorted_rows(rows, name))
@@ -72,8 +72,8 @@ class Split:
     def __repr__(self) -> str:
         """Numbers of cells, for a person."""
         parts = {name: len(getattr(self, name)) for name in ("train", "validation", "test")}
-        said = ", ".join(f"{name} {n:,}" for name, n in parts.items())
-        return f"Split of {sum(parts.values()):,} cells: {said}"
+        counts = ", ".join(f"{name} {n:,}" for name, n in parts.items())
+        return f"Split of {sum(parts.values()):,} cells: {counts}"
 
 
 def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

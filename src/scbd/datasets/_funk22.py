@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def funk22(
     """
     from anndata import AnnData
 
-    from scbd.data.sources.lmdb_crops import LMDBSource, open_lmdb, parsed_keys
+    from scbd.data.sources import LMDBSource, open_lmdb, parsed_keys
 
     path = Path(path)
     if path.suffix in (".h5ad", ".zarr"):
@@ -222,7 +222,7 @@ def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
 
 def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int) -> list[bytes]:
     """Keys in the order of the database, which is the one that disks like."""
-    from scbd.data.sources.lmdb_crops import parsed_key
+    from scbd.data.sources import parsed_key
 
     rng = np.random.default_rng(seed)
     names = transaction.cursor().iternext(keys=True, values=False)
@@ -244,8 +244,7 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
     """A screen where it lies, or some of its cells in memory."""
     from anndata import AnnData
 
-    from scbd.data import open_screen
-    from scbd.data.fields import image_source
+    from scbd.data import image_source, open_screen
 
     screen = open_screen(path)
     rows = np.arange(screen.n_obs)

@@ -17,7 +17,7 @@ from scbd.model import SCBDModel
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scbd.model._alpha import Alpha
+    from scbd.model import Alpha
 
 SETTINGS: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
 TRAINING: dict[str, Any] = {"max_steps": 600, "lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scbd._files import named_when_whole
+
 if TYPE_CHECKING:
+    import os
+
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -28,13 +31,9 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file, which has its name when it is on the disk."""
-    partial = path.with_name(f".{path.name}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    """Write a text file."""
+    with named_when_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
@@ -46,7 +45,6 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, and close the figure."""
     import matplotlib.pyplot as plt
 
-    partial = path.with_name(f".{path.name}")
-    figure.savefig(partial, dpi=120, format="png")
-    plt.close(figure)
-    os.replace(partial, path)
+    with named_when_whole(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+        plt.close(figure)

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scbd.data.digests import digest_cells
-from scbd.data.fields import image_source
-from scbd.data.stores.block_file import check_shard
+from scbd._jobs import check_shard
+from scbd.data import digest_cells, image_source
 from scbd.experiments._datasets import DATASETS
 from scbd.experiments._files import check_directory
 from scbd.experiments._protocols import PROTOCOLS

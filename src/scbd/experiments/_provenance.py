@@ -12,8 +12,7 @@ import pandas as pd
 
 import scbd
 from scbd._labels import label_values
-from scbd.data.digests import digest_cells
-from scbd.data.fields import image_source
+from scbd.data import digest_cells, image_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

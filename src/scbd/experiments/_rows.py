@@ -11,8 +11,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from scbd.data.stores.partials import locked
-from scbd.experiments._files import write_text
+from scbd._files import written_whole
+from scbd._jobs import locked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,9 +40,8 @@ def read_rows(directory: Path) -> dict[str, Row]:
 def write_row(row: Row, key: str, directory: Path) -> None:
     """Add a row, or replace that of the same key."""
     directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        (directory / RUNNING).mkdir(exist_ok=True)
-        write_text(json.dumps(row, indent=1), directory / RUNNING / f"{key}.json")
+    with locked(directory), written_whole(directory / RUNNING / f"{key}.json") as file:
+        file.write(json.dumps(row, indent=1).encode())
 
 
 def fold_rows(directory: Path) -> None:
@@ -62,10 +61,13 @@ def fold_rows(directory: Path) -> None:
         if files:
             rows = sorted((_read_lines(directory) | files).items())
             # names inside a row stay in their order, which is that of the columns
-            text = "".join(json.dumps({"key": key} | row) + "\n" for key, row in rows)
-            write_text(text, directory / AT_REST)
+            with written_whole(directory / AT_REST) as file:
+                file.writelines(json.dumps({"key": key} | row).encode() + b"\n" for key, row in rows)
         for key in files:
             (directory / RUNNING / f"{key}.json").unlink(missing_ok=True)
+        # what processes left that were killed: nobody else is writing now
+        for left in (*directory.glob(f".{AT_REST}.*.partial"), *(directory / RUNNING).glob(".*.partial")):
+            left.unlink(missing_ok=True)
         with suppress(OSError):  # it is not there, or something else lies in it
             (directory / RUNNING).rmdir()
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas as pd
 
+from scbd._files import named_when_whole
 from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd.baselines import pixel_pca
 from scbd.experiments._files import check_directory, save_figure, write_table, write_text
 from scbd.experiments._provenance import digest_of, versions
 from scbd.experiments._seeding import seed_everything
-from scbd.metrics import label_probe
-from scbd.metrics._table import check_keys
+from scbd.metrics import check_keys, label_probe
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
@@ -212,9 +212,8 @@ def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
 
     obsm = {key: value for key, value in adata.obsm.items() if key != image_key}
     uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
-    partial = path.with_name(f".{path.name}")
-    AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm).write_h5ad(partial)
-    os.replace(partial, path)
+    with named_when_whole(path) as partial:
+        AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm).write_h5ad(partial)
 
 
 def _settings(model: SCBDModel, asked: dict[str, Any]) -> dict[str, Any]:

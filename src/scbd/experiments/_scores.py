@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from scbd.metrics.probes import Classifier
+    from scbd.metrics import Classifier
     from scbd.model import ImageModel
 
 # of the probes of the environment: enough for the second digit

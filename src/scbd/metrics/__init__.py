@@ -30,3 +30,7 @@ __all__ = [
     "styled",
     "summarise",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.metrics._table import check_keys as check_keys
+from scbd.metrics.probes import Classifier as Classifier

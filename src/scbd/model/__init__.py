@@ -1,8 +1,46 @@
-"""The scvi-tools contract around the method."""
+"""The scvi-tools contract around the method.
 
-from scbd.model._alpha import AutoAlpha
-from scbd.model._base import ImageModel
-from scbd.model._divergence import TrainingDiverged
-from scbd.model._scbd import SCBDModel
+Names load on first use: the command line asks for the settings of training, and waits for nothing else.
+"""
 
-__all__ = ["AutoAlpha", "ImageModel", "SCBDModel", "TrainingDiverged"]
+from typing import TYPE_CHECKING
+
+from scbd._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from scbd.model._alpha import Alpha as Alpha
+    from scbd.model._alpha import AutoAlpha
+    from scbd.model._base import ImageModel
+    from scbd.model._contract import EmbeddingModule, Losses, Objective
+    from scbd.model._divergence import TrainingDiverged
+    from scbd.model._plan import TrainingPlan
+    from scbd.model._scbd import SCBDModel
+    from scbd.model._settings import TrainSettings
+
+__all__ = [
+    "AutoAlpha",
+    "EmbeddingModule",
+    "ImageModel",
+    "Losses",
+    "Objective",
+    "SCBDModel",
+    "TrainSettings",
+    "TrainingDiverged",
+    "TrainingPlan",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Alpha": "scbd.model._alpha",  # for other packages of scbd; no part of the API
+        "AutoAlpha": "scbd.model._alpha",
+        "EmbeddingModule": "scbd.model._contract",
+        "ImageModel": "scbd.model._base",
+        "Losses": "scbd.model._contract",
+        "Objective": "scbd.model._contract",
+        "SCBDModel": "scbd.model._scbd",
+        "TrainSettings": "scbd.model._settings",
+        "TrainingDiverged": "scbd.model._divergence",
+        "TrainingPlan": "scbd.model._plan",
+    },
+)

@@ -17,9 +17,7 @@ from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._keys import E_REGISTRY, IMAGE_KEY, IMAGE_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
-from scbd.data import ImageField, LabelField
-from scbd.data.channels import check_channel_names
-from scbd.data.fields import check_like_registered, image_source
+from scbd.data import ImageField, LabelField, check_channel_names, check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import plain, read_header, restored
@@ -38,8 +36,28 @@ if TYPE_CHECKING:
 class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     """Base of all models that learn from an image, a perturbation ``y`` and an environment ``e``.
 
-    A subclass sets ``self.module`` and ``self.init_params_`` in its constructor; its module has the interface of
-    :class:`~scbd.model._module.SCBDModule`.
+    A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. See
+    ``scbd/model/_contract.py`` for what it may say beside.
+
+    Examples
+    --------
+    >>> class BlindModule(scbd.model.EmbeddingModule):  # learns nothing, and embeds by untrained weights
+    ...     def __init__(self, image_shape, dtype, encoder):
+    ...         super().__init__(scbd.nn.Preprocess(image_shape, dtype))
+    ...         self.content = scbd.nn.Features(encoder, self.preprocess.output_shape)
+    ...
+    ...     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
+    ...         return scbd.model.Losses(0 * self.content(self.preprocess(inputs, generator)).sum())
+    >>> class BlindModel(scbd.model.ImageModel):
+    ...     def __init__(self, adata=None, encoder="small", registry=None):
+    ...         super().__init__(adata, registry)
+    ...         self.init_params_ = self._get_init_params(locals())
+    ...         self.module = BlindModule(*self._input_kind, encoder)
+    >>> BlindModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> blind = BlindModel(adata)
+    >>> blind.train(max_steps=2)
+    >>> blind.get_latent_representation().shape
+    (240, 256)
     """
 
     # raised when what is saved could not be read by an older scbd
@@ -288,6 +306,12 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
             raise ValueError(field.unknown(unknown))
         registered["categories"].extend(unknown)
         return codes
+
+    @property
+    def _input_kind(self) -> tuple[tuple[int, int, int], str]:
+        """Shape and dtype of what is stored of a cell: the first two arguments of every module."""
+        images = self._registered(IMAGE_REGISTRY)
+        return tuple(images["image_shape"]), images["dtype"]
 
     def _registered(self, key: str) -> dict[str, Any]:
         return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})

@@ -17,12 +17,13 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from scbd.data.progress import progress_bar
-from scbd.model._checkpoints import keep_previous, written_whole
+from scbd._files import written_whole
+from scbd._progress import progress_bar
+from scbd.model._checkpoints import keep_previous
 from scbd.model._divergence import copied_weights
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
+    import lightning.pytorch as L
     from torch import Tensor
 
 
@@ -47,7 +48,7 @@ class History(Logger):
 
     name = "history"
     version = ""
-    trainer: pl.Trainer
+    trainer: L.Trainer
 
     def __init__(self, path: Path | None = None, resume_step: int | None = None) -> None:
         super().__init__()
@@ -110,14 +111,14 @@ class History(Logger):
 class Progress(Callback):
     """One bar over all steps, with rate, time left and the current losses."""
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar."""
         if trainer.is_global_zero:
             self._bar = progress_bar(
                 "Training", trainer.max_steps, unit="step", initial=trainer.global_step, shown=True
             )
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Move the bar."""
         if trainer.is_global_zero:
             self._bar.update(trainer.global_step - self._bar.n)
@@ -125,7 +126,7 @@ class Progress(Callback):
             metrics = {k: f"{float(v):.3f}" for k, v in trainer.callback_metrics.items() if k in shown}
             self._bar.set_postfix(metrics, refresh=False)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the bar, whatever happened."""
         if hasattr(self, "_bar"):
             self._bar.close()
@@ -150,7 +151,7 @@ class BestWeights(Checkpoint):
         self.loss = math.inf
         """The lowest so far."""
 
-    def on_validation_end(self, trainer: pl.Trainer, plan: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, plan: L.LightningModule) -> None:
         """Keep the weights if they are the best so far."""
         loss = float(trainer.callback_metrics["validation_loss"])
         if loss < self.loss:
@@ -168,7 +169,7 @@ class BestWeights(Checkpoint):
         """Go on from there."""
         self.loss = state_dict["loss"]
 
-    def restore(self, plan: pl.LightningModule) -> None:
+    def restore(self, plan: L.LightningModule) -> None:
         """Give the plan the best weights, if there was a validation."""
         if math.isfinite(self.loss) and self._path is not None and self._path.exists():
             saved = torch.load(self._path, map_location=plan.device, weights_only=True)
@@ -204,32 +205,32 @@ class LastState(Checkpoint):
         self._saved = -1
         self._previous: Any = None
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over Ctrl-C, where Python lets us."""
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._ask)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Save when it is time; stop here if asked to."""
         due = trainer.global_step % self._every == 0
         if not (due and any(trainer.num_val_batches)):
             self._end_step(trainer, due)
 
-    def on_validation_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_validation_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Save; stop here if asked to."""
         self._end_step(trainer, due=True)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the end, from which a longer run can go on."""
         self._save(trainer)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give Ctrl-C back."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
 
-    def _end_step(self, trainer: pl.Trainer, due: bool) -> None:
+    def _end_step(self, trainer: L.Trainer, due: bool) -> None:
         if self._asked or due:
             if self._asked or trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
                 self._history.log_step()
@@ -237,7 +238,7 @@ class LastState(Checkpoint):
         if self._asked:
             raise TrainingInterrupted
 
-    def _save(self, trainer: pl.Trainer) -> None:
+    def _save(self, trainer: L.Trainer) -> None:
         if self._path is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._history.write()

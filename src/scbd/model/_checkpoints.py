@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 import zipfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
+from scbd._files import named_when_whole, remove_partials, written_whole
 from scbd.model._files import read_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -39,39 +36,17 @@ class WholeFiles(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
 
-@contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when it is complete and on disk; what was there stays until then."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
 def keep_previous(last: Path) -> None:
     """Let the state that is there be found under another name; there is one under its own at every moment."""
-    link = last.with_name(f".{PREVIOUS}.{uuid.uuid4().hex}.partial")
-    try:
-        os.link(last, link)
-        os.replace(link, last.with_name(PREVIOUS))
-    except OSError:
-        return  # some file systems know no second names: then there is the last state alone
-    finally:
-        link.unlink(missing_ok=True)  # two names of one file are not replaced by each other
+    with suppress(OSError):  # some file systems know no second names: then there is the last state alone
+        with named_when_whole(last.with_name(PREVIOUS)) as link:
+            os.link(last, link)
 
 
 def remove_leftovers(directory: Path) -> None:
     """Remove what processes that were killed left half written."""
     for name in (LAST, PREVIOUS, BEST, "history.csv"):
-        for partial in directory.glob(f".{name}.*.partial"):
-            partial.unlink(missing_ok=True)
+        remove_partials(directory / name)
 
 
 class DamagedFile(ValueError):
@@ -160,13 +135,3 @@ def _check_whole(path: Path) -> None:
     if broken:
         msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
         raise DamagedFile(msg)
-
-
-def _sync_folder(folder: Path) -> None:
-    # some systems cannot open a folder
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
+from scbd._checks import count_or
 from scbd._messages import head
-from scbd.data import Split, read_tensor
+from scbd.data import read_tensor
 from scbd.model._embed import row_numbers
-from scbd.model._forward import check_finite_images, positive
+from scbd.model._forward import check_finite_images
 from scbd.model._reconstruction import Reconstruction
+from scbd.model._settings import TrainSettings
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -20,8 +22,13 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
+    from scbd.model._module import SCBDModule
+    from scbd.nn.decoders import Likelihood
+
 _PREFIX = "decoder_"
 _BLOCK, _CELLS = 512, 256
+# of a run that trains a decoder: its rate, and cells a batch on frozen blocks, which need no partners
+_LR, _FROZEN_CELLS = 1e-3, 128
 
 
 class DecodeMixin(TrainMixin):
@@ -30,6 +37,7 @@ class DecodeMixin(TrainMixin):
     decoder_settings_: dict[str, Any]
 
     if TYPE_CHECKING:  # what the model brings
+        module: SCBDModule
         is_trained_: bool
         train_indices: np.ndarray
         validation_indices: np.ndarray
@@ -39,15 +47,10 @@ class DecodeMixin(TrainMixin):
     def train_decoder(
         self,
         *,
-        max_steps: int | None = None,
-        max_epochs: int | None = None,
-        lr: float = 1e-3,
-        batch_size: int | None = None,
-        likelihood: str = "auto",
+        likelihood: Likelihood | Literal["auto"] = "auto",
         width: int = 64,
         joint: bool = False,
         weight: float = 1.0,
-        split: str | Split | None = None,
         **training: Any,
     ) -> None:
         """Train a decoder of the embeddings, to see what each block holds.
@@ -57,12 +60,6 @@ class DecodeMixin(TrainMixin):
 
         Parameters
         ----------
-        max_steps, max_epochs
-            Length of the run (not both); by default as for :meth:`train`.
-        lr
-            Learning rate of AdamW.
-        batch_size
-            Cells a batch. By default 128 on frozen blocks; jointly as for :meth:`train`.
         likelihood
             ``"bernoulli"`` for intensities between 0 and 1; ``"gaussian"``, with one learned scale, for any; by
             default Bernoulli for images of uint8 that are scaled to between 0 and 1, Gaussian otherwise.
@@ -73,10 +70,9 @@ class DecodeMixin(TrainMixin):
             they are, or start here.
         weight
             Of the reconstruction beside the contrastive losses, when joint: times nats a value (pixel and channel).
-        split
-            By default the cells that the encoders were trained on.
         **training
-            Further arguments of :meth:`train`.
+            Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` 0.001, and on frozen blocks
+            ``batch_size`` 128, shuffled plainly. The split is by default that which the encoders were trained on.
 
         Raises
         ------
@@ -101,23 +97,12 @@ class DecodeMixin(TrainMixin):
         decoder = self.module.make_decoder(likelihood, width)
         if likelihood == "bernoulli":
             self._check_unit_interval()
+        settings = TrainSettings.of({"lr": _LR} | training)
         if not joint:
-            batch_size = 128 if batch_size is None else batch_size
-            training = {"perturbations_per_batch": None} | training
-        defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(self.train).parameters.items()
-            if parameter.kind is not parameter.VAR_KEYWORD
-        }
-        settings = {
-            "max_steps": max_steps,
-            "max_epochs": max_epochs,
-            "lr": lr,
-            "batch_size": batch_size,
-            "split": split,
-        }
+            n, p = settings.batch_size, training.get("perturbations_per_batch")
+            settings = replace(settings, batch_size=_FROZEN_CELLS if n is None else n, perturbations_per_batch=p)
         objective = Reconstruction(self.module, decoder, weight if joint else None)
-        run = self._train(objective, contrastive=joint, **defaults | settings | training)
+        run = self._train(objective, settings, contrastive=joint)
         if joint:
             self._finish(run)
         else:
@@ -125,7 +110,7 @@ class DecodeMixin(TrainMixin):
             if run.error is not None:
                 raise run.error
         self.module.decoder = decoder.eval()
-        self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.settings
+        self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.own_settings
 
     def get_intensities(
         self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
@@ -189,7 +174,7 @@ class DecodeMixin(TrainMixin):
             If there is no decoder yet, or an index is out of range.
         """
         self._require_decoder()
-        batch_size = positive("batch_size", batch_size, _CELLS)
+        batch_size = count_or("batch_size", batch_size, _CELLS)
         embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
         return self.decode(*embeddings, batch_size=batch_size)
 
@@ -225,7 +210,7 @@ class DecodeMixin(TrainMixin):
         if self.module.style is None:
             msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
             raise ValueError(msg)
-        batch_size = positive("batch_size", batch_size, _CELLS)
+        batch_size = count_or("batch_size", batch_size, _CELLS)
         n = self._source(self._require(adata)).shape[0]
         rows = [row_numbers(indices, n) for indices in (content, style)]
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
@@ -254,7 +239,7 @@ class DecodeMixin(TrainMixin):
             If there is no decoder yet, or the embeddings are not those of its blocks, or not finite.
         """
         decoder = self._require_decoder()
-        batch_size = positive("batch_size", batch_size, _CELLS)
+        batch_size = count_or("batch_size", batch_size, _CELLS)
         tensors = [torch.as_tensor(np.asarray(z), dtype=torch.float32) for z in embeddings]
         wanted = [part[0].in_features for part in decoder.parts]
         if [t.shape[1] if t.ndim == 2 else None for t in tensors] != wanted or len({len(t) for t in tensors}) != 1:

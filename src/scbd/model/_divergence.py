@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
+    import lightning.pytorch as L
     from torch import Tensor
 
     from scbd.model._callbacks import History
@@ -59,14 +59,14 @@ class Divergence(Callback):
         self.step = 0
         """Step of the weights that are kept."""
 
-    def on_train_start(self, trainer: pl.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
         """Keep the weights that a run starts from."""
         self._keep(trainer.global_step, copied_weights(plan))
         # first of the steps in a row without a finite loss; 0 for none
         self._first = torch.zeros((), dtype=torch.int64, device=plan.device)
 
     def on_train_batch_end(  # type: ignore[override]
-        self, trainer: pl.Trainer, plan: TrainingPlan, outputs: Any, *args: Any
+        self, trainer: L.Trainer, plan: TrainingPlan, outputs: Any, *args: Any
     ) -> None:
         """Look at the loss of the step; on a GPU, at those of several."""
         step = max(1, trainer.global_step)  # 0 while gradients of a first step are accumulated
@@ -83,7 +83,7 @@ class Divergence(Callback):
             if due and not any(trainer.num_val_batches):
                 self._candidate = step, copied_weights(plan)
 
-    def on_validation_end(self, trainer: pl.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
+    def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
         """Keep the weights, if they were found good."""
         self._check_training(trainer, plan)
         loss = float(trainer.callback_metrics.get("validation_loss", 0.0))
@@ -91,7 +91,7 @@ class Divergence(Callback):
             raise TrainingDiverged(self._said(trainer, f"The validation loss is {loss}"))
         self._keep(trainer.global_step, copied_weights(plan))
 
-    def on_train_end(self, trainer: pl.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
         """Nobody has seen what the last step made of the weights."""
         self._check_training(trainer, plan)
         finite = [value.isfinite().all() for value in plan.state_dict().values()]
@@ -107,7 +107,7 @@ class Divergence(Callback):
     def _keep(self, step: int, weights: dict[str, Tensor]) -> None:
         self.step, self._weights, self._candidate = step, weights, None
 
-    def _check_training(self, trainer: pl.Trainer, plan: TrainingPlan) -> None:
+    def _check_training(self, trainer: L.Trainer, plan: TrainingPlan) -> None:
         # all processes stop, if one has to
         first = int(trainer.strategy.reduce(self._first, reduce_op="max"))
         if not first or trainer.global_step - first < plan.tolerated_losses:
@@ -116,7 +116,7 @@ class Divergence(Callback):
         loss = float(trainer.callback_metrics.get("train_loss", math.nan))
         raise TrainingDiverged(self._said(trainer, f"The training loss became {loss}", first))
 
-    def _said(self, trainer: pl.Trainer, what: str, first: int | None = None) -> str:
+    def _said(self, trainer: L.Trainer, what: str, first: int | None = None) -> str:
         """What was seen in the loss of a step, before its update, or else behind the last update."""
         step = first or trainer.global_step
         lr = trainer.optimizers[0].param_groups[0]["lr"]
@@ -136,6 +136,6 @@ def _waits(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def copied_weights(plan: pl.LightningModule) -> dict[str, Tensor]:
+def copied_weights(plan: L.LightningModule) -> dict[str, Tensor]:
     """All parameters and buffers as they are now."""
     return {name: value.detach().clone() for name, value in plan.state_dict().items()}

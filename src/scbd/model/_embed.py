@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from scbd.data.progress import progress_bar
+from scbd._checks import count_or
+from scbd._files import partial_path
+from scbd._progress import progress_bar
 from scbd.model._embed_to import embed_to
-from scbd.model._forward import embedded, positive
+from scbd.model._forward import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scbd.data import ImageSource
+    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.nn import Representation
 
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
@@ -28,7 +32,7 @@ class EmbedMixin:
     """Gives an image model :meth:`get_latent_representation`."""
 
     if TYPE_CHECKING:  # what the model brings
-        module: Any
+        module: EmbeddingModule
         _check_if_trained: Any
         _require: Any
         _source: Any
@@ -83,16 +87,16 @@ class EmbedMixin:
             If the channels have other names than those the model was set up with.
         """
         self._check_if_trained(warn=True)
-        self._check_block(block)
-        _one_of("representation", representation, _REPRESENTATIONS)
+        block_name = self._block(block)
+        kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
         source = self._source(self._require(adata))
         return embed(
             self.module,
             source,
             row_numbers(indices, source.shape[0]),
-            block=block,
-            representation=representation,
-            batch_size=positive("batch_size", batch_size, BATCH_SIZE),
+            block=block_name,
+            representation=kind,
+            batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
             out=out,
             enable_progress_bar=enable_progress_bar,
         )
@@ -158,39 +162,45 @@ class EmbedMixin:
         self._check_if_trained(warn=True)
         adata = self._require(adata)
         has = [block for block, part in (("c", self.module.content), ("s", self.module.style)) if part is not None]
-        blocks = has if blocks is None else list(blocks)
-        for block in blocks:
-            self._check_block(block)
-        _one_of("representation", representation, _REPRESENTATIONS)
+        named = [self._block(block) for block in (has if blocks is None else blocks)]
+        kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
         name = type(self).__name__.removesuffix("Model").lower()
         return embed_to(
             self.module,
             self._source(adata),
             adata.obs,
             Path(path),
-            {block: f"X_{name}_{block}" for block in blocks},
-            representation=representation,
+            {block: f"X_{name}_{block}" for block in named},
+            representation=kind,
             dtype=dtype,
-            batch_size=positive("batch_size", batch_size, BATCH_SIZE),
-            block_size=positive("block_size", block_size, BLOCK_SIZE),
+            batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
+            block_size=count_or("block_size", block_size, BLOCK_SIZE),
             shard=shard,
             enable_progress_bar=enable_progress_bar,
         )
 
-    def _check_block(self, block: str) -> None:
-        _one_of("block", block, {"c": "perturbation", "s": "environment"})
-        if block == "s" and self.module.style is None:
+    def _block(self, block: str) -> BlockName:
+        """One that the model has.
+
+        Raises
+        ------
+        ValueError
+            If it has no such block.
+        """
+        name: BlockName = _one_of("block", block, {"c": "perturbation", "s": "environment"})
+        if name == "s" and self.module.style is None:
             msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
             raise ValueError(msg)
+        return name
 
 
 def embed(
-    module: Any,
+    module: EmbeddingModule,
     source: ImageSource,
     rows: np.ndarray | None,
     *,
-    block: str,
-    representation: str,
+    block: BlockName,
+    representation: Representation,
     batch_size: int,
     out: np.ndarray | str | os.PathLike[str] | None,
     enable_progress_bar: bool | None,
@@ -231,7 +241,7 @@ def _target(out: Any, shape: tuple[int, int]) -> tuple[np.ndarray, Path | None]:
         msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
         raise ValueError(msg)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     return np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape), partial
 
 
@@ -255,8 +265,10 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
     return rows % n
 
 
-def _one_of(name: str, value: str, choices: dict[str, str]) -> None:
+def _one_of(name: str, value: str, choices: dict[str, str]) -> Any:
+    """The value, if it is one of these."""
     if value not in choices:
         known = " or ".join(f"{choice!r} ({meaning})" for choice, meaning in choices.items())
         msg = f"{name}={value!r} is not known: use {known}."
         raise ValueError(msg)
+    return value

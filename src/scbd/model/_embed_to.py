@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from anndata import AnnData
 
-from scbd.data.digests import digest_cells
-from scbd.data.progress import progress_bar
-from scbd.data.stores import open_embedding
-from scbd.data.stores.block_file import BlockFile, check_shard, check_space, share_of
+from scbd._jobs import check_shard, check_space, share_of
+from scbd._progress import progress_bar
+from scbd.data import digest_cells, open_embedding
+from scbd.data.stores import BlockFile
 from scbd.model._forward import embedded
-from scbd.nn.distributed import wait_for_all, world
+from scbd.nn import wait_for_all, world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scbd.data import ImageSource
+    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.nn import Representation
 
 DTYPES = ("float32", "float16")
 
 
 def embed_to(
-    module: Any,
+    module: EmbeddingModule,
     source: ImageSource,
     obs: pd.DataFrame,
     path: Path,
-    blocks: Mapping[str, str],
+    blocks: Mapping[BlockName, str],
     *,
-    representation: str,
+    representation: Representation,
     dtype: str,
     batch_size: int,
     block_size: int,
@@ -88,7 +90,7 @@ def _check(path: Path, dtype: str) -> None:
         raise ValueError(msg)
 
 
-def _digest(module: Any, source: ImageSource, obs: pd.DataFrame, said: list[Any]) -> str:
+def _digest(module: EmbeddingModule, source: ImageSource, obs: pd.DataFrame, said: list[Any]) -> str:
     """Of the weights, the cells and the settings."""
     digest = hashlib.sha256(repr([*said, digest_cells(source, obs)]).encode())
     for name, tensor in module.state_dict().items():

@@ -6,13 +6,12 @@ import logging
 import warnings
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import lightning.pytorch as pl
+import lightning.pytorch as L
 import numpy as np
 from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, EarlyStopping
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from scbd.data import ShuffleSampler
@@ -22,12 +21,13 @@ from scbd.model._divergence import Divergence, TrainingDiverged
 from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from scbd.data import ImageDataModule
     from scbd.model._checkpoints import State
     from scbd.model._plan import TrainingPlan
+    from scbd.model._settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Run:
 
     plan: TrainingPlan
     data: ImageDataModule
-    trainer: pl.Trainer
+    trainer: L.Trainer
     history: History
     directory: Path | None
     state: State | None
@@ -93,89 +93,84 @@ class Run:
             raise
 
 
+class Hardware(NamedTuple):
+    """What a run computes on, as Lightning names it."""
+
+    accelerator: str
+    devices: Any
+    precision: str
+
+
 def prepare(
-    plan: TrainingPlan,
-    data: ImageDataModule,
-    *,
-    max_steps: int,
-    validate_every: int,
-    accelerator: str,
-    devices: Any,
-    precision: str,
-    directory: Path | None,
-    state: State | None,
-    early_stopping: bool,
-    early_stopping_patience: int,
-    enable_progress_bar: bool,
-    load_best: bool,
-    callbacks: Callback | Sequence[Callback] | None = None,
-    logger: Logger | Sequence[Logger] | bool | None = None,
-    plugins: Any = None,
-    enable_checkpointing: bool | None = None,
-    **trainer_kwargs: Any,
+    plan: TrainingPlan, data: ImageDataModule, settings: TrainSettings, state: State | None, hardware: Hardware
 ) -> Run:
     """Make ready to train; loggers, callbacks and plugins of the user's come beside ours.
 
     Parameters
     ----------
-    directory
-        Where to keep states; `None` keeps none.
+    plan
+        What a step is.
+    data
+        Batches, of which ``max_steps`` are trained on.
+    settings
+        How the run goes: where it keeps states, when it validates and stops, what it shows.
     state
         To resume from.
-    enable_checkpointing
-        Said by ``checkpoint_dir``, and by callbacks that write checkpoints.
+    hardware
+        Where it runs.
 
     Raises
     ------
     ValueError
         If a setting does not fit; before anything is written.
     """
-    if early_stopping and not data.validates:
+    directory, given = settings.directory, dict(settings.trainer_kwargs or {})
+    if settings.early_stopping and not data.validates:
         msg = "early_stopping watches the validation loss, but there are no validation cells: lower train_size."
         raise ValueError(msg)
+    validate_every = min(settings.validate_every or _steps_between_validations(data), data.max_steps)
     history = History(directory / "history.csv" if directory else None, state.step if state else None)
     divergence = Divergence(history, validate_every)
-    best = BestWeights(directory / BEST if directory else None) if data.validates and load_best else None
+    best = BestWeights(directory / BEST if directory else None) if data.validates and settings.load_best else None
     # checkpoints come last, whatever is said here: what others find at a step belongs to its state
     ours: list[Callback | None] = [
         divergence,
-        Progress() if enable_progress_bar else None,
-        EarlyStopping("validation_loss", patience=early_stopping_patience, check_on_train_epoch_end=False)
-        if early_stopping
+        Progress() if settings.enable_progress_bar else None,
+        EarlyStopping("validation_loss", patience=settings.early_stopping_patience, check_on_train_epoch_end=False)
+        if settings.early_stopping
         else None,
-        *_several(callbacks),
+        *_several(given.pop("callbacks", None)),
         best,
         LastState(directory / LAST if directory else None, validate_every, history),
     ]
-    plugins = _several(plugins)
+    plugins = _several(given.pop("plugins", None))
+    loggers = [history, *_several(given.pop("logger", None))]
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(WholeFiles())
     with _quiet_lightning():
-        trainer = pl.Trainer(
+        trainer = L.Trainer(
             **{
                 "max_epochs": -1,
-                "max_steps": max_steps,
+                "max_steps": data.max_steps,
                 "val_check_interval": validate_every,
                 "num_sanity_val_steps": 0,
-                "accelerator": accelerator,
-                "devices": devices,
-                "precision": precision,
+                **hardware._asdict(),
                 "log_every_n_steps": max(1, min(10, validate_every)),
                 "enable_progress_bar": False,  # ours counts steps
                 "enable_model_summary": False,
                 "use_distributed_sampler": False,  # ours know their rank
                 "default_root_dir": directory,
             }
-            | trainer_kwargs,
+            | given,
             callbacks=[callback for callback in ours if callback is not None],
-            logger=[history, *_several(logger)],
+            logger=loggers,
             plugins=plugins,
             enable_checkpointing=True,
         )
     history.trainer = trainer
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         msg = (
-            f"The strategy {trainer_kwargs.get('strategy', 'auto')!r} trains in processes of its own, from which no "
+            f"The strategy {given.get('strategy', 'auto')!r} trains in processes of its own, from which no "
             "history comes back. Use devices=1 in a notebook, or strategy='ddp' in a script that torchrun starts."
         )
         raise ValueError(msg)
@@ -184,11 +179,11 @@ def prepare(
     return Run(plan, data, trainer, history, directory, state, divergence, best)
 
 
-def steps_between_validations(data: ImageDataModule, max_steps: int) -> int:
+def _steps_between_validations(data: ImageDataModule) -> int:
     """Twenty validations a run, fewer where they would take more than a tenth of it."""
     # a cell that is not learned from costs about a third
-    affordable = 0.1 * 3 * max_steps * data.batch_size / max(1, len(data.split.validation))
-    return max_steps // int(np.clip(affordable, 1, min(20, max_steps)))
+    affordable = 0.1 * 3 * data.max_steps * data.batch_size / max(1, len(data.split.validation))
+    return data.max_steps // int(np.clip(affordable, 1, min(20, data.max_steps)))
 
 
 def _several(given: Any) -> list[Any]:

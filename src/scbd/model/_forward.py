@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
-from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from scbd.data import ImageSource
+    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.nn import Representation
 
 
 def embedded(
-    module: Any, source: ImageSource, parts: Sequence[slice | np.ndarray], blocks: Sequence[str], representation: str
-) -> Generator[dict[str, np.ndarray]]:
+    module: EmbeddingModule,
+    source: ImageSource,
+    parts: Sequence[slice | np.ndarray],
+    blocks: Sequence[BlockName],
+    representation: Representation,
+) -> Generator[dict[BlockName, np.ndarray]]:
     """Blocks of one part of the rows after the other, float32; each image is read once.
 
     Raises
@@ -57,7 +62,7 @@ def check_finite_images(images: torch.Tensor, part: slice | np.ndarray) -> None:
     raise ValueError(msg)
 
 
-def _check_finite_embedding(module: Any, embedding: np.ndarray, part: slice | np.ndarray) -> None:
+def _check_finite_embedding(module: EmbeddingModule, embedding: np.ndarray, part: slice | np.ndarray) -> None:
     """Raise if the model makes NaN of finite pixels: then it is to blame, or the pixels are beyond all measure."""
     finite = np.isfinite(embedding).all(axis=1)
     if finite.all():
@@ -83,18 +88,3 @@ def _rows(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
     """Rows of the table, of those that were read."""
     rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
     return rows[chosen].tolist()
-
-
-def positive(name: str, value: int | None, default: int) -> int:
-    """A number of cells that are taken at once, `None` for the default.
-
-    Raises
-    ------
-    ValueError
-        If it is not a positive integer.
-    """
-    value = default if value is None else value
-    if not isinstance(value, Integral) or value < 1:
-        msg = f"{name}={value!r}: give a positive number of cells, or None for {default:,}."
-        raise ValueError(msg)
-    return int(value)

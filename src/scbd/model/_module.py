@@ -9,10 +9,15 @@ from torch import Tensor, nn
 
 from scbd._checks import check_count, check_weight
 from scbd.model._alpha import Alpha, AutoAlpha
+from scbd.model._contract import EmbeddingModule, Losses
 from scbd.nn import (
     AdditiveDecoder,
     Block,
+    Groups,
+    InvarianceReduction,
     Preprocess,
+    check_smoothing,
+    check_temperature,
     gather,
     invariance_loss,
     invariance_statistic,
@@ -20,15 +25,10 @@ from scbd.nn import (
     share_learned,
     supervised_contrastive_loss,
 )
-from scbd.nn.groups import pair_codes
-from scbd.nn.loss_inputs import check_smoothing, check_temperature
-from scbd.nn.losses import InvarianceReduction
 
 if TYPE_CHECKING:
-    from scbd.nn.decoders import Likelihood
+    from scbd.nn import Likelihood
 
-BlockName = Literal["c", "s"]
-Representation = Literal["embedding", "intermediate"]
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
 
@@ -46,7 +46,20 @@ class Embedded(NamedTuple):
         return Embedded(tuple(map(gather, self.z)), list(map(gather, self.passed)))
 
 
-class SCBDModule(nn.Module):
+class Supervised(NamedTuple):
+    """The supervised loss of z_c, scalars but for the last."""
+
+    loss: Tensor
+    """With smoothing of the labels, to descend."""
+    shown: Tensor
+    """Without."""
+    learned: Tensor
+    """Share of what the labels say, see :func:`scbd.nn.share_learned`."""
+    log_normaliser: Tensor
+    """See :func:`scbd.nn.log_normaliser`, ``(B,)``."""
+
+
+class SCBDModule(EmbeddingModule):
     r"""Two encoders that meet only in the objective
 
     .. math:: L^{sup}_{z_c, y} + L^{sup}_{z_s, e} + \alpha L^{inv}_{z_c, e}.
@@ -94,21 +107,7 @@ class SCBDModule(nn.Module):
         invariance: Invariance,
         **preprocess: Any,
     ) -> None:
-        super().__init__()
-        if invariance not in get_args(Invariance):
-            msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
-            raise ValueError(msg)
-        if isinstance(alpha, str) and alpha != "auto":
-            msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
-            raise ValueError(msg)
-        if alpha == "auto" and invariance != "variance":
-            msg = (
-                f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
-                "choose one by a sweep (scbd.select_alpha)."
-            )
-            raise ValueError(msg)
-        if alpha != "auto":
-            check_weight("alpha", alpha, "weighs the invariance loss")
+        _check_alpha(alpha, invariance)
         check_count("n_latent", n_latent)
         check_temperature(temperature)
         check_smoothing(smoothing)
@@ -117,6 +116,7 @@ class SCBDModule(nn.Module):
                 f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
             )
             raise ValueError(msg)
+        super().__init__(Preprocess(image_shape, dtype, **preprocess))
         self.alpha = alpha
         self.auto_alpha = AutoAlpha() if alpha == "auto" else None
         self.temperature = temperature
@@ -124,15 +124,10 @@ class SCBDModule(nn.Module):
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
-        self.preprocess = Preprocess(image_shape, dtype, **preprocess)
         self.content = Block(encoder, self.preprocess.output_shape, n_latent)
-        self.style = Block(encoder, self.preprocess.output_shape, n_latent) if style_target else None
+        if style_target:
+            self.style = Block(encoder, self.preprocess.output_shape, n_latent)
         self.decoder: AdditiveDecoder | None = None  # comes with train_decoder
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.preprocess.mean.device
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -140,79 +135,66 @@ class SCBDModule(nn.Module):
         return {name: getattr(self, name) for name in ("alpha", "smoothing", "invariance")}
 
     @property
+    def alpha_rule(self) -> AutoAlpha | None:
+        """Of ``alpha="auto"``."""
+        return self.auto_alpha
+
+    @property
     def current_alpha(self) -> float | Tensor:
         """Alpha as of now: the number given, or what ``"auto"`` has found so far, a scalar."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
 
     def forward(
-        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        """Losses of a batch: ``loss`` and its parts, that of z_c without smoothing, and ``z_c``, without gradient.
+        self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> Losses:
+        """Losses of a batch, that of z_c shown without smoothing, see :class:`scbd.model.EmbeddingModule`."""
+        return self.losses(self.blocks(self.preprocess(inputs, generator)), y, e, ramp=ramp)
 
-        Parameters
-        ----------
-        images
-            As stored, ``(B, C, H, W)``.
-        y, e
-            Codes, ``(B,)``.
-        ramp
-            Factor of alpha, below 1 while it warms up.
-        generator
-            Source of the random orientations.
-        """
-        return self.losses(self.blocks(self.preprocess(images, generator)), y, e, ramp=ramp)
-
-    def blocks(self, images: Tensor) -> Embedded:
-        """Embed preprocessed images ``(B, C, H, W)``."""
+    def blocks(self, inputs: Tensor) -> Embedded:
+        """Embed a preprocessed batch."""
         if self.invariance == "variance":
-            z_c, passed = self.content.watched(images)
+            z_c, passed = self.content.watched(inputs)
         else:
-            z_c, passed = self.content(images), []
-        return Embedded((z_c,) if self.style is None else (z_c, self.style(images)), passed)
+            z_c, passed = self.content(inputs), []
+        return Embedded((z_c,) if self.style is None else (z_c, self.style(inputs)), passed)
 
-    def losses(self, embedded: Embedded, y: Tensor, e: Tensor, *, ramp: float = 1.0) -> dict[str, Tensor]:
+    def losses(self, embedded: Embedded, y: Tensor, e: Tensor, *, ramp: float = 1.0) -> Losses:
         """Objective of embedded cells, those of all processes together, see :meth:`forward`."""
-        embedded, y, e = embedded.gathered(), gather(y), gather(e)
+        embedded = embedded.gathered()
+        of_y, of_e = Groups(gather(y)), Groups(gather(e))
         z_c, *z_s = embedded.z
-        shared: dict[str, Any] = {"temperature": self.temperature, "include_self": self.include_self}
+        supervised = self.supervised(z_c, of_y)
+        loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
+        for z in z_s:
+            labels = of_e if self.style_target == "e" else of_y.crossed(of_e)
+            parts["supervised_s"] = supervised_contrastive_loss(z, labels, **self._similarity)
+            loss = loss + parts["supervised_s"]
+        if self.invariance == "variance":
+            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), of_e, of_y)
+        else:
+            parts["invariance_c"] = invariance_loss(
+                z_c, of_e, reduction=self.invariance, log_normaliser=supervised.log_normaliser, **self._similarity
+            )
+        return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
+
+    def supervised(self, z_c: Tensor, labels: Tensor | Groups) -> Supervised:
+        """What z_c ``(B, D)`` tells of its labels ``(B,)``: the loss that is descended, and those to look at."""
+        labels, similarity = Groups.of(labels), self._similarity
         # all losses on z_c read the same Gram matrix
-        normaliser = log_normaliser(z_c, **shared)
-        loss = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, log_normaliser=normaliser, **shared)
-        parts = {"supervised_c": loss}
-        parts["learned_c"] = share_learned(loss.detach(), y, smoothing=self.smoothing, include_self=self.include_self)
+        normaliser = log_normaliser(z_c, **similarity)
+        similarity |= {"log_normaliser": normaliser}
+        loss = shown = supervised_contrastive_loss(z_c, labels, smoothing=self.smoothing, **similarity)
         if self.smoothing:
             # shown as it would be without: beside the ceiling, a smoothed loss looks dead
             with torch.no_grad():
-                parts["supervised_c"] = supervised_contrastive_loss(z_c, y, log_normaliser=normaliser, **shared)
-        for z in z_s:
-            labels = e if self.style_target == "e" else pair_codes(y, e)
-            parts["supervised_s"] = supervised_contrastive_loss(z, labels, **shared)
-            loss = loss + parts["supervised_s"]
-        if self.invariance == "variance":
-            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), e, y)
-        else:
-            kind = self.invariance
-            parts["invariance_c"] = invariance_loss(z_c, e, reduction=kind, log_normaliser=normaliser, **shared)
-        return {"loss": loss + ramp * self.current_alpha * parts["invariance_c"], **parts, "z_c": z_c.detach()}
+                shown = supervised_contrastive_loss(z_c, labels, **similarity)
+        learned = share_learned(loss.detach(), labels, smoothing=self.smoothing, include_self=self.include_self)
+        return Supervised(loss, shown, learned, normaliser)
 
-    def compile_blocks(self) -> None:
-        """Let :func:`torch.compile` have both blocks, in place: parameters and their names stay."""
-        for block in (self.content, self.style):
-            if block is not None:
-                block.compile()
-
-    def width(self, block: BlockName, representation: Representation) -> int:
-        """Dimension of what :meth:`embed` returns."""
-        net = self.content if block == "c" else self.style
-        assert net is not None
-        return net.n_latent if representation == "embedding" else net.n_features
-
-    def embed(self, images: Tensor, block: BlockName, representation: Representation) -> Tensor:
-        """Embed stored images ``(B, C, H, W)``: ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
-        net = self.content if block == "c" else self.style
-        assert net is not None
-        r = net.encoder(self.preprocess(images))
-        return r if representation == "intermediate" else net.project(r)
+    @property
+    def _similarity(self) -> dict[str, Any]:
+        """How all losses compare two cells."""
+        return {"temperature": self.temperature, "include_self": self.include_self}
 
     def make_decoder(self, likelihood: Likelihood, width: int) -> AdditiveDecoder:
         """An untrained decoder of both blocks to images as the encoders see them."""
@@ -223,3 +205,21 @@ class SCBDModule(nn.Module):
         """Make room for the decoder that was saved with the model (part of scvi-tools' loading contract)."""
         if model.decoder_settings_:
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
+
+
+def _check_alpha(alpha: Alpha, invariance: str) -> None:
+    """Raise ``ValueError`` unless alpha is a weight that goes with the form of invariance."""
+    if invariance not in get_args(Invariance):
+        msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
+        raise ValueError(msg)
+    if not isinstance(alpha, str):
+        check_weight("alpha", alpha, "weighs the invariance loss")
+    elif alpha != "auto":
+        msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
+        raise ValueError(msg)
+    elif invariance != "variance":
+        msg = (
+            f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
+            "choose one by a sweep (scbd.select_alpha)."
+        )
+        raise ValueError(msg)

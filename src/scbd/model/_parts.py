@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd.data import Split, split_by_column, stratified_split
-from scbd.data.digests import digest_cells
+from scbd.data import Split, digest_cells, split_by_column, stratified_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scbd.data import ImageSource
+    from scbd.model._settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -57,25 +57,20 @@ def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
 
 
 def choose_split(
-    split: str | Split | None,
-    obs: pd.DataFrame,
-    strata: list[np.ndarray],
-    *,
-    train_size: float | None,
-    validation_size: float | None,
-    seed: int,
-    earlier: Split | None,
+    obs: pd.DataFrame, strata: list[np.ndarray], settings: TrainSettings, seed: int, earlier: Split | None
 ) -> Split:
     """The split that was asked for; else that of an earlier run on these cells; else one at random.
 
     Parameters
     ----------
-    split, train_size, validation_size, seed
-        See :meth:`scbd.SCBDModel.train`.
     obs
         Table of the cells.
     strata
         Labels to stratify by.
+    settings
+        What was asked for.
+    seed
+        Of a random split.
     earlier
         Of the model's last run, if that was on the same cells.
 
@@ -91,8 +86,8 @@ def choose_split(
     UserWarning
         If cells are to be validated on that the model was trained on before.
     """
-    sized = (train_size, validation_size) != (None, None)
-    if split is None and not sized and earlier is not None:
+    split, train_size, validation_size = settings.split, settings.train_size, settings.validation_size
+    if split is None and earlier is not None and (train_size, validation_size) == (None, None):
         return earlier
     if split is None:
         train_size = TRAIN_SIZE if train_size is None else train_size

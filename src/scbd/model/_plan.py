@@ -1,34 +1,36 @@
-"""One training step, one validation step, the optimiser: the Lightning module of all image models."""
+"""One training step, one validation step, the optimiser: the Lightning module of all models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import lightning.pytorch as pl
+import lightning.pytorch as L
 import torch
 
-from scbd.nn import effective_rank, spread
-from scbd.nn.distributed import agree_on_buffers
+from scbd.model._health import shape_of
+from scbd.nn import agree_on_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from scbd.model._alpha import AutoAlpha
+    from scbd.model._contract import Losses, Objective
 
 
 # enough embeddings to see how many directions are in use, few enough to cost nothing
 _HEALTH_CELLS = 8192
 
 
-class TrainingPlan(pl.LightningModule):
-    """Steps, logging and optimiser of a module whose forward returns ``loss`` and its parts.
+class TrainingPlan(L.LightningModule):
+    """Steps, logging and optimiser of an objective.
+
+    A system with steps of its own subclasses this, and names its class in the model's ``_plan``.
 
     Parameters
     ----------
     module
-        The network: takes a batch, ``ramp`` and ``generator``, returns ``loss`` and its parts.
+        What is trained: an :class:`EmbeddingModule`, or something around one.
     lr, weight_decay
         Of AdamW.
     n_steps_alpha_warmup
@@ -39,6 +41,16 @@ class TrainingPlan(pl.LightningModule):
         Steps of the runs before, whose orientations are not repeated.
     settings
         What must not change when a run is resumed; kept in every checkpoint.
+
+    Examples
+    --------
+    >>> class Halved(scbd.model.TrainingPlan):
+    ...     def ramp(self, step):  # invariance at half of its weight, to begin with
+    ...         return 0.5 if step < 100 else super().ramp(step)
+    >>> class HalvedModel(scbd.SCBDModel):
+    ...     _plan = Halved
+    >>> HalvedModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> HalvedModel(adata, encoder="small").train(max_steps=2)
     """
 
     # losses in a row that may be no numbers; more only where their gradients are left out
@@ -46,7 +58,7 @@ class TrainingPlan(pl.LightningModule):
 
     def __init__(
         self,
-        module: Any,
+        module: Objective,
         *,
         lr: float = 1e-4,
         weight_decay: float = 0.01,
@@ -72,39 +84,40 @@ class TrainingPlan(pl.LightningModule):
         fused = self.module.device.type in ("cpu", "cuda") and not self.trainer.gradient_clip_val
         return torch.optim.AdamW(self.module.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=fused)
 
+    def ramp(self, step: int) -> float:
+        """Factor of alpha, or of another weight that warms up, at a step of this run."""
+        return min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of a batch."""
-        step = self.global_step
-        warm = min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
+        step, rule = self.global_step, self.module.alpha_rule
         # a generator of its own for each step: a resumed run turns its images as an uninterrupted one
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.first_step + step)
-        losses = self.module(**batch, ramp=warm, generator=generator)
+        losses = self.module(**batch, ramp=self.ramp(step), generator=generator)
         self._log("train", losses, len(batch["y"]))
-        if self._auto_alpha is not None:
-            self.log("alpha", self._auto_alpha.alpha, on_step=True, on_epoch=False)
-            self._auto_alpha.observe(losses["learned_c"])
-        return losses["loss"]
+        if rule is not None:
+            self.log("alpha", rule.alpha, on_step=True, on_epoch=False)
+            rule.observe(losses.parts["learned_c"])
+        return losses.loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Losses of a validation batch, at the final alpha, or at what ``"auto"`` has found so far."""
         losses = self.module(**batch)
         self._log("validation", losses, len(batch["y"]))
-        if self._auto_alpha is not None:
-            self._learned.append(losses["learned_c"])
-        if "z_c" in losses and sum(map(len, self._embeddings)) < _HEALTH_CELLS:
-            self._embeddings.append(losses["z_c"])
+        if self.module.alpha_rule is not None:
+            self._learned.append(losses.parts["learned_c"])
+        if losses.z_c is not None and sum(map(len, self._embeddings)) < _HEALTH_CELLS:
+            self._embeddings.append(losses.z_c)
 
     def on_validation_epoch_end(self) -> None:
         """Log how alive z_c is, for modules that return it; alpha follows what was learned, where it does."""
-        if self._auto_alpha is not None:
-            self._auto_alpha.validate(torch.stack(self._learned))
+        if self.module.alpha_rule is not None:
+            self.module.alpha_rule.validate(torch.stack(self._learned))
             self._learned.clear()
-        if not self._embeddings:
-            return
-        z_c = torch.cat(self._embeddings)
-        self._embeddings.clear()
-        self.log("z_c_spread", spread(z_c), rank_zero_only=True)
-        self.log("z_c_effective_rank", effective_rank(z_c), rank_zero_only=True)
+        if self._embeddings:
+            for name, value in shape_of(torch.cat(self._embeddings)).items():
+                self.log(f"z_c_{name}", value, rank_zero_only=True)
+            self._embeddings.clear()
 
     def on_train_end(self) -> None:
         """Leave all processes with one network, while it is still on its device."""
@@ -114,22 +127,15 @@ class TrainingPlan(pl.LightningModule):
         """Keep the settings beside the state."""
         checkpoint["scbd_settings"] = self.settings
 
-    @property
-    def _auto_alpha(self) -> AutoAlpha | None:
-        """Of modules whose alpha follows what is learned."""
-        return getattr(self.module, "auto_alpha", None)
-
-    def _log(self, part: str, losses: dict[str, Tensor], batch_size: int) -> None:
-        for name, value in losses.items():
-            if value.ndim == 0:
-                shown = f"{part}_loss" if name == "loss" else f"{part}_{name}"
-                # on_step and on_epoch apart, so that names carry no suffix
-                training = part == "train"
-                self.log(
-                    shown,
-                    value.detach(),
-                    on_step=training,
-                    on_epoch=not training,
-                    sync_dist=not training,
-                    batch_size=batch_size,
-                )
+    def _log(self, stage: Literal["train", "validation"], losses: Losses, batch_size: int) -> None:
+        for name, value in ({"loss": losses.loss} | losses.parts).items():
+            # on_step and on_epoch apart, so that names carry no suffix
+            training = stage == "train"
+            self.log(
+                f"{stage}_{name}",
+                value.detach(),
+                on_step=training,
+                on_epoch=not training,
+                sync_dist=not training,
+                batch_size=batch_size,
+            )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+
+from scbd.model._contract import Losses, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from scbd.nn import AdditiveDecoder
 
 
-class Reconstruction(nn.Module):
+class Reconstruction(Objective):
     """The decoder's objective: the likelihood of images given both embeddings, which stay as they are unless joint.
 
     Parameters
@@ -33,7 +34,17 @@ class Reconstruction(nn.Module):
         self.module = module
         self.decoder = decoder
         self.weight = weight
-        self.settings = {"likelihood": decoder.likelihood, "width": decoder.pixels.in_channels * 2, "weight": weight}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the decoder, and of the blocks; a resumed run must share them."""
+        return self.module.settings | self.own_settings
+
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """Of the decoder alone."""
+        width = self.decoder.pixels.in_channels * 2
+        return {"likelihood": self.decoder.likelihood, "width": width, "weight": self.weight}
 
     @property
     def device(self) -> torch.device:
@@ -41,9 +52,9 @@ class Reconstruction(nn.Module):
         return self.module.device
 
     @property
-    def auto_alpha(self) -> AutoAlpha | None:
+    def alpha_rule(self) -> AutoAlpha | None:
         """Of the blocks, if they are trained."""
-        return None if self.weight is None else self.module.auto_alpha
+        return None if self.weight is None else self.module.alpha_rule
 
     def train(self, mode: bool = True) -> Reconstruction:
         """Frozen blocks stay in evaluation mode: BatchNorm's statistics are part of the embedding."""
@@ -53,15 +64,16 @@ class Reconstruction(nn.Module):
         return self
 
     def forward(
-        self, images: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
-        """``loss``, and when joint its parts."""
-        images = self.module.preprocess(images, generator)
+        self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+    ) -> Losses:
+        """Negative log-likelihood, nats a value; when joint beside the losses of the blocks."""
+        images = self.module.preprocess(inputs, generator)
         target = self.module.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
         with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
             embedded = self.module.blocks(images)
         nats = self.decoder.negative_log_likelihood(target, *embedded.z)
         if self.weight is None:
-            return {"loss": nats}
+            return Losses(nats)
         losses = self.module.losses(embedded, y, e, ramp=ramp)
-        return losses | {"loss": losses["loss"] + self.weight * nats, "reconstruction": nats}
+        parts = losses.parts | {"reconstruction": nats}
+        return losses._replace(loss=losses.loss + self.weight * nats, parts=parts)

@@ -5,23 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from scbd._keys import IMAGE_REGISTRY
-from scbd.model._alpha import GENTLE_ALPHA, Alpha
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
+from scbd.model._health import complaint, learned_lately, measure
 from scbd.model._module import Invariance, SCBDModule, StyleTarget
 from scbd.model._summary import encoder_name, parameters
-from scbd.nn import (
-    contrastive_ceiling,
-    effective_rank,
-    log_normaliser,
-    share_learned,
-    spread,
-    supervised_contrastive_loss,
-)
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -29,14 +17,9 @@ if TYPE_CHECKING:
 
     from scbd._sizes import ImageSize
     from scbd.data import ImageDataModule
-    from scbd.nn.preprocess import Intensity
+    from scbd.model._alpha import Alpha
+    from scbd.nn import Intensity
 
-# a point, in units of the temperature, which is the scale on which the losses see distances
-_COLLAPSED_SPREAD = 0.25
-# share of the labels of training cells beyond which one that tells nothing of others knows them by heart
-_BY_HEART = 0.05
-# training batches, as far as they are logged, over which that is averaged
-_LAST = 5
 # trained in bfloat16 they end where float32 does: docs/performance.md
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
 
@@ -93,6 +76,8 @@ class SCBDModel(DecodeMixin, ImageModel):
     (240, 64)
     """
 
+    module: SCBDModule
+
     def __init__(
         self,
         adata: AnnData | None = None,
@@ -112,10 +97,8 @@ class SCBDModel(DecodeMixin, ImageModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        images = self._registered(IMAGE_REGISTRY)
         self.module = SCBDModule(
-            tuple(images["image_shape"]),
-            images["dtype"],
+            *self._input_kind,
             encoder=encoder,
             n_latent=n_latent,
             alpha=alpha,
@@ -150,66 +133,16 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     def _after_training(self, data: ImageDataModule) -> None:
         """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""
-        batch, module = data.example_batch(), self.module
-        z_c, y = torch.from_numpy(self._embed_batch(batch["images"])), batch["y"]
-        shared: dict[str, Any] = {"temperature": module.temperature, "include_self": module.include_self}
-        shared["log_normaliser"] = log_normaliser(z_c, **shared)
-        loss = supervised_contrastive_loss(z_c, y, **shared)
-        smoothed = supervised_contrastive_loss(z_c, y, smoothing=module.smoothing, **shared)
-        learned = share_learned(smoothed, y, smoothing=module.smoothing, include_self=module.include_self)
-        health = {
-            "supervised_c": float(loss),
-            "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),
-            "learned_c": float(learned),
-            "spread": spread(z_c),
-            "effective_rank": effective_rank(z_c),
-        }
-        collapsed = health["spread"] < _COLLAPSED_SPREAD * module.temperature
-        self.health_ = health | {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
-        if collapsed or float(share_learned(loss, y, include_self=module.include_self)) <= 0:
-            by_heart = self._learned_of_training_cells() if data.validates and not collapsed else 0.0
-            what = "collapsed to a point" if collapsed else "learned nothing"
-            if by_heart > _BY_HEART:
-                what += " that holds for validation cells"
-            msg = (
-                f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {float(loss):.2f}, that of a "
-                f"point is {health['ceiling']:.2f}). {self._remedy(data.batch_size, by_heart)}"
-            )
-            warnings.warn(msg, UserWarning, stacklevel=3)
-
-    def _learned_of_training_cells(self) -> float:
-        """What z_c tells of the labels of the cells that it was last trained on, a share."""
-        logged = (self.history_ or {}).get("train_learned_c")  # a run of a few steps may have logged nothing
-        return 0.0 if logged is None else float(logged.iloc[-_LAST:, 0].astype(float).mean())
-
-    def _remedy(self, batch_size: int, by_heart: float) -> str:
-        """What to do about a collapse, or about an embedding that tells nothing of new cells."""
-        if by_heart > _BY_HEART:
-            return (
-                f"Of training cells it tells {by_heart:.0%} of what their labels say: it knows them by heart. Use more "
-                "cells, augment=True, or fewer steps (early_stopping=True)."
-            )
-        alpha, longer = float(self.module.current_alpha), "train for longer, if this was a handful of steps"
-        if not alpha:
-            return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
-        if self.module.auto_alpha is not None:
-            instead = f"about {alpha / 10:.2g}"
-        elif self.module.invariance == "variance":
-            instead = f"'auto', or about {min(alpha / 10, GENTLE_ALPHA):g}"
-        else:
-            instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
-        return f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}; or {longer}."
-
-    def _embed_batch(self, images: torch.Tensor) -> np.ndarray:
-        with torch.inference_mode():
-            parts = [self.module.embed(part.to(self.device), "c", "embedding").cpu() for part in images.split(512)]
-        return torch.cat(parts).numpy()
+        self.health_, verdict = measure(self.module, data.example_batch())
+        learned = learned_lately(self.history_ or {}) if data.validates else 0.0
+        if said := complaint(self.health_, verdict, self.module, data.batch_size, learned):
+            warnings.warn(said, UserWarning, stacklevel=3)
 
     def _parts(self) -> list[tuple[str, str]]:
         """Blocks and objective, for :func:`summary`."""
         module = self.module
         blocks, style = "z_c alone", ""
-        if module.style is not None:
+        if module.style_target is not None:
             blocks, style = "z_c, z_s", f", z_s clustered by {' × '.join(module.style_target)}"
         alpha = f"{module.alpha:g}" if module.auto_alpha is None else "auto"
         if module.auto_alpha is not None and self.is_trained_:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,19 +14,19 @@ from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import ImageDataModule, Split
-from scbd.model._arguments import checked_plan_kwargs, checked_trainer_kwargs
 from scbd.model._checkpoints import check_same_run, find_state
 from scbd.model._divergence import TrainingDiverged
-from scbd.model._fit import prepare, steps_between_validations
+from scbd.model._fit import Hardware, prepare
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
 from scbd.model._plan import TrainingPlan
+from scbd.model._settings import TrainSettings, takes_settings
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from scbd.data import ImageSource
     from scbd.model._callbacks import History
+    from scbd.model._contract import EmbeddingModule, Objective
 
 # enough cells for the statistics of channels to three digits
 _STATISTICS_CELLS = 4096
@@ -57,7 +56,7 @@ class TrainMixin:
     _unharmed_by_bfloat16 = False
 
     if TYPE_CHECKING:  # what the model brings
-        module: Any
+        module: EmbeddingModule
         adata: Any
         history_: dict[str, pd.DataFrame] | None
         is_trained_: bool
@@ -72,95 +71,13 @@ class TrainMixin:
         _codes: Any
         to_device: Any
 
-    def train(
-        self,
-        *,
-        max_steps: int | None = None,
-        max_epochs: int | None = None,
-        lr: float = 1e-4,
-        weight_decay: float = 0.01,
-        batch_size: int | None = None,
-        perturbations_per_batch: int | str | None = "auto",
-        neighbours: bool | Literal["auto"] = "auto",
-        split: str | Split | None = None,
-        train_size: float | None = None,
-        validation_size: float | None = None,
-        validate_every: int | None = None,
-        load_best: bool = False,
-        early_stopping: bool = False,
-        early_stopping_patience: int = 10,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        ckpt_path: str | os.PathLike[str] | None = None,
-        accelerator: str = "auto",
-        devices: int | list[int] | str = "auto",
-        precision: str = "auto",
-        preload: Literal["device"] | None = None,
-        compile: bool = False,
-        seed: int | None = None,
-        enable_progress_bar: bool = True,
-        plan_kwargs: dict[str, Any] | None = None,
-        **trainer_kwargs: Any,
-    ) -> None:
+    @takes_settings
+    def train(self, **given: Any) -> None:
         """Train the model; again, to go on with a fresh optimiser, and with batches that were not seen yet.
 
         Parameters
         ----------
-        max_steps, max_epochs
-            Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
-            heuristic: 400 epochs up to 20,000 cells, fewer beyond.
-        lr, weight_decay
-            Of AdamW.
-        batch_size
-            Cells a batch; larger batches hold more pairs and are better, up to memory. By default 2,048, or all
-            training cells if they are fewer.
-        perturbations_per_batch
-            Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
-            where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
-        neighbours
-            Of P perturbations draw cells in stretches that follow each other in the table, which a disk reads at once.
-            By default for images that are not in memory, where rows are sorted by perturbation and shuffled inside, as
-            :func:`scbd.data.write_screen` writes them.
-        split
-            A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
-            By default a random split, stratified by y and e; or that of the model's earlier run on the same cells.
-        train_size, validation_size
-            Fractions of a random split, 0.9 and the rest by default; what they leave is the test part.
-        validate_every
-            Steps between validations and checkpoints. By default a twentieth of the run, or more where validation
-            would take more than about a tenth of the time.
-        load_best
-            End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
-            overconfidence: on a screen it was seen to rise while complexes were found better and wells worse. With
-            ``alpha="auto"``, each validation weighs invariance by the alpha of its time.
-        early_stopping, early_stopping_patience
-            Stop after so many validations without improvement of the validation loss; with ``load_best``, at its best.
-        checkpoint_dir
-            Where to keep ``last.ckpt``, the state before it (``previous.ckpt``), ``history.csv`` and, with
-            ``load_best``, ``best.ckpt``. Without it, an interrupted run cannot be resumed.
-        ckpt_path
-            Resume, optimiser included: ``"last"`` for the last state in ``checkpoint_dir`` (or the one before, if that
-            cannot be read), or a checkpoint. Cells, labels and settings must be those of the run.
-        accelerator, devices
-            See :class:`lightning.pytorch.Trainer`.
-        precision
-            ``"32-true"``, or ``"bf16-mixed"``, which computes the encoders in bfloat16 and the losses in float32. By
-            default bfloat16 where it was seen to do no harm and to be faster: for the encoders ``"small"`` and
-            ``"resnet18"`` on processors with instructions for it. Embeddings are float32 either way.
-        preload
-            ``"device"`` puts all images on the device before training. By default they are read batch by batch, in
-            the background.
-        compile
-            Run both blocks through :func:`torch.compile`. It takes a C++ compiler and a minute.
-        seed
-            Seed of the split, the batches and the augmentation; by default ``scvi.settings.seed``, from which the
-            weights are drawn when the model is made, or 0.
-        enable_progress_bar
-            Show steps, rate, time left and losses.
-        plan_kwargs
-            Further arguments of the training plan: ``n_steps_alpha_warmup``, over which alpha rises from 0; ``lr`` and
-            ``weight_decay`` may be given here, too.
-        **trainer_kwargs
-            Further arguments of :class:`lightning.pytorch.Trainer`. Callbacks and loggers come beside our own.
+        {arguments}
 
         Raises
         ------
@@ -181,98 +98,43 @@ class TrainMixin:
             If z_c has collapsed to a point, or tells no more than one; if cells are validated on that an earlier run
             was trained on.
         """
-        settings = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
-        self._finish(self._train(self.module, **settings, **trainer_kwargs))
+        self._finish(self._train(self.module, TrainSettings.of(given)))
 
-    def _train(self, objective: Any, *, contrastive: bool = True, **given: Any) -> TrainingRun:
-        """Train an objective: our module, or one around it; see :meth:`train`. All checks come first.
+    def _train(self, objective: Objective, settings: TrainSettings, *, contrastive: bool = True) -> TrainingRun:
+        """Train an objective: our module, or one around it. All checks come first.
 
         Parameters
         ----------
         objective
-            What the plan calls with each batch. Its ``settings``, if any, must not change when a run is resumed.
+            What the plan calls with each batch.
+        settings
+            How.
         contrastive
             Whether the encoders are trained: then cells need partners, and the run goes on from those before.
-        **given
-            All arguments of :meth:`train`.
         """
-        trainer_kwargs = checked_trainer_kwargs(TrainMixin.train, given)
-        plan_kwargs = checked_plan_kwargs(given["plan_kwargs"])
-        rates = {name: plan_kwargs.pop(name, given[name]) for name in ("lr", "weight_decay")}
-        seed = given["seed"]
-        if seed is None:
-            seed = scvi.settings.seed or 0
-        directory = Path(given["checkpoint_dir"]) if given["checkpoint_dir"] else None
-        state = find_state(given["ckpt_path"], directory)
+        state = find_state(settings.ckpt_path, settings.directory)
         # a run that is resumed goes on from where it was begun
-        first_step = self._steps() if contrastive else 0
-        if state:
-            first_step = state.settings.get("first_step", 0)
+        first_step = state.settings.get("first_step", 0) if state else self._steps() if contrastive else 0
         source, y, e = self._training_inputs()
         cells = cell_digests(source, self._labels())
-        sizes = {name: given[name] for name in ("train_size", "validation_size")}
-        parts = self._split(given["split"], [y, e], **sizes, seed=seed, earlier=self._earlier_split(cells["images"]))
-        data = self._batches(
-            source,
-            y,
-            e,
-            parts,
-            **{name: given[name] for name in ("batch_size", "perturbations_per_batch", "neighbours", "preload")},
-            mixed_by=codes_of_few(self.adata.obs),
-            first_step=first_step,
-            seed=seed,
-            **self._data_settings,
-        )
-        max_steps = given["max_steps"]
-        if max_steps is None:
-            epochs = given["max_epochs"] or get_max_epochs_heuristic(len(parts.train))
-            max_steps = epochs * data.steps_per_epoch
-        data.max_steps = max_steps
-        # what a resumed run must share with the one it goes on with
-        settings = {
-            "class": type(self).__name__,
-            **cells,
-            **split_digest(parts, len(y)),
-            "n_train": len(parts.train),
-            "batch_size": data.batch_size,
-            "perturbations_per_batch": data.perturbations_per_batch,
-            "neighbours": data.neighbours,
-            "seed": seed,
-            "first_step": first_step,
-            **rates,
-        }
-        for part in (self.module, objective):
-            settings |= getattr(part, "settings", {})
-        settings |= self._plan_settings
+        data = self._data(source, y, e, settings, self._earlier_split(cells["images"]), first_step)
+        shared = self._shared_settings(objective, data, settings, cells | split_digest(data.split, len(y)))
         if state:
-            check_same_run(state.settings, settings)
-        plan_settings: dict[str, Any] = {**rates, "seed": seed, "first_step": first_step, "settings": settings}
-        plan = self._plan(objective, **plan_settings | dict(self._plan_settings) | plan_kwargs)
-        accelerator, devices, device = parse_device_args(given["accelerator"], given["devices"], return_device="torch")
-        precision = self._precision(given["precision"], device)
-        run = prepare(
-            plan,
-            data,
-            max_steps=max_steps,
-            validate_every=min(given["validate_every"] or steps_between_validations(data, max_steps), max_steps),
-            accelerator=accelerator,
-            devices=devices,
-            precision=precision,
-            directory=directory,
-            state=state,
-            **{name: given[name] for name in ("early_stopping", "early_stopping_patience", "enable_progress_bar")},
-            load_best=given["load_best"],
-            **trainer_kwargs,
-        )
+            check_same_run(state.settings, shared)
+        how = {**self._plan_settings, **settings.plan}
+        plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, **how)
+        accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
+        precision = self._precision(settings.precision, device)
+        run = prepare(plan, data, settings, state, Hardware(accelerator, devices, precision))
         self.trainer = run.trainer
         run.trainer._model = self  # type: ignore[attr-defined]  # where callbacks of scvi-tools look for it
-        if given["compile"]:
+        if settings.compile:
             self.module.compile_blocks()
         if contrastive:
-            warn_of_singletons(y[parts.train], self._registered(Y_REGISTRY)["categories"])
+            warn_of_singletons(y[data.split.train], self._registered(Y_REGISTRY)["categories"])
             self._before_training()
         self._forget_decoder()
-        self._fit_statistics(source, parts.train, seed)
+        self._fit_statistics(source, data.split.train, data.seed)
         error = None
         try:
             run.start()
@@ -280,8 +142,58 @@ class TrainMixin:
             error = raised
         self.module.eval()
         self.to_device(device)
-        settings |= {"steps": first_step + run.steps, "precision": precision}
-        return TrainingRun(run.history, data, settings, first_step, error)
+        shared |= {"steps": first_step + run.steps, "precision": precision}
+        return TrainingRun(run.history, data, shared, first_step, error)
+
+    def _data(
+        self,
+        source: ImageSource,
+        y: np.ndarray,
+        e: np.ndarray,
+        settings: TrainSettings,
+        earlier: Split | None,
+        first_step: int,
+    ) -> ImageDataModule:
+        """Batches of the cells that are trained on, as many as the run is long."""
+        seed = (scvi.settings.seed or 0) if settings.seed is None else settings.seed
+        data = self._batches(
+            source,
+            y,
+            e,
+            choose_split(self.adata.obs, [y, e], settings, seed, earlier),
+            batch_size=settings.batch_size,
+            perturbations_per_batch=settings.perturbations_per_batch,
+            neighbours=settings.neighbours,
+            preload=settings.preload,
+            mixed_by=codes_of_few(self.adata.obs),
+            first_step=first_step,
+            seed=seed,
+            **self._data_settings,
+        )
+        if settings.max_steps is None:
+            epochs = settings.max_epochs or get_max_epochs_heuristic(len(data.split.train))
+            data.max_steps = epochs * data.steps_per_epoch
+        else:
+            data.max_steps = settings.max_steps
+        return data
+
+    def _shared_settings(
+        self, objective: Objective, data: ImageDataModule, settings: TrainSettings, cells: dict[str, str]
+    ) -> dict[str, Any]:
+        """What a resumed run must share with the one it goes on with."""
+        return {
+            "class": type(self).__name__,
+            **cells,
+            "n_train": len(data.split.train),
+            "batch_size": data.batch_size,
+            "perturbations_per_batch": data.perturbations_per_batch,
+            "neighbours": data.neighbours,
+            "seed": data.seed,
+            "first_step": data.first_step,
+            **{name: settings.plan[name] for name in ("lr", "weight_decay")},
+            **objective.settings,
+            **self._plan_settings,
+        }
 
     def _finish(self, run: TrainingRun) -> None:
         """Keep what a run of the encoders leaves, behind what it went on from."""
@@ -327,9 +239,6 @@ class TrainMixin:
         instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
         fast = device.type == "cpu" and instructions()
         return "bf16-mixed" if fast and self._unharmed_by_bfloat16 else "32-true"
-
-    def _split(self, split: str | Split | None, strata: list[np.ndarray], **how: Any) -> Split:
-        return choose_split(split, self.adata.obs, strata, **how)
 
     def _fit_statistics(self, source: ImageSource, rows: np.ndarray, seed: int) -> None:
         """Learn the channels' statistics once, from training cells alone."""

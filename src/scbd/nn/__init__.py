@@ -2,7 +2,8 @@
 
 from scbd.nn.decoders import AdditiveDecoder
 from scbd.nn.distributed import gather
-from scbd.nn.encoders import ENCODERS, Block, Features, build_encoder
+from scbd.nn.encoders import ENCODERS, Block, Features, Representation, build_encoder
+from scbd.nn.groups import Groups
 from scbd.nn.health import effective_rank, spread
 from scbd.nn.losses import (
     contrastive_ceiling,
@@ -19,7 +20,9 @@ __all__ = [
     "AdditiveDecoder",
     "Block",
     "Features",
+    "Groups",
     "Preprocess",
+    "Representation",
     "build_encoder",
     "contrastive_ceiling",
     "effective_rank",
@@ -33,3 +36,14 @@ __all__ = [
     "share_learned",
     "supervised_contrastive_loss",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.nn.decoders import Likelihood as Likelihood
+from scbd.nn.distributed import agree_on_buffers as agree_on_buffers
+from scbd.nn.distributed import wait_for_all as wait_for_all
+from scbd.nn.distributed import world as world
+from scbd.nn.groups import pair_codes as pair_codes
+from scbd.nn.loss_inputs import check_smoothing as check_smoothing
+from scbd.nn.loss_inputs import check_temperature as check_temperature
+from scbd.nn.losses import InvarianceReduction as InvarianceReduction
+from scbd.nn.preprocess import Intensity as Intensity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from scbd.nn.stages import Tap, find_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+Representation = Literal["embedding", "intermediate"]
 
 
 def small_encoder(n_channels: int) -> nn.Module:
@@ -146,6 +148,14 @@ class Features(nn.Module):
         """Intermediate representations ``(B, R)`` of preprocessed images ``(B, C, H, W)``."""
         return self.encoder(images)
 
+    def width(self, representation: Representation) -> int:
+        """Dimension of what :meth:`represent` returns."""
+        return self.n_features
+
+    def represent(self, images: Tensor, representation: Representation) -> Tensor:
+        """What a cell is embedded as: without a projection, the embedding is the intermediate representation."""
+        return self(images)
+
     def watched(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """What :meth:`forward` returns, and what the images were on the way: a vector a stage, and ``r``.
 
@@ -197,6 +207,15 @@ class Block(Features):
     def forward(self, images: Tensor) -> Tensor:
         """Embed preprocessed images ``(B, C, H, W)`` on the unit sphere, ``(B, D)``."""
         return self.project(self.encoder(images))
+
+    def width(self, representation: Representation) -> int:
+        """Dimension of what :meth:`represent` returns."""
+        return self.n_latent if representation == "embedding" else self.n_features
+
+    def represent(self, images: Tensor, representation: Representation) -> Tensor:
+        """``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
+        r = self.encoder(images)
+        return r if representation == "intermediate" else self.project(r)
 
 
 def _dry_run(encoder: nn.Module, image_shape: tuple[int, int, int]) -> tuple[int, list[nn.Module]]:

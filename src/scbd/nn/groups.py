@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Groups:
-    """Which cells share a label.
+    """Which cells share a label: counted once a batch, and read by all losses on it.
 
     Parameters
     ----------
@@ -16,14 +16,41 @@ class Groups:
 
     Attributes
     ----------
+    labels
+        The same.
     n_others
         How many others share a cell's label, ``(B,)``.
+
+    Examples
+    --------
+    >>> gene = scbd.nn.Groups(torch.tensor([0, 1, 1, 1]))
+    >>> gene.n_others
+    tensor([0, 2, 2, 2])
+    >>> z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.manual_seed(0)), dim=1)
+    >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)  # counts nothing again
     """
 
     def __init__(self, labels: Tensor) -> None:
+        # to count, the processor waits for the device
         _, self._index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
         self._n_groups = len(counts)
+        self._crossed: tuple[Groups, Groups] | None = None
+        self.labels = labels
         self.n_others = counts[self._index] - 1
+
+    @classmethod
+    def of(cls, labels: Tensor | Groups) -> Groups:
+        """Those of a loss's argument, counted here if they were not before."""
+        return labels if isinstance(labels, Groups) else cls(labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def crossed(self, others: Groups) -> Groups:
+        """Which cells share this label and another one: remembered, since several losses ask for the same pair."""
+        if self._crossed is None or self._crossed[0] is not others:
+            self._crossed = others, Groups(pair_codes(self.labels, others.labels))
+        return self._crossed[1]
 
     def sums(self, values: Tensor) -> Tensor:
         """Sum of ``values (B, D)`` over all cells of a cell's label, itself included, ``(B, D)``."""

@@ -74,7 +74,7 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
 
 def supervised_contrastive_loss(
     z: Tensor,
-    labels: Tensor,
+    labels: Tensor | Groups,
     *,
     temperature: float = 0.1,
     smoothing: float = 0.0,
@@ -108,7 +108,7 @@ def supervised_contrastive_loss(
     z
         Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
     labels
-        Integer labels, shape ``(B,)``.
+        Integer labels, shape ``(B,)``, or their :class:`Groups` where several losses read them.
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
@@ -145,11 +145,11 @@ def supervised_contrastive_loss(
     True
     """
     check_smoothing(smoothing)
-    z = checked_batch(z, temperature, labels, "labels")
+    partners = Groups.of(labels)
+    z = checked_batch(z, temperature, partners.labels, "labels")
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
     with torch.autocast(z.device.type, enabled=False):
-        partners = Groups(labels)
         own, n_positives = partners.sums(z) - z, partners.n_others
         per_anchor = log_normaliser - (z * own).sum(1) / temperature / n_positives.clamp(min=1)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
@@ -166,7 +166,7 @@ def supervised_contrastive_loss(
 
 def invariance_loss(
     z: Tensor,
-    environments: Tensor,
+    environments: Tensor | Groups,
     *,
     temperature: float = 0.1,
     include_self: bool = True,
@@ -212,7 +212,7 @@ def invariance_loss(
     z
         Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
     environments
-        Integer environment labels, shape ``(B,)``.
+        Integer environment labels, shape ``(B,)``, or their :class:`Groups`.
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
@@ -245,18 +245,18 @@ def invariance_loss(
     >>> float(scbd.nn.invariance_loss(z, mixed)) < 1 < float(scbd.nn.invariance_loss(z, told))
     True
     """
-    z = checked_batch(z, temperature, environments, "environments")
+    neighbours = Groups.of(environments)
+    z = checked_batch(z, temperature, neighbours.labels, "environments")
     if reduction not in get_args(InvarianceReduction):
         msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
         raise ValueError(msg)
     with torch.autocast(z.device.type, enabled=False):
-        neighbours = Groups(environments)
         of_environment, n_own = neighbours.sums(z), neighbours.n_others
         own, other = of_environment - z, z.sum(0) - of_environment
         n_other = len(z) - 1 - n_own
         informative = (n_own > 0) & (n_other > 0)
         if reduction == "mass":
-            inside, outside = log_sums(z, temperature, environments)
+            inside, outside = log_sums(z, temperature, neighbours.labels)
             chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
             return torch.where(informative, inside - outside - chance, 0.0).abs().mean()
         if reduction == "mean":
@@ -284,7 +284,9 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
     return math.log(batch_size if include_self else batch_size - 1)
 
 
-def share_learned(loss: Tensor, labels: Tensor, *, smoothing: float = 0.0, include_self: bool = True) -> Tensor:
+def share_learned(
+    loss: Tensor, labels: Tensor | Groups, *, smoothing: float = 0.0, include_self: bool = True
+) -> Tensor:
     r"""Share of what the labels say that an embedding tells: 0 for a point, 1 at best, negative below a point.
 
     A point matches an anchor of label :math:`u` with its own as often as that occurs, :math:`\pi_u`. The loss asks for
@@ -301,7 +303,7 @@ def share_learned(loss: Tensor, labels: Tensor, *, smoothing: float = 0.0, inclu
     loss
         What :func:`supervised_contrastive_loss` returned for these labels, with ``reduction="mean"``.
     labels
-        Integer labels, shape ``(B,)``.
+        Integer labels, shape ``(B,)``, or their :class:`Groups`.
     smoothing, include_self
         As in the loss.
 
@@ -317,7 +319,7 @@ def share_learned(loss: Tensor, labels: Tensor, *, smoothing: float = 0.0, inclu
     >>> round(float(scbd.nn.share_learned(loss, gene)), 2)
     1.0
     """
-    n_positives, size = Groups(labels).n_others, len(labels)
+    n_positives, size = Groups.of(labels).n_others, len(labels)
     partnered = n_positives > 0
     asked = 1 - smoothing + smoothing * n_positives / (size - 1)
     frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from scbd.nn.groups import Groups, pair_codes
+from scbd.nn.groups import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class ExplainedVariance(NamedTuple):
 
 
 def explained_variance(
-    features: Tensor, environments: Tensor, labels: Tensor, *, partners: Partners = "within"
+    features: Tensor, environments: Tensor | Groups, labels: Tensor | Groups, *, partners: Partners = "within"
 ) -> ExplainedVariance:
     r"""Share of the features' variance that the environment explains at equal label, and its standard error.
 
@@ -89,7 +89,7 @@ def explained_variance(
     features
         ``(B, D)``, of any scale. Half precision is computed in float32.
     environments, labels
-        Integer codes, ``(B,)``.
+        Integer codes, ``(B,)``, or their :class:`Groups`.
     partners
         ``"within"`` labels or ``"across"`` them, see :mod:`scbd.nn.variance`.
 
@@ -120,7 +120,7 @@ def explained_variance(
     return _explained(features, _Design(environments, labels))[partners]
 
 
-def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels: Tensor) -> Tensor:
+def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups, labels: Tensor | Groups) -> Tensor:
     r"""By how much a batch contradicts invariance: the environment's share in standard errors.
 
     .. math:: \frac{1}{2S} \sum_s \Big(
@@ -138,7 +138,7 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels:
         may be blind to the environment because it computes the label from what differs between environments, in two
         steps; the first of them is seen on the way.
     environments, labels
-        Integer codes, ``(B,)``.
+        Integer codes, ``(B,)``, or their :class:`Groups`.
 
     Returns
     -------
@@ -167,16 +167,17 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor, labels:
 class _Design:
     """What is the same for all representations of a batch: who is whose partner, and what they can tell."""
 
-    def __init__(self, environments: Tensor, labels: Tensor) -> None:
-        if labels.ndim != 1 or environments.shape != labels.shape:
-            shapes = f"{tuple(environments.shape)} and {tuple(labels.shape)}"
+    def __init__(self, environments: Tensor | Groups, labels: Tensor | Groups) -> None:
+        codes = [given.labels if isinstance(given, Groups) else given for given in (environments, labels)]
+        if codes[1].ndim != 1 or codes[0].shape != codes[1].shape:
+            shapes = " and ".join(str(tuple(given.shape)) for given in codes)
             msg = f"environments and labels must both be (B,), got {shapes}."
             raise ValueError(msg)
         if len(labels) < 2:
             msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
             raise ValueError(msg)
-        self.label, self.environment = Groups(labels), Groups(environments)
-        self.pair = Groups(pair_codes(labels, environments))
+        self.label, self.environment = Groups.of(labels), Groups.of(environments)
+        self.pair = self.label.crossed(self.environment)
         self.n_label = self.label.n_others[:, None]
         self.n_partners: dict[Partners, Tensor] = {
             "within": self.pair.n_others[:, None],

@@ -9,7 +9,7 @@ import pytest
 from conftest import contents, make_plates
 
 from scbd.data import Crops, SlicedSource, write_screen
-from scbd.data.fields import image_source
+from scbd.data.images import image_source
 from scbd.data.sources import sliced
 from scbd.data.stores import block_file, plan, staging
 

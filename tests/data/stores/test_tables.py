@@ -14,7 +14,7 @@ from anndata import AnnData
 from conftest import make_cells
 
 from scbd.data import open_embedding, open_screen, verify_screen, write_screen
-from scbd.data.fields import image_source
+from scbd.data.images import image_source
 from scbd.data.stores.block_file import BlockFile
 from scbd.data.stores.tables import TABLES_KEY
 
@@ -124,3 +124,22 @@ def test_of_an_older_store_blocks_alone_are_verified(tmp_path, name):
         store.close()
     with pytest.warns(UserWarning, match="older scbd, without checksums of its tables: blocks alone were verified"):
         verify_screen(path)
+
+
+@pytest.mark.parametrize("name", ["s.h5ad", "s.zarr"])
+def test_names_and_text_that_no_store_holds(tmp_path, name):
+    cases: dict[str, dict[str, Any]] = {
+        "obs has a column 'a/b', of which a store makes a path: rename it.*'a_b'": {"a/b": 1},
+        "obs has a column '..', of which": {"..": 1},
+        "obs has text with a NUL character in 'note'": {"note": ["a\0b"] * 8},
+    }
+    for message, columns in cases.items():
+        cells = make_cells(8)
+        cells.obs = cells.obs.assign(**columns)
+        with pytest.raises(ValueError, match=message):
+            write_screen(tmp_path / name, cells, y_key="gene")
+    cells = make_cells(8)
+    cells.obs_names = [f"cell\0{i}" for i in range(8)]
+    with pytest.raises(ValueError, match="obs has text with a NUL character in 'index'"):
+        write_screen(tmp_path / name, cells, y_key="gene")
+    assert not list(tmp_path.iterdir())

@@ -27,3 +27,8 @@ __all__ = [
     "non_finite_rows",
     "target_of",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.data.sources.lmdb_crops import open_lmdb as open_lmdb
+from scbd.data.sources.lmdb_crops import parsed_key as parsed_key
+from scbd.data.sources.lmdb_crops import parsed_keys as parsed_keys

@@ -74,8 +74,8 @@ class FileSource:
         for place, row in enumerate(numbers):
             image = self._image(row)
             if image.shape != out.shape[1:] or image.dtype != out.dtype:
-                said = f"{self._path(0, row)} is {_what(image)}, the first is {_what(out[0])}"
-                msg = f"{said}: all must be alike."
+                fact = f"{self._path(0, row)} is {_what(image)}, the first is {_what(out[0])}"
+                msg = f"{fact}: all must be alike."
                 raise ValueError(msg)
             out[place] = image
         return out

@@ -18,3 +18,6 @@ __all__ = [
     "verify_screen",
     "write_screen",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.data.stores.block_file import BlockFile as BlockFile

@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scbd._files import partial_path
+from scbd._jobs import check_space, locked
 from scbd._keys import IMAGE_KEY
+from scbd._progress import progress_bar
 from scbd.data.digests import digest_cells
-from scbd.data.progress import progress_bar
-from scbd.data.stores.block_file import BlockFile, check_space
+from scbd.data.stores.block_file import BlockFile
 from scbd.data.stores.hdf5 import open_h5
 from scbd.data.stores.opening import open_screen, open_store, open_tables
-from scbd.data.stores.partials import locked, partial_path
 from scbd.data.stores.results import CELLS_KEY, cells_digest, keys_of, result_files, results_folder
 
 if TYPE_CHECKING:
@@ -205,8 +206,8 @@ def _same_array(mine: Any, rows: np.ndarray, theirs: Any) -> bool:
 
 def _digest(table: pd.DataFrame, arrays: dict[str, Any], rows: np.ndarray, cells: str) -> str:
     """Of everything that is added: what was begun goes on only with the same values."""
-    said = [cells, digest_cells(None, table), *((key, values.dtype.str) for key, values in arrays.items())]
-    digest = hashlib.sha256(repr(said).encode())
+    digest_input = [cells, digest_cells(None, table), *((key, values.dtype.str) for key, values in arrays.items())]
+    digest = hashlib.sha256(repr(digest_input).encode())
     for values in arrays.values():
         for start in range(0, len(rows), _ROWS):
             digest.update(np.ascontiguousarray(values[rows[start : start + _ROWS]]).tobytes())

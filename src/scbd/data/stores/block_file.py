@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
-from scbd.data.progress import progress_bar
+from scbd._files import partial_path
+from scbd._jobs import begin_with, check_same, header_path, remove_headers
+from scbd._progress import progress_bar
 from scbd.data.sources.zarr_codecs import checksum
 from scbd.data.stores.hdf5 import open_h5
-from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers
-from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, damaged_tables, tables_checksums
+from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, check_names, damaged_tables, tables_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -88,13 +88,13 @@ class BlockFile:
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
         """Keep the rows of a block: first these, their checksum once they are on the disk."""
         assert self._file is not None
-        said = 0
+        crc = 0
         for key, (shape, dtype) in self._arrays.items():
             row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
             _write_at(self._file, values[key].data.cast("B"), self._starts[key] + block * self._block_size * row_bytes)
-            said = checksum(values[key], said)
+            crc = checksum(values[key], crc)
         os.fsync(self._file)
-        _write_at(self._file, memoryview((np.uint64(said) | WRITTEN).tobytes()), self._checksums_at + 8 * block)
+        _write_at(self._file, memoryview((np.uint64(crc) | WRITTEN).tobytes()), self._checksums_at + 8 * block)
 
     def done(self) -> np.ndarray:
         """Which blocks are there, boolean ``(n_blocks,)``."""
@@ -131,8 +131,8 @@ class BlockFile:
         from anndata.io import write_elem
 
         header = header_path(self._partial)
-        said = {"block_size": self._block_size, "arrays": np.array(list(self._arrays), dtype=str)}
-        uns = {STORE_KEY: dict(self._settings) | said}
+        layout = {"block_size": self._block_size, "arrays": np.array(list(self._arrays), dtype=str)}
+        uns = {STORE_KEY: dict(self._settings) | layout}
         AnnData(obs=self._tables.obs, var=self._tables.var, uns=uns).write_h5ad(header)
         with h5py.File(header, "r+") as file:
             for key, (shape, dtype) in self._arrays.items():
@@ -165,10 +165,10 @@ def damaged_rows(path: Path) -> tuple[list[slice], int, list[str] | None]:
         with progress_bar("Verifying", n) as bar:
             for block, expected in enumerate(checksums):
                 rows = slice(block * size, min((block + 1) * size, n))
-                said = 0
+                crc = 0
                 for array in arrays:
-                    said = checksum(array[rows], said)
-                if np.uint64(said) | WRITTEN != expected:
+                    crc = checksum(array[rows], crc)
+                if np.uint64(crc) | WRITTEN != expected:
                     damaged.append(rows)
                 bar.update(rows.stop - rows.start)
     return damaged, len(checksums), tables
@@ -181,43 +181,6 @@ def _layout(file: h5py.File, names: Iterable[str]) -> dict[str, tuple[tuple[int,
 def no_checksums(path: Any) -> str:
     """A sentence."""
     return f"{path} was not written by scbd, and has no checksums to verify."
-
-
-def share_of(done: np.ndarray, shard: tuple[int, int]) -> np.ndarray:
-    """Blocks that are still to be written by one of several processes, each of which has a contiguous range."""
-    index, n = shard
-    mine = np.array_split(np.arange(len(done)), n)[index - 1]
-    return mine[~done[mine]]
-
-
-def check_shard(shard: tuple[int, int]) -> None:
-    """Raise unless it is one of so many."""
-    index, n = shard
-    if not 1 <= index <= n:
-        msg = f"shard={index}/{n}: the first number counts from 1 to the second."
-        raise ValueError(msg)
-
-
-def check_space(path: Path, size: int) -> None:
-    """Raise if the disk has less room than a store of this size takes beside what has been written of it.
-
-    Raises
-    ------
-    OSError
-        If so.
-    """
-    partial = partial_path(path)
-    written = sum(file.stat().st_blocks * 512 for file in (partial, *partial.rglob("*")) if file.exists())
-    needed, free = size - written, shutil.disk_usage(path.parent).free
-    if needed > free:
-        msg = f"{path} takes {_bytes(needed)} more, the disk has {_bytes(free)} free: make room first."
-        raise OSError(msg)
-
-
-def _bytes(size: int) -> str:
-    """In a unit that leaves something before the point."""
-    unit = min(max(size.bit_length() - 1, 0) // 10, 4)
-    return f"{size / 1024**unit:.{min(unit, 1)}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
 
 
 def _reserve(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:

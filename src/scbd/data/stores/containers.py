@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scbd._files import partial_path
+from scbd._jobs import begin_with, check_same, header_path, remove_headers
 from scbd.data.stores.block_file import BlockFile
-from scbd.data.stores.partials import begin_with, check_names, check_same, header_path, partial_path, remove_headers
 from scbd.data.stores.shards import ShardEncoder
-from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, tables_checksums
+from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, check_names, tables_checksums
 
 if TYPE_CHECKING:
     import zarr
@@ -88,7 +89,7 @@ class ZarrContainer:
             if f"obsm/{self._image_key}" not in group:
                 self._write_header(group)
         self._array = cast("zarr.Array", group[f"obsm/{self._image_key}"])
-        check_same(self._said, self._wanted, self._partial)
+        check_same(self._attrs, self._wanted, self._partial)
         self._encoder = ShardEncoder(self._array)
         return self._done()
 
@@ -117,7 +118,7 @@ class ZarrContainer:
         whole = self._is_there() or bool(self._done().all())
         if not isinstance(self._path, Path):
             if whole:
-                self._array.attrs[STORE_KEY] = self._said | {"complete": True}
+                self._array.attrs[STORE_KEY] = self._attrs | {"complete": True}
             return whole
         if whole:
             self._remove_halves(self._partial)
@@ -170,7 +171,7 @@ class ZarrContainer:
         return self._plan.settings() | {"compression": str(self._compression)}
 
     @property
-    def _said(self) -> dict[str, Any]:
+    def _attrs(self) -> dict[str, Any]:
         return dict(cast("dict[str, Any]", self._array.attrs[STORE_KEY]))
 
     def _key(self, block: int) -> str:
@@ -182,12 +183,12 @@ class ZarrContainer:
         """Tables first, the images' array last: where it is, all else is."""
         from anndata.io import write_elem
 
-        said: dict[str, Any] = self._plan.settings() | {"block_size": self._plan.block_size}
+        settings: dict[str, Any] = self._plan.settings() | {"block_size": self._plan.block_size}
         tables = {
             "obs": self._plan.obs,
             "var": _var(self._plan),
             "obsm": {},
-            "uns": {STORE_KEY: said | _scale(self._plan)},
+            "uns": {STORE_KEY: settings | _scale(self._plan)},
         }
         with warnings.catch_warnings():
             # of how tables will be stored by a later anndata; either way is read
@@ -209,7 +210,7 @@ class ZarrContainer:
             attributes={
                 "encoding-type": "array",
                 "encoding-version": "0.2.0",
-                STORE_KEY: said | self._wanted | {"complete": isinstance(self._path, Path)},
+                STORE_KEY: settings | self._wanted | {"complete": isinstance(self._path, Path)},
             },
         )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scbd._sizes import resized_to
-from scbd.data.resizing import resized
 from scbd.data.sources import IMAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ class Conversion:
     dtype: np.dtype
     intensity_range: np.ndarray | None
 
+    def __post_init__(self) -> None:
+        """Load torch if images are resized: before there are threads, each of which is told to use one core of it."""
+        if self.image_size is not None:
+            importlib.import_module("scbd.data.resizing")
+
     def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
         """Of a converted image."""
         return (channels, *(self.image_size or (height, width)))
@@ -47,6 +52,8 @@ class Conversion:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Convert images ``(N, C, H, W)``."""
         if self.image_size not in (None, images.shape[2:]):
+            from scbd.data.resizing import resized
+
             images = resized(images, self.image_size).numpy()
         if self.intensity_range is not None:
             low, high = self.intensity_range.T[:, :, None, None]

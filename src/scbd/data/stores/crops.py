@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scbd.data.channels import channel_names, warn_of_channels
-from scbd.data.fields import image_source
+from scbd.data.images import image_source
 
 if TYPE_CHECKING:
     import pandas as pd

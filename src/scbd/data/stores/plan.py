@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -156,13 +156,12 @@ class ScreenPlan:
             )
             raise ValueError(msg)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, str]:
         """What decides every byte, as text: a store that was begun goes on only if it is the same.
 
         All labels are in it, and a sample of every plate's pixels: images that were corrected are other images.
         """
-        # what is not finite is not written: nobody has to look for it again
-        return {"format": "2", "digest": self._digest, "finite": True}
+        return {"format": "2", "digest": self._digest}
 
     @cached_property
     def _digest(self) -> str:
@@ -196,13 +195,14 @@ def screen_plan(
     first = plates[0]
     for plate in plates:
         if (plate.channels, plate.images.dtype) != (first.channels, first.images.dtype):
-            said = [f"{', '.join(p.channels)} ({p.images.dtype})" for p in (plate, first)]
-            msg = f"{plate.name} has channels {said[0]}, {first.name} has {said[1]}: they must be the same."
+            channels = [f"{', '.join(p.channels)} ({p.images.dtype})" for p in (plate, first)]
+            msg = f"{plate.name} has channels {channels[0]}, {first.name} has {channels[1]}: they must be the same."
             raise ValueError(msg)
         if convert.image_size is None and plate.images.shape[2:] != first.images.shape[2:]:
-            said = [" × ".join(map(str, p.images.shape[2:])) for p in (plate, first)]
+            sides = [" × ".join(map(str, p.images.shape[2:])) for p in (plate, first)]
             msg = (
-                f"{plate.name} has {said[0]} pixels, {first.name} {said[1]}: give image_size, to which all are resized."
+                f"{plate.name} has {sides[0]} pixels, {first.name} {sides[1]}: give image_size, to which all are "
+                "resized."
             )
             raise ValueError(msg)
         try:

@@ -46,8 +46,8 @@ def with_results(path: Any, parts: dict[str, Any], images: Any) -> dict[str, Any
     from anndata.io import read_elem
 
     files, others = results_of(path, parts["obs"], images)
-    for said in others:
-        warnings.warn(said, UserWarning, stacklevel=3)
+    for other in others:
+        warnings.warn(other, UserWarning, stacklevel=3)
     obs, obsm = parts["obs"], dict(parts["obsm"])
     for file in files:
         obs = obs.assign(**{key: read_elem(file["obs"][key]) for slot, key in keys_of(file) if slot == "obs"})

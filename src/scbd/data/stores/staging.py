@@ -13,11 +13,13 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scbd._jobs import check_same
+from scbd._progress import progress_bar
 from scbd.data.prefetch import worked_on
-from scbd.data.progress import progress_bar
 from scbd.data.sources import ArraySource
-from scbd.data.stores.block_file import STORE_KEY, BlockFile, check_same
+from scbd.data.stores.block_file import BlockFile
 from scbd.data.stores.hdf5 import memory_map_h5ad
+from scbd.data.stores.tables import STORE_KEY
 
 if TYPE_CHECKING:
     from pathlib import Path

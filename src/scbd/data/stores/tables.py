@@ -1,4 +1,4 @@
-"""Checksums of the tables of a store: of every value, name and attribute that reading them depends on."""
+"""Tables of a store: what they may hold, and checksums of every value, name and attribute that they are read by."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     import zarr
+    from anndata import AnnData
 
     Group: TypeAlias = h5py.Group | zarr.Group
     Layout: TypeAlias = Mapping[str, tuple[tuple[int, ...], np.dtype]]
@@ -25,6 +26,30 @@ BOOKKEEPING = ("arrays", "block_size", "checksums", TABLES_KEY)
 _SKIPPED = (f"uns/{STORE_KEY}/{TABLES_KEY}", f"uns/{STORE_KEY}/checksums")
 # rows of a table that are in memory at once
 _ROWS = 65_536
+
+
+def check_names(tables: AnnData) -> None:
+    """Raise if a table has names or text that no store can hold; before anything is written.
+
+    Raises
+    ------
+    ValueError
+        If so.
+    """
+    for slot, table in (("obs", tables.obs), ("var", tables.var)):
+        for column in table:
+            if "/" in str(column) or "\0" in str(column) or str(column) in ("", ".", ".."):
+                msg = (
+                    f"{slot} has a column {column!r}, of which a store makes a path: rename it, for example "
+                    f"adata.{slot} = adata.{slot}.rename(columns={{{column!r}: "
+                    f"{str(column).replace('/', '_').strip('.') or 'column'!r}}})."
+                )
+                raise ValueError(msg)
+        for name, values in [("index", table.index), *table.items()]:
+            texts = values.cat.categories if values.dtype == "category" else values
+            if texts.dtype.kind in "OUT" and any(isinstance(text, str) and "\0" in text for text in texts):
+                msg = f"{slot} has text with a NUL character in {name!r}, which cannot be stored: remove it."
+                raise ValueError(msg)
 
 
 def tables_checksums(store: Group, blocks: Layout) -> str:
@@ -42,11 +67,11 @@ def tables_checksums(store: Group, blocks: Layout) -> str:
     """
     layout = [[path, list(shape), dtype.str] for path, (shape, dtype) in sorted(blocks.items())]
     if isinstance(store, h5py.Group):
-        said = {name: _checksum(store[name], name, blocks) for name in sorted(store)}
+        parts = {name: _checksum(store[name], name, blocks) for name in sorted(store)}
         layout.append(_attributes(store))  # type: ignore[arg-type]
     else:
-        said = _checksums_of_files(store, (*blocks, *_SKIPPED))
-    return json.dumps(said | {"layout": hashlib.sha256(json.dumps(layout).encode()).hexdigest()})
+        parts = _checksums_of_files(store, (*blocks, *_SKIPPED))
+    return json.dumps(parts | {"layout": hashlib.sha256(json.dumps(layout).encode()).hexdigest()})
 
 
 def damaged_tables(store: Group, blocks: Layout) -> list[str] | None:
@@ -55,9 +80,9 @@ def damaged_tables(store: Group, blocks: Layout) -> list[str] | None:
     if path not in store:
         return None
     text: Any = store[path][()]  # type: ignore[index]
-    said: dict[str, str] = json.loads(text.decode() if isinstance(text, bytes) else str(text))
+    written: dict[str, str] = json.loads(text.decode() if isinstance(text, bytes) else str(text))
     found: dict[str, str] = json.loads(tables_checksums(store, blocks))
-    return [name for name in sorted(said | found) if said.get(name) != found.get(name)]
+    return [name for name in sorted(written | found) if written.get(name) != found.get(name)]
 
 
 def _checksums_of_files(group: zarr.Group, skipped: Collection[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 from scbd.data.sources import ZarrSource
 from scbd.data.stores.block_file import damaged_rows, no_checksums
 from scbd.data.stores.opening import open_store
@@ -63,9 +63,9 @@ def verify_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAG
         for file in files:
             more, more_n, more_tables = _of_file(Path(file.filename))
             damaged, n, tables = damaged + more, n + more_n, [*(tables or []), *(more_tables or [])]
-    said = [f"{len(damaged)} of {n} blocks are damaged: " + "; ".join(damaged[:5])] if damaged else []
-    if said or tables:
-        raise ValueError(". ".join([*(tables or []), *said]))
+    blocks = [f"{len(damaged)} of {n} blocks are damaged: " + "; ".join(damaged[:5])] if damaged else []
+    if blocks or tables:
+        raise ValueError(". ".join([*(tables or []), *blocks]))
     if tables is None:
         msg = f"{path} was written by an older scbd, without checksums of its tables: blocks alone were verified."
         warnings.warn(msg, UserWarning, stacklevel=2)
@@ -74,7 +74,7 @@ def verify_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAG
 def _of_file(path: Path) -> tuple[list[str], int, list[str] | None]:
     damaged, n, tables = damaged_rows(path)
     blocks = [f"{path} is damaged, with rows {rows.start} to {rows.stop - 1}" for rows in damaged]
-    return blocks, n, _said(path, tables)
+    return blocks, n, _sentence(path, tables)
 
 
 def _of_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[list[str], int, list[str] | None]:
@@ -82,7 +82,7 @@ def _of_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[lis
     store: Any = group.get(f"uns/{STORE_KEY}")
     if store is None or "block_size" not in store or isinstance(images, np.ndarray):
         raise ValueError(no_checksums(path))
-    tables = _said(path, damaged_tables(group, {f"obsm/{image_key}": (images.shape, images.dtype)}))
+    tables = _sentence(path, damaged_tables(group, {f"obsm/{image_key}": (images.shape, images.dtype)}))
     source = ZarrSource(images, f"obsm[{image_key!r}]", verify=True)
     size, n = int(store["block_size"][()]), images.shape[0]
     damaged, starts = [], range(0, n, size)
@@ -97,7 +97,7 @@ def _of_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[lis
     return damaged, len(starts), tables
 
 
-def _said(path: Any, tables: list[str] | None) -> list[str] | None:
+def _sentence(path: Any, tables: list[str] | None) -> list[str] | None:
     """A sentence for damaged tables."""
     if not tables:
         return tables

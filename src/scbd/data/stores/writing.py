@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from anndata import AnnData
 
+from scbd._jobs import check_shard, check_space, share_of
 from scbd._keys import IMAGE_KEY
+from scbd._progress import progress_bar
 from scbd.data.prefetch import worked_on, workers
-from scbd.data.progress import progress_bar
-from scbd.data.stores.block_file import check_shard, check_space, share_of
 from scbd.data.stores.containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores.conversion import conversion
 from scbd.data.stores.crops import Crops, crops_of

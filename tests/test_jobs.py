@@ -1,20 +1,25 @@
+"""Several processes at one thing."""
+
 from __future__ import annotations
 
 import errno
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import contents, make_cells, make_plates
 
+from scbd._files import partial_path
+from scbd._jobs import check_shard, check_space, share_of
 from scbd.data import open_screen, write_screen
 from scbd.data.stores import containers
-from scbd.data.stores.block_file import check_space
-from scbd.data.stores.partials import partial_path
 
 KINDS = ["s.h5ad", "s.zarr"]
 
@@ -45,7 +50,7 @@ def test_processes_with_the_same_job_all_end_well_and_leave_nothing(tmp_path):
     for name in KINDS:
         write_screen(tmp_path / "whole" / name, make_plates(), y_key="gene", block_size=8)
     paths = [str(tmp_path / str(attempt) / name) for attempt in range(2) for name in KINDS]
-    code = CODE.format(tests=str(Path(__file__).parents[2]), paths=paths)
+    code = CODE.format(tests=str(Path(__file__).parent), paths=paths)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr
     for path in map(Path, paths):
@@ -100,23 +105,54 @@ def test_long_names(tmp_path, suffix):
     assert open_screen(path).n_obs == 8
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_names_and_text_that_no_store_holds(tmp_path, name):
-    cases: dict[str, dict[str, Any]] = {
-        "obs has a column 'a/b', of which a store makes a path: rename it.*'a_b'": {"a/b": 1},
-        "obs has a column '..', of which": {"..": 1},
-        "obs has text with a NUL character in 'note'": {"note": ["a\0b"] * 8},
-    }
-    for message, columns in cases.items():
-        cells = make_cells(8)
-        cells.obs = cells.obs.assign(**columns)
-        with pytest.raises(ValueError, match=message):
-            write_screen(tmp_path / name, cells, y_key="gene")
-    cells = make_cells(8)
-    cells.obs_names = [f"cell\0{i}" for i in range(8)]
-    with pytest.raises(ValueError, match="obs has text with a NUL character in 'index'"):
-        write_screen(tmp_path / name, cells, y_key="gene")
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("n_blocks", [0, 1, 7, 12])
+@pytest.mark.parametrize("n_shards", [1, 2, 5, 12, 20])
+def test_shares_are_ranges_that_make_the_whole_and_differ_by_one_at_most(n_blocks, n_shards):
+    done = np.zeros(n_blocks, dtype=bool)
+    shares = [share_of(done, (index, n_shards)) for index in range(1, n_shards + 1)]
+    np.testing.assert_array_equal(np.concatenate(shares), np.arange(n_blocks))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_is_done_is_in_no_share_and_moves_no_other_block():
+    """Else two processes of which one was started again would write the same blocks."""
+    done = np.zeros(10, dtype=bool)
+    done[[0, 1, 2, 7]] = True
+    assert [share_of(done, (index, 2)).tolist() for index in (1, 2)] == [[3, 4], [5, 6, 8, 9]]
+    assert not len(share_of(np.ones(10, dtype=bool), (1, 2)))
+
+
+@pytest.mark.parametrize("shard", [(0, 2), (3, 2), (-1, 2), (1, 0)])
+def test_a_share_is_one_of_so_many(shard):
+    with pytest.raises(ValueError, match=f"shard={shard[0]}/{shard[1]}: the first number counts from 1 to the second"):
+        check_shard(shard)
+    check_shard((1, 1))
+    check_shard((2, 2))
+
+
+@pytest.mark.parametrize("beginning", ["file", "folder", None])
+def test_a_disk_has_room_to_the_byte(tmp_path, monkeypatch, beginning):
+    """Beside what has been written of the store, which it does not take again."""
+    path, size = tmp_path / "s.h5ad", 100_000
+    partial = partial_path(path)
+    if beginning == "folder":
+        (partial / "obsm").mkdir(parents=True)
+        partial = partial / "obsm" / "block"
+    if beginning:
+        with partial.open("wb") as file:
+            file.write(b"x" * 20_000)
+            os.fsync(file.fileno())  # some file systems give blocks when they must
+    there = [partial_path(path), *partial_path(path).rglob("*")] if beginning else []
+    needed = size - sum(place.stat().st_blocks * 512 for place in there)
+    assert needed < size or not beginning
+    for free in (needed, needed - 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        if free == needed:
+            check_space(path, size)
+        else:
+            with pytest.raises(OSError, match="s.h5ad takes .* more, the disk has .* free: make room first"):
+                check_space(path, size)
 
 
 def test_sizes_are_said_in_a_unit_that_fits(tmp_path):
@@ -128,6 +164,6 @@ def test_sizes_are_said_in_a_unit_that_fits(tmp_path):
 def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch):
     """As on Windows, which has no fcntl: what needs no lock must not ask for one when it is imported."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    module = importlib.reload(importlib.import_module("scbd.data.stores.partials"))
+    module = importlib.reload(importlib.import_module("scbd._jobs"))
     with module.locked(tmp_path), module.locked(tmp_path):
         pass

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scbd.data.progress import progress_bar
+from scbd._progress import progress_bar
 
 
 @pytest.mark.parametrize(

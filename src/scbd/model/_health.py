@@ -1,0 +1,111 @@
+"""Whether z_c is alive: what is measured, what it means, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from scbd.model._alpha import GENTLE_ALPHA
+from scbd.nn import Groups, contrastive_ceiling, effective_rank, share_learned, spread
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from scbd.model._module import SCBDModule
+
+# a point, in units of the temperature, which is the scale on which the losses see distances
+_COLLAPSED_SPREAD = 0.25
+# share of the labels of training cells beyond which one that tells nothing of others knows them by heart
+_BY_HEART = 0.05
+# training batches, as far as they are logged, over which that is averaged
+_LAST = 5
+# cells in a forward pass
+_CELLS = 512
+
+
+class Verdict(NamedTuple):
+    """What a measurement says."""
+
+    collapsed: bool
+    """z_c is a point."""
+    tells_nothing: bool
+    """It tells no more of the labels than a point."""
+
+
+def shape_of(z_c: Tensor) -> dict[str, float]:
+    """Two numbers that tell a point, or a line, from an embedding ``(N, D)``."""
+    return {"spread": spread(z_c), "effective_rank": effective_rank(z_c)}
+
+
+def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, float], Verdict]:
+    """Health of z_c on a batch, as :attr:`scbd.SCBDModel.health` names it, and what it says."""
+    parts, labels = batch["inputs"].split(_CELLS), Groups(batch["y"])
+    with torch.no_grad():
+        z_c = torch.cat([module.embed(part.to(module.device), "c", "embedding").cpu() for part in parts])
+        supervised = module.supervised(z_c, labels)
+    found = {
+        "supervised_c": float(supervised.shown),
+        "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),
+        "learned_c": float(supervised.learned),
+    } | shape_of(z_c)
+    collapsed = found["spread"] < _COLLAPSED_SPREAD * module.temperature
+    nothing = float(share_learned(supervised.shown, labels, include_self=module.include_self)) <= 0
+    found |= {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
+    return found, Verdict(collapsed, nothing)
+
+
+def complaint(
+    health: dict[str, float], verdict: Verdict, module: SCBDModule, batch_size: int, learned_of_training: float
+) -> str:
+    """What is wrong with z_c and what to do; nothing if it is alive.
+
+    Parameters
+    ----------
+    health, verdict
+        From :func:`measure`.
+    module
+        That was measured.
+    batch_size
+        It was trained with.
+    learned_of_training
+        Share of what the labels of training cells say that it told of them, see :func:`learned_lately`; 0 where there
+        were no others to compare with.
+    """
+    if not (verdict.collapsed or verdict.tells_nothing):
+        return ""
+    by_heart = not verdict.collapsed and learned_of_training > _BY_HEART
+    what = "collapsed to a point" if verdict.collapsed else "learned nothing"
+    what += " that holds for validation cells" * by_heart
+    if by_heart:
+        remedy = (
+            f"Of training cells it tells {learned_of_training:.0%} of what their labels say: it knows them by heart. "
+            "Use more cells, augment=True, or fewer steps (early_stopping=True)."
+        )
+    else:
+        remedy = _remedy(module, batch_size)
+    return (
+        f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {health['supervised_c']:.2f}, that of a "
+        f"point is {health['ceiling']:.2f}). {remedy}"
+    )
+
+
+def learned_lately(history: dict[str, pd.DataFrame]) -> float:
+    """What z_c told of the labels of the cells that it was last trained on, a share."""
+    logged = history.get("train_learned_c")  # a run of a few steps may have logged nothing
+    return 0.0 if logged is None else float(logged.iloc[-_LAST:, 0].astype(float).mean())
+
+
+def _remedy(module: SCBDModule, batch_size: int) -> str:
+    """What to do about an embedding that learned nothing of any cells."""
+    alpha, longer = float(module.current_alpha), "train for longer, if this was a handful of steps"
+    if not alpha:
+        return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
+    if module.alpha_rule is not None:
+        instead = f"about {alpha / 10:.2g}"
+    elif module.invariance == "variance":
+        instead = f"'auto', or about {min(alpha / 10, GENTLE_ALPHA):g}"
+    else:
+        instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
+    return f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}; or {longer}."

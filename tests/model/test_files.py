@@ -1,0 +1,126 @@
+"""Models that are saved and loaded, and files that are none."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_cells
+from small_models import QUICK, make_model
+
+from scbd import SCBDModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+
+
+def test_save_and_load(trained, tmp_path):
+    expected = trained.get_latent_representation()
+    trained.save(tmp_path / "model", save_anndata=True)
+    assert sorted(os.listdir(tmp_path / "model")) == ["adata.h5ad", "model.pt"]
+    assert os.listdir(tmp_path) == ["model"]
+    for adata in (None, make_cells()):
+        loaded = SCBDModel.load(tmp_path / "model", adata)
+        np.testing.assert_array_equal(loaded.get_latent_representation(), expected)
+    assert loaded.is_trained
+    assert loaded.history["train_loss"].equals(trained.history["train_loss"])
+    assert loaded.health == trained.health
+    assert repr(loaded) == repr(trained)
+    loaded.train(**QUICK)  # a loaded model trains on, in training mode
+    assert not np.array_equal(loaded.get_latent_representation(), expected)
+
+
+def test_load_without_data(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    model = SCBDModel.load(tmp_path / "model", adata=False)
+    new = make_cells(7, seed=3)
+    np.testing.assert_array_equal(model.get_latent_representation(new), trained.get_latent_representation(new))
+    assert "no data attached" in repr(model)
+    with pytest.raises(ValueError, match="loaded without data: pass adata"):
+        model.get_latent_representation()
+    model.save(tmp_path / "again")
+    again = SCBDModel.load(tmp_path / "again")
+    np.testing.assert_array_equal(again.get_latent_representation(new), model.get_latent_representation(new))
+
+
+def test_load_with_cells_that_have_no_labels_or_new_ones(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    new = make_cells(7, seed=3)
+    expected = trained.get_latent_representation(new)
+    bare = new.copy()
+    bare.obs = bare.obs[[]]
+    np.testing.assert_array_equal(SCBDModel.load(tmp_path / "model", bare).get_latent_representation(), expected)
+    new.obs["well"] = ["well_8", "well_9", *["well_0"] * 5]
+    loaded = SCBDModel.load(tmp_path / "model", new)
+    np.testing.assert_array_equal(loaded.get_latent_representation(), expected)
+    assert loaded.summary_stats["n_e"] == 3  # those that it learned from
+
+
+def test_saving_over_a_model(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    with pytest.raises(FileExistsError, match="already exists: choose another directory, or pass overwrite=True"):
+        trained.save(tmp_path / "model")
+    trained.save(tmp_path / "model", overwrite=True)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_files_that_are_no_saved_model(trained, tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no saved model at"):
+        SCBDModel.load(tmp_path / "nothing")
+    path = tmp_path / "model" / "model.pt"
+    trained.save(tmp_path / "model")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is no saved scbd model, or is truncated"):
+        SCBDModel.load(tmp_path / "model")
+    torch.save({"weights": 1}, path)
+    with pytest.raises(ValueError, match="is no saved scbd model"):
+        SCBDModel.load(tmp_path / "model")
+    path.write_bytes(whole)
+    saved = torch.load(path, weights_only=False)
+    saved["attr_dict"]["format_"] = 99
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"saved by a newer scbd \(format 99, this one reads 1\): upgrade"):
+        SCBDModel.load(tmp_path / "model")
+    saved["attr_dict"]["registry_"]["model_name"] = "IVAEModel"
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"holds a IVAEModel, not a SCBDModel: load it with IVAEModel\.load"):
+        SCBDModel.load(tmp_path / "model")
+
+
+class Harm:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_hostile_model_runs_no_code(trained, tmp_path):
+    trained.save(tmp_path / "model")
+    path, harm = tmp_path / "model" / "model.pt", tmp_path / "harm"
+    for place in ("attr_dict", "model_state_dict"):
+        saved = torch.load(path, weights_only=False)
+        saved[place]["extra_"] = Harm(harm)
+        torch.save(saved, path)
+        with pytest.raises(ValueError, match=r"model.pt holds Python objects \(posix.mkdir\).*allow_pickle=True"):
+            SCBDModel.load(tmp_path / "model")
+        trained.save(tmp_path / "model", overwrite=True)
+    torch.save({"attr_dict": Harm(harm)}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match="is no saved scbd model"):
+        SCBDModel.load(tmp_path / "model")
+    assert not harm.exists()
+
+
+def test_a_hostile_checkpoint_runs_no_code(tmp_path):
+    model, harm = make_model(), tmp_path / "harm"
+    model.train(**QUICK, checkpoint_dir=tmp_path / "run")
+    path = tmp_path / "run" / "last.ckpt"
+    state = torch.load(path, weights_only=False)
+    torch.save(state | {"extra": Harm(harm)}, path)
+    with pytest.raises(ValueError, match=r"last.ckpt holds Python objects \(posix.mkdir\)"):
+        make_model().train(**QUICK | {"max_steps": 9}, checkpoint_dir=tmp_path / "run", ckpt_path="last")
+    assert not harm.exists()

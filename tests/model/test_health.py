@@ -1,0 +1,76 @@
+"""Whether z_c is alive at the end of training, and what to do where it is not."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_cells
+from small_models import QUICK, make_model
+
+
+def test_a_collapsed_embedding_warns_and_names_the_remedy():
+    model = make_model(alpha=1e4, invariance="listing", smoothing=0)
+    remedy = "try invariance='variance' with alpha='auto', or about 1000; or train for longer"
+    with pytest.warns(UserWarning, match=f"z_c has collapsed .* alpha 10000 is too high for batches of 48: {remedy}"):
+        model.train(**QUICK | {"max_steps": 60, "lr": 3e-3, "batch_size": 48}, load_best=False)
+    assert model.health["collapsed"] == 1
+    assert model.health["spread"] < 0.05
+    assert "COLLAPSED" in repr(model)
+
+
+def test_an_embedding_that_tells_nothing_warns_without_being_a_point(monkeypatch):
+    model = make_model(alpha=0)
+    rng = np.random.default_rng(0)
+    noise = torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(48, 6))), dim=1).numpy()
+    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
+    with pytest.warns(UserWarning, match=r"z_c has learned nothing \(spread 0\.9"):
+        model.train(**QUICK)
+    assert model.health["collapsed"] == 0 and model.health["learned_c"] <= 0
+
+
+@pytest.mark.parametrize(
+    ("alpha", "remedy"),
+    [(0, r"no invariance to blame \(alpha 0\): raise lr, or train"), (0.5, r"try 'auto', or about 0.01; or train")],
+)
+def test_the_remedy_depends_on_what_is_to_blame(cells, alpha, remedy):
+    model = make_model(cells, alpha=alpha)
+    torch.nn.init.zeros_(model.module.content.projection[-1].weight)
+    with pytest.warns(UserWarning, match=f"z_c has collapsed .*{remedy}"):
+        model.train(**QUICK | {"lr": 0.0})
+
+
+def test_cells_known_by_heart_are_told_from_an_embedding_that_learned_nothing():
+    """Labels that images do not show are told of training cells all the same."""
+    noise = make_cells()
+    noise.obs["gene"] = np.random.default_rng(0).permutation(noise.obs["gene"])
+    model = make_model(noise, alpha=0, smoothing=0, style_target=None)
+    said = r"learned nothing that holds for validation cells .* Of training cells it tells \d+% .* augment=True"
+    with pytest.warns(UserWarning, match=said):
+        model.train(**QUICK | {"max_steps": 300, "lr": 3e-3, "batch_size": 48}, validate_every=300)
+
+
+def test_a_living_embedding_does_not_warn():
+    model = make_model(alpha=0, smoothing=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(**QUICK | {"max_steps": 40, "lr": 1e-3})
+    assert model.health["collapsed"] == 0
+    assert 0.5 < model.health["spread"] <= 1
+    assert 1.5 <= model.health["effective_rank"] <= 6
+    assert model.health["supervised_c"] < model.health["ceiling"]
+    assert "alive" in repr(model)
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_run_without_a_logged_step_is_judged(monkeypatch):
+    """Where z_c learned nothing, the warning asks what was logged of training cells."""
+    model = make_model(alpha=0)
+    noise = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
+    with pytest.warns(UserWarning, match="learned nothing"):
+        model.train(**QUICK | {"max_steps": 5}, log_every_n_steps=50, validate_every=5)
+    assert "train_loss" not in model.history

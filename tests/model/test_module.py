@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_models import QUICK, make_model
+
+import scbd
+from scbd.nn._log_sums import log_sums
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+
+
+def test_the_pair_as_style_target(cells):
+    model = make_model(cells, style_target="ye", n_latent=8)
+    images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    losses = model.module(images, y, e)
+    z_s = model.module.style(model.module.preprocess(images))
+    expected = scbd.nn.supervised_contrastive_loss(z_s, 3 * y + e)
+    assert len((3 * y + e).unique()) == 12
+    torch.testing.assert_close(losses.parts["supervised_s"], expected)
+
+
+def test_labels_of_the_content_are_smoothed(cells):
+    model = make_model(cells, alpha=0, smoothing=0.5)
+    images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    losses = model.module(images, y, e)
+    z_c, z_s = (block(model.module.preprocess(images)) for block in (model.module.content, model.module.style))
+    style, smoothed = (
+        scbd.nn.supervised_contrastive_loss(z_s, e),
+        scbd.nn.supervised_contrastive_loss(z_c, y, smoothing=0.5),
+    )
+    torch.testing.assert_close(losses.loss, smoothed + style)
+    # what is logged can be read beside the ceiling
+    torch.testing.assert_close(losses.parts["supervised_c"], scbd.nn.supervised_contrastive_loss(z_c, y))
+    torch.testing.assert_close(losses.parts["supervised_s"], style)
+
+
+def test_invariance_as_variance_looks_at_every_stage(cells):
+    model = make_model(cells, alpha=0.5, smoothing=0)
+    images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
+    losses = model.module(images, y, e)
+    z_c, passed = model.module.content.watched(model.module.preprocess(images))
+    assert [p.shape[1] for p in passed] == [32, 64, 128, 256]
+    expected = scbd.nn.invariance_statistic([*passed, z_c], e, y)
+    torch.testing.assert_close(losses.parts["invariance_c"], expected)
+    supervised = losses.parts["supervised_c"] + losses.parts["supervised_s"]
+    torch.testing.assert_close(losses.loss, supervised + 0.5 * expected)
+    model.train(**QUICK)
+    assert np.isfinite(model.history["train_invariance_c"].to_numpy(dtype=float)).all()
+
+
+def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return log_sums(*args)
+
+    monkeypatch.setattr("scbd.nn.losses.log_sums", counted)
+    make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
+    # z_c, z_s, and z_c once more for its health after training
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"alpha": -1}, "alpha weighs the invariance loss: give a number that is 0 or larger, got -1"),
+        ({"alpha": float("nan")}, "alpha weighs the invariance loss: give a number that is 0 or larger, got nan"),
+        ({"n_latent": 0}, "n_latent=0 cannot be: give a whole number from 1 on"),
+        ({"n_latent": "64"}, "n_latent='64' cannot be: give a whole number from 1 on"),
+        ({"temperature": 0}, "temperature must be a number above 0.0029"),
+        ({"temperature": float("inf")}, "temperature must be a number above .* got inf"),
+        ({"alpha": "much"}, "alpha='much' is not known: give a number, or 'auto'"),
+        ({"alpha": "auto", "invariance": "listing"}, "alpha='auto' knows the scale of invariance='variance'"),
+        ({"smoothing": 1}, "smoothing is a probability below 1, at which labels say nothing; got 1"),
+        ({"style_target": "y"}, "style_target='y' is not known"),
+        ({"invariance": "share"}, "invariance='share' is not known: use one of variance, listing"),
+        ({"encoder": "vgg"}, "There is no encoder 'vgg'"),
+    ],
+)
+def test_bad_model_settings(kwargs, said):
+    with pytest.raises(ValueError, match=said):
+        make_model(**kwargs)

@@ -1,0 +1,81 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from scbd._files import named_when_whole, partial_path, remove_partials, written_whole
+
+
+def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
+    path = tmp_path / "new" / "a.ckpt"
+    with written_whole(path) as file:
+        file.write(b"good")
+    with pytest.raises(RuntimeError, match="disk full"), written_whole(path) as file:
+        file.write(b"ha")
+        assert path.read_bytes() == b"good"
+        raise RuntimeError("disk full")
+    assert path.read_bytes() == b"good"
+    assert os.listdir(path.parent) == ["a.ckpt"]
+
+
+def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    done = []
+
+    def noted(name):
+        call = getattr(os, name)
+
+        def doing(*arguments):
+            done.append(name)
+            return call(*arguments)
+
+        return doing
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, noted(name))
+    with written_whole(tmp_path / "a") as file:
+        file.write(b"x")
+    assert done == ["fsync", "replace", "fsync"]
+
+
+def test_a_path_takes_its_name_when_what_writes_there_is_done(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("before")
+    with pytest.raises(RuntimeError, match="disk full"), named_when_whole(path) as partial:
+        partial.write_text("ha")
+        raise RuntimeError("disk full")
+    assert path.read_text() == "before"
+    with named_when_whole(path) as partial:
+        partial.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert os.listdir(tmp_path) == ["table.csv"]
+
+
+def test_two_who_write_one_file_do_not_meet(tmp_path):
+    """Each to a place of its own: the last to end has its whole file there."""
+    path = tmp_path / "row.json"
+    with named_when_whole(path) as first:
+        first.write_text("first")
+        with named_when_whole(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+
+
+def test_what_the_killed_have_left_is_removed_of_this_file_alone(tmp_path):
+    left, other = tmp_path / ".a[1].ckpt.0f.partial", tmp_path / ".a1.ckpt.0f.partial"
+    for path in (left, other):
+        path.write_text("half")
+    remove_partials(tmp_path / "a[1].ckpt")
+    assert os.listdir(tmp_path) == [other.name]
+
+
+def test_where_a_store_lies_until_it_is_whole(tmp_path):
+    """The same place in every process, and after a kill; names that a file system does not take are made short."""
+    assert partial_path(tmp_path / "s.zarr") == tmp_path / ".s.zarr.partial"
+    long, other = (partial_path(tmp_path / ("\u00fc" * 120 + end)) for end in (".h5ad", ".zarr"))
+    assert len(os.fsencode(long.name)) < 256
+    assert long != other and long.parent == tmp_path
