@@ -19,9 +19,9 @@ from _scale import Scale
 
 import scbd
 from scbd import cli
-from scbd.experiments import _run
 from scbd.model import SCBDModel, _train
 from scbd.model._train import TrainMixin
+from scbd.workflows import _run
 
 PARTS: list[tuple[str, Any, str]] = [
     ("open the file", scbd.data, "open_screen"),
@@ -55,9 +55,7 @@ def rows(scale: Scale) -> list[Row]:
 
         return call
 
-    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.experiments, scbd.data"], check=True))[
-        0
-    ]
+    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd.workflows, scbd.data"], check=True))[0]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         cells = Path(folder) / "cells.h5ad"
         scbd.datasets.simulated_screen(n, image_size=side).write_h5ad(cells)

@@ -167,7 +167,7 @@ def watched(stage: str, folder: Path, size: Size) -> dict[str, Any]:
 
 def one_stage(stage: str, folder: Path, size: Size) -> dict[str, Any]:
     """In a process of its own: what it did, how long the work took, and its memory before."""
-    import scbd.experiments  # noqa: F401  # the libraries count as what is there before
+    import scbd.workflows  # noqa: F401  # the libraries count as what is there before
 
     before = memory_of("self")
     assert before is not None

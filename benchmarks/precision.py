@@ -29,8 +29,8 @@ from anndata import AnnData
 from step import library_convolutions
 
 import scbd
-from scbd.experiments import _demo as demo
-from scbd.experiments import generalization_scores
+from scbd.paper import _demo as demo
+from scbd.workflows import generalization_scores
 
 Outcome = tuple[scbd.SCBDModel, dict[str, float]]
 Settings = dict[str, Any]

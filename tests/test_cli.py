@@ -112,10 +112,10 @@ def test_mistakes_become_one_sentence(tmp_path, capsys):
 def test_demo_and_help(tmp_path, capsys, monkeypatch):
     import pandas as pd
 
-    import scbd.experiments
+    import scbd.paper
 
     monkeypatch.setattr(
-        scbd.experiments, "demo", lambda out, **kwargs: pd.DataFrame({"z_c white": [0.5]}, index=["alpha = 3"])
+        scbd.paper, "demo", lambda out, **kwargs: pd.DataFrame({"z_c white": [0.5]}, index=["alpha = 3"])
     )
     assert main(["demo", "--out", str(tmp_path), "--alpha", "3"]) == 0
     assert "alpha = 3" in capsys.readouterr().out
@@ -136,12 +136,12 @@ def test_help_says_what_a_user_can_know(capsys):
     assert "(default: True)" not in said["run"] and "(default: None)" not in said["run"]
     assert "How long: " in said["run"]
     # argparse breaks names at their hyphens
-    assert all(name in said["reproduce"].replace("- ", "-") for name in scbd.experiments.EXPERIMENTS)
+    assert all(name in said["reproduce"].replace("- ", "-") for name in scbd.paper.EXPERIMENTS)
     assert "(1, 1)" not in said["convert"] + said["reproduce"]
 
 
 def test_the_experiments_that_help_names_are_those_there_are():
-    assert list(scbd.experiments.EXPERIMENTS) == EXPERIMENTS
+    assert list(scbd.paper.EXPERIMENTS) == EXPERIMENTS
 
 
 def test_help_loads_next_to_nothing():
@@ -177,7 +177,7 @@ def test_what_other_packages_cannot_do_is_one_sentence(tmp_path, capsys, monkeyp
         msg = "No supported gpu backend\nfound!"
         raise MisconfigurationException(msg)
 
-    monkeypatch.setattr("scbd.model._fit.pl.Trainer", without)
+    monkeypatch.setattr("scbd.model._fit.L.Trainer", without)
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
     out = ["--out", str(tmp_path / "out")]
@@ -215,12 +215,12 @@ def test_a_run_without_style(tmp_path):
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
-    import scbd.experiments
+    import scbd.paper
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scbd.experiments, "demo", interrupted)
+    monkeypatch.setattr(scbd.paper, "demo", interrupted)
     assert main(["demo"]) == 130
     assert "interrupted" in capsys.readouterr().err
 

@@ -25,6 +25,7 @@ ROOMS = {
     "_sizes": set(),
     "_threads": set(),
     "_jobs": {"_files"},
+    "_outputs": {"_files"},
     "_labels": {"_messages"},
     "nn": {"_checks", "_sizes"},
     "data": {"_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_progress", "_sizes", "_threads"},
@@ -36,11 +37,13 @@ ROOMS = {
     },
     "_command_line": {"_argument_values", "model"},
     "baselines": {"_checks", "_keys", "_labels", "_messages", "nn", "data", "model"},
-    "experiments": {
-        *("_checks", "_files", "_jobs", "_keys", "_labels"),
+    "workflows": {
+        *("_checks", "_files", "_jobs", "_keys", "_labels", "_outputs"),
         *("data", "datasets", "metrics", "model", "baselines", "pl"),
     },
-    "cli": {"_command_line", "data", "experiments"},
+    "paper": {"_keys", "_outputs", "datasets", "model", "pl", "workflows"},
+    "experiments": {"paper", "workflows"},
+    "cli": {"_command_line", "data", "paper", "workflows"},
 }
 
 

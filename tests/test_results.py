@@ -8,8 +8,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from scbd.experiments import EXPERIMENTS
-from scbd.experiments._reproduce import finished, report
+from scbd.paper import EXPERIMENTS
+from scbd.paper._reproduce import finished, report
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = sorted(path for path in (DOCS / "results").glob("*") if path.is_dir())

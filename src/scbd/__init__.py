@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from scbd._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from scbd import baselines, data, datasets, experiments, metrics, model, nn, pl
-    from scbd.experiments import select_alpha
+    from scbd import baselines, data, datasets, experiments, metrics, model, nn, paper, pl, workflows
     from scbd.model import SCBDModel
+    from scbd.workflows import select_alpha
 
 __version__ = version("scbd")
 __all__ = [
@@ -25,10 +25,12 @@ __all__ = [
     "metrics",
     "model",
     "nn",
+    "paper",
     "pl",
     "select_alpha",
+    "workflows",
 ]
 
-_HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.experiments"}
+_HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.workflows"}
 
 __getattr__, __dir__ = lazy_names(__name__, {name: f"scbd.{name}" for name in __all__} | _HOMES)

@@ -45,7 +45,7 @@ def _mistakes() -> tuple[type[Exception], ...]:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from scbd.experiments import demo
+    from scbd.paper import demo
 
     table = demo(arguments.out, alpha=arguments.alpha, seed=arguments.seed, max_steps=arguments.max_steps)
     _print(table)
@@ -81,7 +81,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from scbd.experiments import run
+    from scbd.workflows import run
 
     style = {"style_target": None if arguments.style_target == "none" else arguments.style_target}
     table = run(
@@ -97,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _select_alpha(arguments: argparse.Namespace) -> int:
-    from scbd.experiments import select_alpha
+    from scbd.workflows import select_alpha
 
     found = select_alpha(
         **_cells(arguments),
@@ -137,7 +137,7 @@ def _named(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:
-    from scbd.experiments import EXPERIMENTS, reproduce
+    from scbd.paper import EXPERIMENTS, reproduce
 
     if arguments.name == "list":
         for name, experiment in EXPERIMENTS.items():

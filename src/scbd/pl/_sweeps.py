@@ -127,7 +127,7 @@ def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes 
     Parameters
     ----------
     runs, alpha, threshold
-        Of :class:`scbd.experiments.AlphaSelection`.
+        Of :class:`scbd.workflows.AlphaSelection`.
     ax
         Axes to draw on.
 
@@ -217,7 +217,7 @@ def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own
     """Draw accuracy in distribution against that out of distribution, one point a run, with their correlation.
 
     A negative correlation is what SCBD needs to help (paper, section 4.1): see
-    :func:`scbd.experiments.check_assumption`.
+    :func:`scbd.workflows.check_assumption`.
 
     Parameters
     ----------

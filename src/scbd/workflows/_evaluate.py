@@ -1,0 +1,77 @@
+"""How well embeddings predict labels: a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd.metrics import check_keys, label_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anndata import AnnData
+
+PCA_KEY = "X_pixel_pca"
+_EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PCA_KEY}
+_PROBE_CELLS = 100_000
+# with fewer, a score on cells that were not trained on is mostly noise
+_HELD_OUT_CELLS = 50
+
+
+def evaluate(
+    adata: AnnData,
+    label_keys: Sequence[str],
+    *,
+    embeddings: Mapping[str, str] | None = None,
+    train_indices: np.ndarray | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """How well z_c, z_s and a PCA of the pixels predict each label, one row an embedding and label.
+
+    Parameters
+    ----------
+    adata
+        Embedded cells.
+    label_keys
+        Columns of ``obs``.
+    embeddings
+        Name and ``obsm`` key of each; by default z_c, z_s and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and
+        ``X_pixel_pca``.
+    train_indices
+        Cells the encoders were trained on: probes learn from these and are tested on all others. Without them, or
+        where they leave too few others, probes split all cells at random.
+    seed
+        Seed of the probes.
+
+    Returns
+    -------
+    The scores of :func:`scbd.metrics.label_probe`, and ``tested_on``: ``"held-out cells"`` or ``"all cells"``.
+
+    Raises
+    ------
+    KeyError
+        If an embedding or a column is missing.
+
+    Examples
+    --------
+    >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
+    >>> report = scbd.workflows.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
+    >>> len(report)  # three embeddings, two labels
+    6
+    """
+    embeddings = _EMBEDDINGS if embeddings is None else embeddings
+    check_keys(adata, embeddings.values(), label_keys)
+    train = None
+    if train_indices is not None and adata.n_obs - len(train_indices) >= _HELD_OUT_CELLS:
+        train = np.isin(np.arange(adata.n_obs), train_indices)
+    rows = []
+    for label in label_keys:
+        for name, key in embeddings.items():
+            scores: dict[str, Any] = {"tested_on": "all cells" if train is None else "held-out cells"}
+            scores |= label_probe(adata.obsm[key], adata.obs[label], train=train, max_cells=_PROBE_CELLS, seed=seed)
+            rows.append({"embedding": name, "label": label, **scores})
+    return pd.DataFrame(rows)

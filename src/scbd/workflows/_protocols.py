@@ -1,0 +1,98 @@
+"""The paper's protocols: train a trial's system, and score it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scbd._labels import label_values
+from scbd.data import hold_out_environments, stratified_split
+from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._scores import correction_scores, generalization_scores, health_scores, selection_scores
+from scbd.workflows._systems import FEATURES, trained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from anndata import AnnData
+
+    from scbd.model import ImageModel
+    from scbd.workflows._datasets import Dataset
+    from scbd.workflows._trials import Trial
+
+    Scored = tuple[dict[str, Any], ImageModel | None]
+
+
+def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Learn y in some environments, predict it in one that was never seen (paper, section 4.1).
+
+    Whatever was chosen was chosen in distribution; the test environment is looked at once, here.
+    """
+    model = trained(trial, adata, dataset, directory)
+    return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
+
+
+def batch_correction(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Embed all cells; find known relations between genes, and fail to find the well (paper, section 4.2)."""
+    if trial.system in FEATURES:
+        embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
+        return _correction(adata, embedding, dataset), None
+    model = trained(trial, adata, dataset, directory)
+    return _correction(adata, model.get_latent_representation(), dataset) | health_scores(model), model
+
+
+def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """The same on cells that were not learned from.
+
+    Of its training cells an encoder may know the perturbation by heart: a gene is then easy to read from them, and the
+    well is not, whatever it makes of new ones.
+    """
+    if trial.system in FEATURES:
+        labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
+        learned = stratified_split(labels, train_size=trial.training["train_size"], seed=trial.seed).train
+        new = np.setdiff1d(np.arange(adata.n_obs), learned)
+        embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
+        return _correction(adata[new], embedding[new], dataset), None
+    model = trained(trial, adata, dataset, directory)
+    new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
+    return _correction(adata[new], model.get_latent_representation(indices=new), dataset) | health_scores(model), model
+
+
+def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b)."""
+    training = dict(trial.training)
+    decoder = training.pop("decoder")
+    model = trained(trial, adata, dataset, directory, **training)
+    model.train_decoder(seed=trial.seed, **decoder)
+    scores = generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key)
+    return scores | counterfactual_scores(adata, model, seed=trial.seed), model
+
+
+def selection(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Score what can be seen without a test environment, to choose a setting by."""
+    training, held_out = dict(trial.training), trial.data["held_out"]
+    if held_out:
+        environments = label_values(adata.obs, dataset.e_key).astype(str)
+        y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
+        training["split"] = hold_out_environments(environments, held_out, strata=[y], seed=trial.seed)
+    model = trained(trial, adata, dataset, directory, **training)
+    scored = model.test_indices if held_out else model.validation_indices
+    return selection_scores(adata, model, scored, y_key=dataset.y_key, e_key=dataset.e_key), model
+
+
+def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, Any]:
+    net = None if dataset.relations is None else dataset.relations(adata)
+    return correction_scores(
+        adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key, guide_key=dataset.guide_key, net=net
+    )
+
+
+PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
+    "domain generalization": domain_generalization,
+    "batch correction": batch_correction,
+    "batch correction of new cells": batch_correction_of_new_cells,
+    "counterfactuals": counterfactuals,
+    "selection": selection,
+}

@@ -1,0 +1,187 @@
+"""The main job: cells in, both embeddings, the model, a table and pictures out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+
+from scbd._files import named_when_whole
+from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
+from scbd._labels import CROSS, as_columns, label_values
+from scbd._outputs import check_directory, save_figure, write_table, write_text
+from scbd.baselines import pixel_pca
+from scbd.model import SCBDModel
+from scbd.workflows._evaluate import PCA_KEY, evaluate
+from scbd.workflows._provenance import digest_of, versions
+from scbd.workflows._seeding import seed_everything
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from anndata import AnnData
+
+_BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
+# what a run leaves, and the state that it goes on from: neither is written over
+_OUTPUTS = (
+    "cells.h5ad history.csv metrics.csv model settings.json training_curves.png umap.png checkpoints/last.ckpt"
+).split()
+
+
+def run(
+    adata: AnnData,
+    *,
+    y_key: str,
+    e_key: str | Sequence[str],
+    out: str | os.PathLike[str],
+    image_key: str = IMAGE_KEY,
+    model_kwargs: dict[str, Any] | None = None,
+    train_kwargs: dict[str, Any] | None = None,
+    resume: bool = False,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Train SCBD, embed all cells, evaluate, and write everything to a directory.
+
+    Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
+    the images, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, the PCA of the pixels and the
+    UMAPs), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an
+    interrupted run goes on from and a finished one can do without.
+
+    Parameters
+    ----------
+    adata
+        Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
+    y_key, e_key, image_key
+        Where perturbation, environment and images are.
+    out
+        Directory to make.
+    model_kwargs, train_kwargs
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+    resume
+        Go on with a run in ``out`` that was interrupted, or failed: called with the same arguments, it trains what is
+        missing of the steps, and nothing again.
+    seed
+        Seed of weights, split, batches, probes and UMAPs.
+
+    Returns
+    -------
+    The metrics table: one row an embedding and label, with the scores of :func:`scbd.metrics.label_probe`.
+
+    Raises
+    ------
+    FileExistsError
+        If ``out`` holds a run and ``resume`` is false, or is a file.
+    KeyError, TypeError, ValueError
+        If ``adata`` or a setting is not fit for training; before anything is written.
+
+    Examples
+    --------
+    >>> model_kwargs, train_kwargs = {"encoder": "small"}, {"max_steps": 2000}
+    >>> report = scbd.workflows.run(
+    ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
+    ... )  # doctest: +SKIP
+    """
+    out = check_directory(out)
+    if not resume and any((out / name).exists() for name in _OUTPUTS):
+        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume)."
+        raise FileExistsError(msg)
+    columns = as_columns(e_key)
+    seed_everything(seed)
+    SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, image_key=image_key)
+    model = SCBDModel(adata, **(model_kwargs or {}))
+    training = train_kwargs or {}
+    split = training.get("split") if isinstance(training.get("split"), str) else None
+    data = {"y_key": y_key, "e_key": columns, "image_key": image_key, "n_cells": adata.n_obs}
+    data |= {"digest": digest_of(adata, [y_key, *columns], image_key, split)}
+    asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
+    model = _trained(model, asked, out, resume)
+    blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
+    for key in _BLOCKS.values():  # what an earlier model left would be taken for this one's
+        for name in (key, f"{key}_umap"):
+            adata.obsm.pop(name, None)
+    for name, key in blocks.items():
+        adata.obsm[key] = model.get_latent_representation(block=name[-1])
+    adata.obsm[PCA_KEY] = pixel_pca(adata, image_key=image_key, seed=seed)
+    e_column = CROSS.join(columns)
+    adata.obs[e_column] = label_values(adata.obs, columns)
+    labels, embeddings = [y_key, e_column], blocks | {"pixel PCA": PCA_KEY}
+    table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
+    write_table(table, out / "metrics.csv")
+    write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
+    _pictures(adata, model, labels, blocks, out, seed)
+    _write_cells(adata, image_key, out / "cells.h5ad")
+    return table
+
+
+def _trained(model: SCBDModel, asked: dict[str, Any], out: Path, resume: bool) -> SCBDModel:
+    """Train and save, or load what a run that asked for the same has trained and saved."""
+    training = asked["asked"]["training"]
+    if resume and _is_trained(out, asked):
+        accelerator = training.get("accelerator", "auto")
+        return cast("SCBDModel", SCBDModel.load(str(out / "model"), model.adata, accelerator=accelerator))
+    checkpoints = out / "checkpoints"
+    resumable = resume and (checkpoints / "last.ckpt").is_file()
+    how = {"seed": asked["seed"]} | training
+    model.train(checkpoint_dir=checkpoints, ckpt_path="last" if resumable else None, **how)
+    model.save(str(out / "model"), overwrite=True)
+    write_text(json.dumps(_settings(model, asked), indent=2), out / "settings.json")
+    return model
+
+
+def _pictures(
+    adata: AnnData, model: SCBDModel, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
+) -> None:
+    from scbd import pl
+
+    save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
+    if adata.n_obs <= 10_000:
+        for key in blocks.values():
+            adata.obsm[f"{key}_umap"] = pl.umap(adata.obsm[key], seed=seed)
+    save_figure(pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)[0, 0].figure, out / "umap.png")
+
+
+def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
+    from anndata import AnnData
+
+    obsm = {key: value for key, value in adata.obsm.items() if key != image_key}
+    uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
+    with named_when_whole(path) as partial:
+        AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm).write_h5ad(partial)
+
+
+def _settings(model: SCBDModel, asked: dict[str, Any]) -> dict[str, Any]:
+    """Everything needed to run it again, as plain values: what was asked for, and what came of it."""
+    settings = asked | {
+        "versions": versions("scvi-tools", "anndata"),
+        "model": model.init_params_["non_kwargs"],
+        "training": model.training_settings_,
+        "health": model.health,
+        "device": str(model.device),
+    }
+    return json.loads(json.dumps(settings, default=lambda value: _number(value, str)))
+
+
+def _is_trained(out: Path, asked: dict[str, Any]) -> bool:
+    """Whether a run that asked for the same has left a model; objects cannot be compared, and are not the same."""
+    settings, model = out / "settings.json", out / "model" / "model.pt"
+    if not (settings.is_file() and model.is_file()):
+        return False
+    try:
+        wanted = json.loads(json.dumps(asked, default=_number))
+    except TypeError:
+        return False
+    there = json.loads(settings.read_text(encoding="utf-8"))
+    return all(there.get(key) == value for key, value in wanted.items())
+
+
+def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
+    """A number of numpy's as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if otherwise is None:
+        raise TypeError(value)
+    return otherwise(value)

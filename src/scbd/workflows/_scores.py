@@ -1,0 +1,179 @@
+"""How a trained model does: in and out of distribution, biology and batch, how blind, how alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scbd._labels import label_values
+from scbd.metrics import benchmark, label_probe, predict_labels
+from scbd.model import SCBDModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from anndata import AnnData
+
+    from scbd.metrics import Classifier
+    from scbd.model import ImageModel
+
+# of the probes of the environment: enough for the second digit
+_PROBE_CELLS = 20_000
+# of an accuracy that a setting is chosen by
+_SELECTION_CELLS = 100_000
+
+
+def generalization_scores(
+    adata: AnnData, model: ImageModel, *, y_key: str, e_key: str | Sequence[str], split_key: str = "split"
+) -> dict[str, float]:
+    """Accuracy of y in and out of distribution, and how blind and how alive the content block is.
+
+    Parameters
+    ----------
+    adata
+        Cells of all three parts; cells of any other part are left out.
+    model
+        Trained on the ``train`` cells.
+    y_key, e_key
+        Columns of the label and of the environment.
+    split_key
+        Column with ``train``, ``validation`` (in distribution) and ``test`` (out of distribution).
+
+    Returns
+    -------
+    ``r_c in``, ``r_c out``: a linear head trained on the frozen r_c of training cells (the paper's evaluation);
+    ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for contrastive models; ``own in``, ``own out``: the
+    model's own classifier, if it has one; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
+    environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
+
+    Examples
+    --------
+    >>> adata.obs["split"] = np.resize(["train", "train", "validation", "test"], adata.n_obs)
+    >>> scores = scbd.workflows.generalization_scores(adata, model, y_key="gene", e_key="well")
+    >>> 0 <= scores["z_c out"] <= 1
+    True
+    """
+    split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
+    # a third part, such as WILDS' unseen validation environment, is neither in nor out
+    train, seen = split == "train", np.isin(split, ["train", "validation"])
+    scores: dict[str, Any] = {}
+    for name, representation, classifier in _blocks(model):
+        embedding = model.get_latent_representation(representation=representation)
+        predicted = predict_labels(embedding[train], y[train], embedding, classifier=classifier)
+        scores |= _accuracies(name, predicted, y, split)
+        probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
+        scores[f"e from {name}"] = probe["accuracy"]
+    if hasattr(model, "predict"):
+        scores |= _accuracies("own", model.predict(), y, split)
+    scores["e chance"] = _largest_share(e[seen])
+    return scores | health_scores(model)
+
+
+def selection_scores(
+    adata: AnnData, model: ImageModel, scored: np.ndarray, *, y_key: str, e_key: str | Sequence[str]
+) -> dict[str, float]:
+    """Accuracy of y on cells that were not learned from, and how blind and how alive the content block is.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    model
+        Trained on some of them.
+    scored
+        Rows to predict y of; 100,000 of them at random if they are more, and so for training cells.
+    y_key, e_key
+        Columns of the label and of the environment.
+
+    Returns
+    -------
+    ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the
+    most frequent class; ``cells``: how many were scored; ``e from r_c`` and, for contrastive models, ``e from z_c``:
+    accuracy of a linear probe of the environment on training cells; ``e chance``; and what ``model.health`` says.
+
+    Raises
+    ------
+    ValueError
+        If no cell is left to score.
+    """
+    if not len(scored):
+        msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
+        raise ValueError(msg)
+    y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))
+    train, scored = _some(model.train_indices), _some(scored)
+    seen = {
+        name: model.get_latent_representation(indices=train, representation=representation)
+        for name, representation, _ in _blocks(model)
+    }
+    if hasattr(model, "predict"):
+        predicted = model.predict(indices=scored)
+    else:
+        new = model.get_latent_representation(indices=scored)
+        predicted = predict_labels(seen.get("z_c", seen["r_c"]), y[train], new, classifier="nearest_mean")
+    scores = {
+        "accuracy": float(np.mean(predicted == y[scored])),
+        "chance": _largest_share(y[scored]),
+        "cells": float(len(scored)),
+        "e chance": _largest_share(e[train]),
+    }
+    for name, embedding in seen.items():
+        scores[f"e from {name}"] = label_probe(embedding, e[train], max_cells=_PROBE_CELLS)["accuracy"]
+    return scores | health_scores(model)
+
+
+def health_scores(model: ImageModel) -> dict[str, float]:
+    """What ``model.health`` says, for a contrastive model."""
+    return dict(model.health) if isinstance(model, SCBDModel) else {}
+
+
+def _blocks(model: ImageModel) -> list[tuple[str, str, Classifier]]:
+    """Name, representation and classifier of what is scored: r_c, and of contrastive models z_c, which differs."""
+    blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
+    return [*blocks, ("z_c", "embedding", "nearest_mean")] if isinstance(model, SCBDModel) else blocks
+
+
+def _some(rows: np.ndarray) -> np.ndarray:
+    if len(rows) <= _SELECTION_CELLS:
+        return rows
+    return np.sort(np.random.default_rng(0).choice(rows, _SELECTION_CELLS, replace=False))
+
+
+def correction_scores(
+    adata: AnnData,
+    embedding: np.ndarray,
+    *,
+    y_key: str,
+    e_key: str | Sequence[str],
+    guide_key: str | None,
+    net: pd.DataFrame | None,
+) -> dict[str, float]:
+    """Biology and batch in an embedding of all cells: the metrics of :func:`scbd.metrics.benchmark`.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    embedding
+        ``(N, D)``.
+    y_key, e_key, guide_key
+        Columns of gene, well and guide.
+    net
+        Known relations between genes.
+    """
+    from anndata import AnnData
+
+    table = AnnData(obs=adata.obs, obsm={"embedding": embedding})
+    frame = benchmark(table, ["embedding"], y_key=y_key, e_key=e_key, gene_key=y_key, guide_key=guide_key, net=net)
+    return frame.set_index("metric")["value"].to_dict()
+
+
+def _largest_share(labels: np.ndarray) -> float:
+    """Accuracy of always naming the most frequent label."""
+    return float(np.unique(labels.astype(str), return_counts=True)[1].max() / len(labels))
+
+
+def _accuracies(name: str, predicted: np.ndarray, y: np.ndarray, split: np.ndarray) -> dict[str, float]:
+    parts = {"in": split == "validation", "out": split == "test"}
+    return {f"{name} {shown}": float(np.mean(predicted[part] == y[part])) for shown, part in parts.items()}

@@ -1,0 +1,131 @@
+"""Every experiment of ``scbd reproduce list``, from files in the official layout to its table and figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from official import camelyon17_table, write_camelyon17, write_domains, write_lmdb, write_mnist, write_rxrx1
+from pictures import is_drawn
+
+from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
+from scbd.datasets._domains import PACS_CLASSES, VLCS_CLASSES
+from scbd.paper import EXPERIMENTS
+from scbd.paper._reproduce import written
+from scbd.workflows import DATASETS, Trial, run_trials
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning")
+GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
+# only tables
+UNDRAWN = {"cmnist-variance", "counterfactuals", "screen-neighbours"}
+
+
+def mnist(folder: Path) -> Path:
+    return write_mnist(folder)
+
+
+def camelyon17(folder: Path) -> Path:
+    centers = [0, 3, 4, 0, 3, 4, 1, 2] * 12
+    splits = [0, 0, 0, 1, 1, 1, 0, 0] * 12
+    return write_camelyon17(folder, camelyon17_table([f"{i // 8:03d}" for i in range(96)], centers, splits))
+
+
+def rxrx1(folder: Path) -> Path:
+    rows = [
+        ("HEPG2", f"HEPG2-{e:02d}", 1, f"B{sirna:02d}", site, sirna, dataset)
+        for e, dataset in enumerate(["train", "train", "train", "val", "test"])
+        for sirna in range(12)
+        for site in (1, 2)
+    ]
+    columns = ["cell_type", "experiment", "plate", "well", "site", "sirna_id", "dataset"]
+    return write_rxrx1(folder, pd.DataFrame(rows, columns=columns), size=64)
+
+
+def pacs(folder: Path) -> Path:
+    return write_domains(folder, PACS_DOMAINS, PACS_CLASSES, n=6)
+
+
+def vlcs(folder: Path) -> Path:
+    return write_domains(folder, VLCS_DOMAINS, VLCS_CLASSES, n=6)
+
+
+def funk22(folder: Path) -> Path:
+    rng, values = np.random.default_rng(0), {}
+    for i in range(150):
+        crop = rng.integers(0, 2000 + 500 * (i % 5), (4, 100, 100), dtype=np.uint16)
+        values[f"{i:04d}_2020_6W_A{i % 3}_{i}_{GENES[i % 5]}_{i}"] = crop.tobytes()
+    return write_lmdb(folder, values)
+
+
+def funk22_cellprofiler(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(200, 4)), columns=list("abcd"))
+    genes = np.resize(GENES, 200)
+    table.assign(gene_symbol_0=genes, sgRNA_0=genes, plate="P", well=np.arange(200) // 50).to_parquet(folder)
+    return folder
+
+
+FILES = {
+    "camelyon17": (camelyon17, "camelyon17_v1.0"),
+    "colored_mnist": (mnist, "mnist"),
+    "funk22": (funk22, "crops"),
+    "funk22_cellprofiler": (funk22_cellprofiler, "features.parquet"),
+    "pacs": (pacs, "PACS"),
+    "rxrx1": (rxrx1, "rxrx1_v1.0"),
+    "vlcs": (vlcs, "VLCS"),
+}
+# data sets that do not simply give what there is
+SMALLER: dict[str, dict[str, Any]] = {
+    "colored_mnist": {"n_train": 200, "n_test": 40},
+    "simulated_screen": {"n_cells": 500, "n_wells": 2, "image_size": 16, "n_complexes": 3, "guides_per_gene": 1},
+}
+
+
+def smaller(trial: Trial) -> Trial:
+    """The same in a few steps of a few cells."""
+
+    def few(settings: dict[str, Any]) -> dict[str, Any]:
+        changed = {name: max(2, n // 20) for name, n in settings.items() if name in ("max_steps", "pretrain_steps")}
+        changed |= {"batch_size": max(16, settings["batch_size"] // 8)} if "batch_size" in settings else {}
+        changed |= {"decoder": few(settings["decoder"])} if "decoder" in settings else {}
+        return settings | changed
+
+    data = {**trial.data, **SMALLER.get(trial.dataset, {})}
+    return replace(trial, data=data, model=few(dict(trial.model)), training=few(dict(trial.training)))
+
+
+def kind(trial: Trial) -> str:
+    """A system and everything of its settings that is no number."""
+    return repr(
+        [trial.system, *({k: v for k, v in d.items() if not is_number(v)} for d in (trial.model, trial.training))]
+    )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
+    net = pd.DataFrame({"source": "Nup107-160", "target": ["NUP107", "NUP133"]})
+    for dataset in ("funk22", "funk22_cellprofiler"):  # else CORUM, which is downloaded
+        monkeypatch.setitem(DATASETS, dataset, replace(DATASETS[dataset], relations=lambda adata: net))
+    # the last of each kind: a sweep's largest alpha
+    trials = list({kind(trial): trial for trial in map(smaller, EXPERIMENTS[name].trials("smoke", None))}.values())
+    make, file = FILES.get(trials[0].dataset, (None, ""))
+    path = None if make is None else make(tmp_path / file)
+    out = tmp_path / "out"
+    run_trials(trials, out, path=path)
+    frame = written(name, trials, out)
+    plt.close("all")
+    assert list(frame["key"]) == [trial.key for trial in trials]
+    table = (out / "table.md").read_text()
+    for system in {trial.system for trial in trials}:
+        assert f"| {system} |" in table  # what was run, and how long
+    figures = list(out.glob("*.png"))
+    assert bool(figures) == (name not in UNDRAWN) and all(map(is_drawn, figures))

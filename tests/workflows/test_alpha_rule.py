@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scbd.workflows import choose_alpha, selection_regret
+
+
+def sweep(accuracies: dict[float, list[float]], cells: int = 10_000) -> pd.DataFrame:
+    return pd.DataFrame(
+        [{"alpha": a, "accuracy": x, "chance": 0.1, "cells": cells} for a, runs in accuracies.items() for x in runs]
+    )
+
+
+def test_the_largest_alpha_that_costs_little_is_chosen():
+    found = choose_alpha(sweep({0.0: [0.9], 0.1: [0.92], 1.0: [0.91], 10.0: [0.6], 100.0: [0.2]}))
+    assert found.alpha == 1.0 and found.criterion == "kept"
+    # .1 + .97 × (.92 - .1), less the standard error of .92
+    assert found.threshold == pytest.approx(0.1 + 0.97 * 0.82 - np.sqrt(0.92 * 0.08 / 10_000))
+    assert list(found.curve.index) == [0, 0.1, 1, 10, 100] and list(found.curve["kept"]) == [True] * 3 + [False] * 2
+    assert "alpha 1 (kept: accuracy of at least 0.893)" in repr(found)
+
+
+def test_an_alpha_that_passes_beyond_one_that_fails_is_luck():
+    accuracies = {0.0: [0.9], 1.0: [0.7], 10.0: [0.9]}
+    assert choose_alpha(sweep(accuracies)).alpha == 0
+    # in unseen environments there is a best alpha, and what is below may be worse
+    assert choose_alpha(sweep(accuracies), criterion="unseen").alpha == 10
+    assert choose_alpha(sweep({0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.5]})).alpha == 10
+
+
+def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():
+    runs = {0.0: [0.9, 0.5], 1.0: [0.62, 0.62], 10.0: [0.5, 0.5]}
+    found = choose_alpha(sweep(runs), criterion="unseen")
+    assert found.threshold == pytest.approx(0.7 - np.std([0.9, 0.5], ddof=1) / np.sqrt(2))
+    assert found.alpha == 10
+    assert choose_alpha(sweep(runs), keep=0.5).alpha == 10
+
+
+def test_what_cannot_be_chosen_from_is_refused():
+    with pytest.raises(ValueError, match="nothing to choose from: give the runs of at least two alphas"):
+        choose_alpha(sweep({1.0: [0.5, 0.6]}))
+    with pytest.raises(KeyError, match="no column 'chance'"):
+        choose_alpha(sweep({1.0: [0.5]}).drop(columns="chance"))
+    with pytest.raises(ValueError, match="criterion='test' is not known: use one of kept, unseen"):
+        choose_alpha(sweep({0.0: [0.4], 1.0: [0.5]}), criterion="test")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keep=1.6 is the share of the best accuracy"):
+        choose_alpha(sweep({0.0: [0.4], 1.0: [0.5]}), keep=1.6)
+
+
+def test_the_regret_of_a_choice_is_seed_by_seed():
+    rows: list[tuple[Any, ...]] = [
+        (0, 0.0, 0.9, 0.2),
+        (0, 1.0, 0.9, 0.5),
+        (0, 10.0, 0.5, 0.8),
+        (1, 0.0, 0.9, 0.6),
+        (1, 1.0, 0.8, 0.4),
+    ]
+    found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
+    assert found[["alpha", "best"]].to_numpy().tolist() == [[1, 10], [0, 0]]
+    np.testing.assert_allclose(found["regret"], [0.3, 0])
+    rows += [(0, "auto", 0.9, 0.75), (1, "auto", 0.9, 0.7)]
+    found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
+    np.testing.assert_allclose(found["regret"], [0.3, 0])
+    np.testing.assert_allclose(found["auto, regret"], [0.05, -0.1])

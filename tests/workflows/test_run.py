@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells
+
+import scbd
+from scbd import SCBDModel
+from scbd.metrics import label_probe
+from scbd.model._module import SCBDModule
+from scbd.workflows import run
+from scbd.workflows._provenance import digest_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
+TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+
+
+NAMES = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png"
+
+
+@pytest.fixture(autouse=True)
+def quick_umap(request, monkeypatch):
+    """The slowest part of a short run, and tested once."""
+    if request.function is not test_everything_is_written:
+        monkeypatch.setattr(scbd.pl, "umap", lambda embedding, seed: embedding[:, :2])
+
+
+@pytest.fixture
+def only_training(monkeypatch):
+    """For what is not about the scores."""
+    monkeypatch.setattr("scbd.workflows._run.evaluate", lambda *args, **kwargs: pd.DataFrame({"f1": [0.5]}))
+    monkeypatch.setattr("scbd.workflows._run.pixel_pca", lambda adata, **kwargs: np.zeros((adata.n_obs, 2)))
+    monkeypatch.setattr("scbd.workflows._run._pictures", lambda *args: None)
+
+
+def test_everything_is_written(tmp_path):
+    cells = make_cells(300)
+    out = tmp_path / "new" / "run"
+    table = run(
+        cells,
+        y_key="gene",
+        e_key=["plate", "well"],
+        out=out,
+        model_kwargs=MODEL,
+        train_kwargs=TRAIN | {"train_size": 0.7},
+    )
+    assert sorted(os.listdir(out)) == NAMES.split()
+
+    written = anndata.read_h5ad(out / "cells.h5ad")
+    expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50, "X_scbd_c_umap": 2, "X_scbd_s_umap": 2}
+    assert {key: value.shape[1] for key, value in written.obsm.items()} == expected
+    model = SCBDModel.load(out / "model", make_cells(300))
+    np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
+
+    pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
+    assert table[["embedding", "label"]].drop_duplicates().shape == (6, 2)
+    assert set(table["label"]) == {"gene", "plate × well"}
+    # probes learn from the cells the encoders learned from, and are tested on the others
+    is_train = np.isin(np.arange(300), model.train_indices)
+    assert (~is_train).sum() > 50
+    expected_scores = label_probe(written.obsm["X_pixel_pca"], written.obs["gene"], train=is_train)
+    row = table.query("embedding == 'pixel PCA' and label == 'gene'").iloc[0]
+    assert row["tested_on"] == "held-out cells"
+    assert row["f1"] == pytest.approx(expected_scores["f1"])
+
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["model"]["encoder"] == "small"
+    assert settings["training"]["steps"] == 4
+    assert settings["data"] == {
+        "y_key": "gene",
+        "e_key": ["plate", "well"],
+        "image_key": "single_cell_images",
+        "n_cells": 300,
+        "digest": digest_of(make_cells(300), ["gene", "plate", "well"], "single_cell_images"),
+    }
+    assert settings["asked"] == {"model": MODEL, "training": TRAIN | {"train_size": 0.7}}
+    assert settings["versions"]["scbd"] == scbd.__version__ and "commit" in settings["versions"]
+    assert pd.read_csv(out / "history.csv", index_col="step").index[-1] == 4
+
+
+@pytest.mark.parametrize("precious", ["metrics.csv", "model", "checkpoints/last.ckpt"])
+def test_results_are_not_written_over(tmp_path, precious):
+    path = tmp_path / "run" / precious
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="already holds files of a run: choose another directory"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run")
+    assert path.read_text() == "precious"
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "cells.h5ad").write_text("precious")
+    with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "cells.h5ad")
+
+
+@pytest.mark.usefixtures("only_training")
+def test_an_attempt_that_failed_does_not_block_the_next(tmp_path, monkeypatch):
+    """As early as in the first step, when checkpoints have a folder already."""
+    arguments: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    with monkeypatch.context() as patch:
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(make_cells(), out=tmp_path / "run", **arguments)
+    assert (tmp_path / "run").exists()
+    assert len(run(make_cells(), out=tmp_path / "run", **arguments)) == 1
+
+
+def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
+    with pytest.raises(KeyError, match="obs has no 'genes'"):
+        run(make_cells(), y_key="genes", e_key="well", out=tmp_path / "run")
+    with pytest.raises(ValueError, match="batch_size=500 is larger"):
+        run(
+            make_cells(),
+            y_key="gene",
+            e_key="well",
+            out=tmp_path / "run",
+            model_kwargs=MODEL,
+            train_kwargs={"batch_size": 500},
+        )
+    for wrong, said in (({"n_latent": 0}, "n_latent=0 cannot be"), ({"temperature": 0}, "temperature must be")):
+        with pytest.raises(ValueError, match=said):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL | wrong)
+    with pytest.raises(ValueError, match="seed=-1 cannot be: give a whole number from 0 on"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", seed=-1)
+    assert not (tmp_path / "run").exists()
+
+
+def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "embedding":
+        patch.setattr(SCBDModel, "get_latent_representation", fails)
+    elif where == "saving":
+        patch.setattr(SCBDModel, "save", fails)
+    else:
+        patch.setattr(f"scbd.workflows._run.{where}", fails)
+
+
+# early stopping: what is trained again would stop elsewhere
+STOPPING: dict[str, Any] = {"max_steps": 6, "early_stopping": True, "early_stopping_patience": 1, "validate_every": 1}
+WHOLE: dict[str, Any] = {
+    "y_key": "gene",
+    "e_key": "well",
+    "model_kwargs": MODEL,
+    "train_kwargs": TRAIN | STOPPING | {"lr": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing stopped: its table and its folder."""
+    out = tmp_path_factory.mktemp("whole")
+    return run(make_cells(), out=out, **WHOLE), out
+
+
+@pytest.mark.parametrize("where", ["embedding", "evaluate", "_write_cells"])
+def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatch, whole, where):
+    with monkeypatch.context() as patch:
+        failing_at(patch, where)
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", **WHOLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(SCBDModel, "train", None)  # nothing is left to train
+        table = run(make_cells(), out=tmp_path / "run", resume=True, **WHOLE)
+    pd.testing.assert_frame_equal(table, whole[0])
+    written = [anndata.read_h5ad(folder / "cells.h5ad").obsm["X_scbd_c"] for folder in (tmp_path / "run", whole[1])]
+    np.testing.assert_array_equal(*written)
+    assert sorted(os.listdir(tmp_path / "run")) == NAMES.split()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_that_could_not_save_its_model_goes_on_from_the_checkpoint(tmp_path, monkeypatch):
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    with monkeypatch.context() as patch:
+        failing_at(patch, "saving")
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", **how)
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)  # all steps are made
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", resume=True, **how)
+    run(make_cells(), out=tmp_path / "run", resume=True, **how)
+    assert (tmp_path / "run" / "model" / "model.pt").is_file()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_goes_on_with_the_same_cells_and_settings_alone(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    run(make_cells(), out=out, **how)
+    with pytest.raises(ValueError, match="other settings .*smoothing"):
+        run(make_cells(), out=out, resume=True, **how | {"model_kwargs": MODEL | {"smoothing": 0.1}})
+    # longer is no other setting
+    longer = how | {"train_kwargs": TRAIN | {"max_steps": 6}}
+    run(make_cells(), out=out, resume=True, **longer)
+    assert json.loads((out / "settings.json").read_text())["training"]["steps"] == 6
+    others = make_cells(seed=1)
+    monkeypatch.setattr(SCBDModel, "train", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # what is saved is not taken for theirs
+        run(others, out=out, resume=True, **longer)
+
+
+def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
+    cells = make_cells()
+    cells.obsm["X_scbd_s"] = np.zeros((96, 2))  # of another model
+    table = run(
+        cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL | {"style_target": None}, train_kwargs=TRAIN
+    )
+    assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA"] and len(table) == 4
+    assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_scbd_c_umap", "X_pixel_pca"}
+    assert sorted(os.listdir(tmp_path)) == NAMES.split()

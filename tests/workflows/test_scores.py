@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+from scbd.workflows import generalization_scores
+
+
+class Model:
+    """Its representation tells y; and e, with the environments of no part far away."""
+
+    def __init__(self, adata: AnnData) -> None:
+        codes = adata.obs[["y", "e"]].astype(int).to_numpy(np.float32)
+        self.r = codes + np.random.default_rng(0).normal(0, 0.05, codes.shape).astype(np.float32)
+
+    def get_latent_representation(self, representation: str) -> np.ndarray:
+        return self.r
+
+
+@pytest.mark.parametrize("part", ["ood_validation", "nowhere"])
+def test_cells_of_another_part_are_neither_in_nor_out(part):
+    rng = np.random.default_rng(1)
+    split = np.repeat(["train", "validation", "test", part], [200, 100, 100, 400])
+    e = np.select([split == "test", split == part], [2, 3], rng.integers(2, size=800))
+    obs = pd.DataFrame({"y": rng.integers(2, size=800).astype(str), "e": e.astype(str), "split": split})
+    adata = AnnData(obs=obs.set_index(obs.index.astype(str)))
+    scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert scores["r_c in"] == scores["r_c out"] == 1 and scores["e from r_c"] == 1
+    # of the two environments that were trained on; the other part would be the largest by far
+    seen = obs.loc[obs["split"].isin(["train", "validation"]), "e"]
+    assert scores["e chance"] == pytest.approx(seen.value_counts(normalize=True).max())
