@@ -42,7 +42,6 @@ def write_row(row: Row, key: str, directory: Path) -> None:
     """Add a row, or replace that of the same key."""
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
-        (directory / RUNNING).mkdir(exist_ok=True)
         write_text(json.dumps(row, indent=1), directory / RUNNING / f"{key}.json")
 
 
@@ -68,6 +67,9 @@ def fold_rows(directory: Path) -> None:
             write_text(text, directory / AT_REST)
         for key in files:
             (directory / RUNNING / f"{key}.json").unlink(missing_ok=True)
+        # what processes left that were killed: nobody else is writing now
+        for left in (*directory.glob(f".{AT_REST}.*.partial"), *(directory / RUNNING).glob(".*.partial")):
+            left.unlink(missing_ok=True)
         with suppress(OSError):  # it is not there, or something else lies in it
             (directory / RUNNING).rmdir()
 
