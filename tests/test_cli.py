@@ -177,7 +177,7 @@ def test_what_other_packages_cannot_do_is_one_sentence(tmp_path, capsys, monkeyp
         msg = "No supported gpu backend\nfound!"
         raise MisconfigurationException(msg)
 
-    monkeypatch.setattr("scbd.model._fit.pl.Trainer", without)
+    monkeypatch.setattr("scbd.model._fit.L.Trainer", without)
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
     out = ["--out", str(tmp_path / "out")]

@@ -24,8 +24,8 @@ def test_a_collapsed_embedding_warns_and_names_the_remedy():
 def test_an_embedding_that_tells_nothing_warns_without_being_a_point(monkeypatch):
     model = make_model(alpha=0)
     rng = np.random.default_rng(0)
-    noise = torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(48, 6))), dim=1).numpy()
-    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
+    noise = torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(48, 6))), dim=1)
+    monkeypatch.setattr(model.module, "embed", lambda inputs, *_: noise[: len(inputs)])
     with pytest.warns(UserWarning, match=r"z_c has learned nothing \(spread 0\.9"):
         model.train(**QUICK)
     assert model.health["collapsed"] == 0 and model.health["learned_c"] <= 0
@@ -68,9 +68,8 @@ def test_a_living_embedding_does_not_warn():
 def test_a_run_without_a_logged_step_is_judged(monkeypatch):
     """Where z_c learned nothing, the warning asks what was logged of training cells."""
     model = make_model(alpha=0)
-    noise = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
-    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-    monkeypatch.setattr(model, "_embed_batch", lambda images: noise[: len(images)])
+    noise = torch.nn.functional.normalize(torch.from_numpy(np.random.default_rng(0).normal(size=(48, 6))), dim=1)
+    monkeypatch.setattr(model.module, "embed", lambda inputs, *_: noise[: len(inputs)])
     with pytest.warns(UserWarning, match="learned nothing"):
         model.train(**QUICK | {"max_steps": 5}, log_every_n_steps=50, validate_every=5)
     assert "train_loss" not in model.history

@@ -15,6 +15,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glib
 # an error, and after
 COUNT = """
 import resource, torch
+from scbd import SCBDModel  # as much is loaded as where models train, since that shapes the heap
 from scbd.model._memory import freed_memory_kept
 
 def pages():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scbd.model._module import SCBDModule
-    from scbd.nn.decoders import Likelihood
+    from scbd.nn import Likelihood
 
 _PREFIX = "decoder_"
 _BLOCK, _CELLS = 512, 256
