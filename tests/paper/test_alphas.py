@@ -8,8 +8,8 @@ from scbd.paper._alphas import by_alpha, cost_of_choosing
 
 def rows(alphas: list[float | str]) -> pd.DataFrame:
     """Accuracy falls with alpha, what is wanted of it rises."""
-    scores = [{"seen": 0.9 - 0.01 * i, "wanted": 0.5 + 0.1 * i} for i in range(len(alphas))]
-    return pd.DataFrame([{"seed": 0, "alpha": alpha} | score for alpha, score in zip(alphas, scores, strict=True)])
+    columns = ["seed", "alpha", "seen", "wanted"]
+    return pd.DataFrame([(0, alpha, 0.9 - 0.01 * i, 0.5 + 0.1 * i) for i, alpha in enumerate(alphas)], columns=columns)
 
 
 def test_what_finds_its_own_alpha_comes_last():
