@@ -62,8 +62,8 @@ def reproduce(
     """Run one of the paper's experiments, and make its tables and figures.
 
     Finished runs are kept: called again, it runs what is missing, and goes on where a run was interrupted. Writes
-    ``rows.jsonl`` (a line a run, with everything needed to run it again; read by :class:`Results`; until all are
-    finished, a file a run in ``rows/``), ``table.md``, figures, and ``runs/`` with the training history of each.
+    ``rows.jsonl`` (a line a run, with everything needed to run it again, see :class:`scbd.workflows.Results`; until all
+    are finished, a file a run in ``rows/``), ``table.md``, figures, and ``runs/`` with the training history of each.
 
     Parameters
     ----------
