@@ -149,7 +149,10 @@ def test_faults_are_counted(load, alone, monkeypatch):
         assert done.exists()
         return 1
 
-    monkeypatch.setattr(load("faults"), "kill_until", to_the_end)
+    faults = load("faults")
+    monkeypatch.setattr(faults, "kill_until", to_the_end)
+    # as often as it takes to see that it is called: 262 MiB a checkpoint
+    monkeypatch.setattr(faults.runs, "train_large", lambda folder: faults.runs.train(folder, max_steps=2))
     _, table = alone("faults", "--kills", "1", "--damages", "1")
     assert {row["lost or unnoticed"] for row in table} == {"0"} and {row["tried"] for row in table} == {"1"}
     assert {"kill -9 while training", "a flipped bit, zarr"} <= {row["what goes wrong"] for row in table}

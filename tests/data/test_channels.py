@@ -73,6 +73,16 @@ def test_the_same_channels_in_another_order_are_refused_with_the_way_back():
     assert names["adata"].obsm[IMAGE_KEY][0, :, 0, 0].tolist() == [1, 2, 0]
 
 
+def test_the_way_back_leads_to_any_order_of_the_model():
+    known = field().register_field(named(["c", "a", "b"]))
+    names = {"adata": named(["b", "c", "a"])}
+    with pytest.raises(ValueError, match="the same in another order") as caught:
+        check_channel_names(names["adata"].var, known, IMAGE_KEY)
+    exec(str(caught.value).split("in that order: ")[1].split("; or")[0].replace(", then ", "; "), names)
+    check_channel_names(names["adata"].var, known, IMAGE_KEY)
+    assert names["adata"].obsm[IMAGE_KEY][0, :, 0, 0].tolist() == [1, 2, 0]
+
+
 def test_other_names_warn_and_no_names_do_not():
     known = field().register_field(named(["a", "b"]))
     with pytest.warns(UserWarning, match="channels a, d, the model was set up with a, b: other names"):

@@ -30,7 +30,17 @@ def wider(cells):
     cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].astype("uint16")
 
 
-@pytest.mark.parametrize("change", [corrected, relabelled, wider])
+def corrected_at_the_end(cells):
+    """Beyond the first sixty-four: what is looked at is drawn from all."""
+    cells.obsm["single_cell_images"][70:] += 1
+
+
+def reshaped(cells):
+    """The same bytes."""
+    cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].reshape(-1, 1, 32, 16)
+
+
+@pytest.mark.parametrize("change", [corrected, corrected_at_the_end, relabelled, reshaped, wider])
 def test_other_cells_have_another(cells, change):
     before = digest(cells)
     change(cells)

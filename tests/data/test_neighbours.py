@@ -72,6 +72,13 @@ def test_rows_that_are_sorted_by_another_label_are_not_mixed_by_it(sorted_by, no
     assert not mixed(labels, *labels)
 
 
+def test_a_few_perturbations_in_order_are_seen():
+    labels = of_screen()
+    key = np.where(np.isin(labels["gene"], [3, 9]), labels["guide"], np.arange(3000))
+    order = np.lexsort([key, labels["gene"]])
+    assert not mixed({name: codes[order] for name, codes in labels.items()}, "guide")
+
+
 def test_one_large_perturbation_does_not_hide_the_others():
     """Controls that share a label have all of it in common by right; guides of genes must be mixed nonetheless."""
     labels = of_screen()

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scbd.data import Split, hold_out_environments, split_by_column, stratified_split
@@ -22,7 +22,7 @@ def test_each_stratum_is_divided_to_within_one_cell(labels, sizes, seed):
         split = stratified_split([y, e], train_size=sizes[0], validation_size=sizes[1], seed=seed)
     except ValueError as error:
         assert "no cell to train on" in str(error)
-        return
+        assume(False)  # of a handful of cells, now and then
     together = np.concatenate([split.train, split.validation, split.test])
     assert sorted(together) == list(range(len(y)))
     validation = 1 - sizes[0] if sizes[1] is None else sizes[1]

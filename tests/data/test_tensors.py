@@ -45,6 +45,9 @@ def test_images_are_copied_block_by_block(monkeypatch):
     resident = TensorSource.on_device(Source(images), torch.device("cpu"))
     assert asked == [slice(0, 7), slice(7, 14), slice(14, 21)]
     np.testing.assert_array_equal(resident.read(slice(None)), images)
+    monkeypatch.setattr("scbd.data.tensors._COPIED_AT_ONCE", images[0].nbytes // 2)  # an image is larger
+    resident = TensorSource.on_device(Source(images[:3]), torch.device("cpu"))
+    assert asked[3:] == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert _COPIED_AT_ONCE >= 2**20
 
 

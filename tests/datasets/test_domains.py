@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from official import write_domains
+from PIL import Image
 
 from scbd.datasets import pacs, vlcs
 from scbd.datasets._domains import PACS_CLASSES, PACS_DOMAINS, VLCS_CLASSES, VLCS_DOMAINS
+from scbd.datasets._files import read_images
 
 
 @pytest.fixture
@@ -62,6 +64,12 @@ def test_other_folders_are_refused(tmp_path, pacs_folder):
         pacs(pacs_folder)
 
 
+def test_pictures_stand_upright(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_images([tmp_path / "a.png"], 8)[0], np.moveaxis(pixels, -1, 0))
+
+
 def test_broken_images_are_named(pacs_folder):
     path = pacs_folder / "cartoon" / "horse" / "pic_2.png"
     path.write_bytes(path.read_bytes()[:60])
@@ -88,6 +96,18 @@ def packed(**changes):
         "domains": np.array(PACS_DOMAINS),
     }
     return {name: array for name, array in (arrays | changes).items() if array is not None}
+
+
+def test_a_packed_file_is_what_the_folder_would_be(tmp_path):
+    """Pixels where they were, and labels by the names of the file, in whatever order it has them."""
+    rng = np.random.default_rng(0)
+    given = packed(X=rng.integers(0, 256, (140, 8, 8, 3)).astype(np.uint8), classes=np.array(PACS_CLASSES[::-1]))
+    np.savez(tmp_path / "pacs.npz", **given)
+    adata = pacs(tmp_path / "pacs.npz", image_size=8)
+    np.testing.assert_array_equal(adata.obsm["single_cell_images"], np.moveaxis(given["X"], -1, 1))
+    assert list(adata.obs["class"]) == [PACS_CLASSES[::-1][code] for code in given["y"]]
+    assert list(adata.obs["domain"]) == [PACS_DOMAINS[code] for code in given["e"]]
+    assert adata.obs["split"].value_counts().to_dict() == {"train": 84, "test": 35, "validation": 21}
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,23 @@ def test_real_tables_of_guides_and_features(shared):
     assert features.uns["cellprofiler_features"] == ["stat", "pvalue"] and set(features.obs) == {"gene", "sgRNA"}
 
 
+def test_guides_and_published_profiles(tmp_path):
+    guides = pd.DataFrame({"n_guides": [2, 2], "count": [7, 9], "gene": ["A", "A"], "sgRNA_0": ["x", "y"]})
+    guides.to_csv(tmp_path / "guides.csv", index=False)
+    assert funk22_guides(tmp_path / "guides.csv").to_dict("list") == {
+        "sgRNA": ["x", "y"],
+        "gene": ["A", "A"],
+        "n_cells": [7, 9],
+    }
+    components = [str(i) for i in range(64)]
+    table = pd.DataFrame(np.arange(128.0).reshape(2, 64), index=["AAAS", "nontargeting"], columns=components)
+    table[components[::-1]].assign(other=1).to_parquet(tmp_path / "profiles.parquet")  # columns are read by name
+    profiles = funk22_profiles(tmp_path / "profiles.parquet")
+    np.testing.assert_array_equal(profiles.X, table)
+    assert list(profiles.obs_names) == ["AAAS", "nontargeting"]
+    assert list(profiles.var["block"]) == ["salient"] * 32 + ["background"] * 32
+
+
 def test_features_of_cells(tmp_path):
     table = pd.DataFrame({"gene_symbol_0": ["A", "B"], "sgRNA_0": ["x", "y"], "plate": [1, 2], "area": [3.0, 4.0]})
     table["well"] = "B4"

@@ -69,6 +69,29 @@ def test_columns_are_read_by_name(tmp_path, release):
     assert corum(path).to_numpy().tolist() == [["one", "A"], ["one", "B"], ["two", "B"], ["two", "C"]]
 
 
+def test_complexes_are_those_of_the_organism(tmp_path):
+    path = tmp_path / "allComplexes.txt"
+    path.write_text(LAYOUTS["3.0"])
+    assert corum(path, organism="mouse").to_numpy().tolist() == [["m", "D"]]
+    with pytest.raises(ValueError, match="no complex of organism 'Yeast'"):
+        corum(path, organism="Yeast")
+
+
+def test_a_complex_a_line_is_read_as_sets(tmp_path):
+    path = tmp_path / "clusters.tsv"
+    path.write_text("one\tA B\n\ntwo\tB B C\n")
+    expected = [["one", "A"], ["one", "B"], ["two", "B"], ["two", "C"]]
+    assert corum(path).to_numpy().tolist() == gene_sets(path).to_numpy().tolist() == expected
+
+
+@pytest.mark.parametrize("name", module.PAIRS)
+def test_known_pairs_of_a_folder_or_a_file(tmp_path, name):
+    file = tmp_path / module.PAIRS[name][0]
+    file.write_text("a,b\nB,A\n")
+    for path in (tmp_path, file):
+        assert known_pairs(name, path).to_numpy().tolist() == [["A", "B"]]
+
+
 def test_complexes_of_one_name_stay_apart(tmp_path):
     path = tmp_path / "allComplexes.txt"
     path.write_text(LAYOUTS["3.0"].replace("two", "one"))

@@ -65,6 +65,16 @@ def test_effects_are_what_was_asked_for():
     assert variance_explained(wells, "gene") < 0.02
 
 
+def test_a_guide_does_what_it_knocks_down():
+    one_gene = SMALL | {"n_complexes": 1, "genes_per_complex": 1, "guides_per_gene": 6, "image_size": 16}
+    cells = simulated_screen(1500, **one_gene, effect_size=3, well_effect=0)
+    means = brightness(cells).groupby(cells.obs["sgRNA"].to_numpy()).mean()
+    targeted = ~means.index.str.startswith("nontargeting")
+    effect = np.linalg.norm(means[targeted] - means[~targeted].mean(), axis=1)
+    efficacy = cells.uns["truth"]["efficacy"].loc[means.index[targeted], "efficacy"]
+    assert np.corrcoef(effect, efficacy)[0, 1] > 0.8
+
+
 @pytest.mark.parametrize(("imbalance", "low", "high"), [(0.0, 0.0, 0.2), (0.8, 0.5, 1.1)])
 def test_wells_are_as_unequal_as_asked_for(imbalance, low, high):
     cells = simulated_screen(2000, **SMALL | {"n_wells": 40, "image_size": 16}, well_imbalance=imbalance)

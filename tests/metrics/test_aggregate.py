@@ -77,6 +77,23 @@ def test_too_few_cells_are_dropped_and_said(caplog):
     assert ours.obs["n_guides"].to_dict() == {"A": 3, "B": 3, "C": 3}
 
 
+def test_as_many_as_are_asked_for_are_enough():
+    adata = cells()
+    smallest = adata.obs["sgRNA"].value_counts().min()
+    keys: dict[str, Any] = {"gene_key": "gene", "guide_key": "sgRNA"}
+    kept, fewer = (
+        aggregate(adata, "Z", **keys, min_cells=n).uns["aggregate"]["dropped"] for n in (smallest, smallest + 1)
+    )
+    assert kept == {"guides": [], "genes": []} and len(fewer["guides"]) > 0
+
+
+def test_the_control_needs_no_number_of_guides():
+    adata = cells()
+    adata.obs.loc[adata.obs["gene"] == "nontargeting", "sgRNA"] = "pool"
+    ours = aggregate(adata, "Z", gene_key="gene", guide_key="sgRNA", min_guides=2)
+    assert list(ours.obs_names) == ["A", "B", "C"]
+
+
 def test_columns_of_any_name(tmp_path):
     adata = cells()
     adata.obs = adata.obs.rename(columns={"gene": "Metadata_gene", "sgRNA": "Metadata_guide"}).astype("category")

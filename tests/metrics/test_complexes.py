@@ -49,6 +49,12 @@ def test_p_values_are_uniform_without_information():
     assert abs((p < 0.1).mean() - 0.1) < 0.06
 
 
+def test_no_p_value_is_zero():
+    """Of ten random sets none may be as good: that is one of eleven, and not nothing."""
+    profiles, net = screen()
+    assert complex_table(profiles, net, n_permutations=10)["p_value"].min() == pytest.approx(1 / 11)
+
+
 def test_pairs_are_no_complexes():
     profiles, _ = screen()
     with pytest.raises(ValueError, match="net holds pairs of genes"):
@@ -80,6 +86,14 @@ def test_intervals_hold_the_score_and_shrink_with_more_genes(score):
         widths.append(high - low)
     assert widths[1] < widths[0]
     assert relationship_interval(profiles, net, score=score, n_bootstrap=60) == (low, high)
+
+
+def test_an_interval_leaves_as_many_on_either_side():
+    profiles, net = screen()
+    ends = {level: relationship_interval(profiles, net, level=level, n_bootstrap=41) for level in (0.0, 0.5, 0.9, 1.0)}
+    low, high = np.array(list(ends.values())).T
+    assert low[0] == high[0]  # of no coverage: the median
+    assert (np.diff(low) < 0).all() and (np.diff(high) > 0).all()
 
 
 def test_unknown_score():

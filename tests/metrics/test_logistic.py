@@ -63,6 +63,18 @@ def test_components_without_variance_are_no_trouble():
     assert same > 0.98
 
 
+def test_a_cell_far_outside_does_not_overflow():
+    """Where all the others need a large weight, its logits are beyond what exp can take."""
+    x = np.random.default_rng(0).normal(size=(2000, 1))
+    codes = (x[:, 0] > 0).astype(int)
+    x[codes == 1] += 1
+    x[np.flatnonzero(codes)[0]] = 1000
+    ours = fit_logistic(x, codes, c=1e6)
+    assert np.isfinite(ours.objective) and np.isfinite(ours.weight).all()
+    assert ours.logits(x).max() > 100
+    assert (ours.logits(x).argmax(axis=1) == codes).mean() > 0.99
+
+
 def test_macro_f1_is_scikit_learns():
     rng = np.random.default_rng(0)
     for _ in range(20):

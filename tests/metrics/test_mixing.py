@@ -27,6 +27,13 @@ def test_mixed_environments():
     assert abs(scores["silhouette"]) < 0.1
 
 
+def test_by_chance_a_cell_is_not_its_own_neighbour():
+    adata = cells(0, n=30)
+    adata.obs["well"] = ["small"] * 10 + ["large"] * 20
+    expected = (10 * 9 + 20 * 19) / (30 * 29)
+    assert batch_mixing(adata, "Z", "well", n_neighbors=5)["expected"] == pytest.approx(expected)
+
+
 def test_environments_apart():
     scores = batch_mixing(cells(15), "Z", "well", n_neighbors=60)
     assert scores["ilisi"] < 0.05
@@ -74,6 +81,34 @@ def test_neighbours_are_the_nearest_others():
     np.fill_diagonal(square, np.inf)
     np.testing.assert_allclose(distances, np.sort(square, axis=1)[:, :5], atol=1e-6)
     assert indices[0, 0] == 1
+
+
+class Graph:
+    """As pynndescent gives it: of each cell itself and its nearest others; the fourth did not meet itself."""
+
+    def __init__(self, x: np.ndarray, n_neighbors: int, random_state: int) -> None:
+        assert random_state == 7
+        distances = np.linalg.norm(x[:, None] - x[None], axis=2)
+        order = np.argsort(distances, axis=1)
+        order[3] = np.roll(order[3], -1)
+        self._graph = order[:, :n_neighbors], np.take_along_axis(distances, order, axis=1)[:, :n_neighbors]
+
+    @property
+    def neighbor_graph(self) -> tuple[np.ndarray, np.ndarray]:
+        """With many cells, numba sets OpenMP's threads, torch's among them."""
+        torch.set_num_threads(2)
+        return self._graph
+
+
+def test_what_an_index_finds_is_given_without_the_cell_itself(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(120, 3))
+    expected = nearest_neighbors(x, 10)
+    monkeypatch.setattr(pynndescent, "NNDescent", Graph)
+    monkeypatch.setattr(module, "_EXACT_CELLS", 100)
+    distances, indices = nearest_neighbors(x, 10, seed=7)
+    np.testing.assert_array_equal(indices, expected[1])
+    np.testing.assert_allclose(distances, expected[0], rtol=1e-6)
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*numba.*")

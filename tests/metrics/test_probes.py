@@ -60,6 +60,15 @@ def test_nearest_mean_asks_for_the_embedding_as_it_is():
     assert (predict_labels(z, labels, z, classifier="nearest_mean") == labels).mean() < 0.7
 
 
+def test_the_nearest_mean_is_nearest_wherever_it_lies():
+    rng = np.random.default_rng(0)
+    z, labels = 5 + 3 * rng.normal(size=(300, 4)), np.repeat(["a", "b", "c"], 100)
+    z[100:] *= np.repeat([1.3, 2], 100)[:, None]
+    means = np.stack([z[labels == name].mean(axis=0) for name in "abc"])
+    expected = np.array(list("abc"))[np.linalg.norm(z[:, None] - means, axis=2).argmin(axis=1)]
+    np.testing.assert_array_equal(predict_labels(z, labels, z, classifier="nearest_mean"), expected)
+
+
 def test_groups_are_not_split():
     """A label that follows from the group: readable cell by cell, not from groups that were never seen."""
     rng = np.random.default_rng(0)
@@ -76,6 +85,13 @@ def test_cells_to_learn_from_may_be_named():
     wrong = np.where(train, labels, "w0")
     assert label_probe(z, labels, train=train)["accuracy"] > 0.99
     assert label_probe(z, wrong, train=train)["accuracy"] == pytest.approx((labels[300:] == "w0").mean(), abs=0.02)
+
+
+def test_no_cell_of_a_subset_is_learned_from_and_tested_on():
+    """Labels that can only be learned by heart: a cell that was drawn twice would be known."""
+    rng = np.random.default_rng(0)
+    z, labels = rng.normal(size=(600, 400)), rng.integers(2, size=600)
+    assert label_probe(z, labels, max_cells=500)["accuracy"] < 0.6
 
 
 def test_memory_maps(tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -50,6 +52,27 @@ def test_seeds_become_mean_and_deviation():
     html = styled(frame).to_html()
     assert "±" in html
     assert "bold" in html
+
+
+def test_the_best_of_each_metric_is_bold():
+    """Biology and mixing are good where they are high, what tells environments where it is low."""
+    high = ["relationship_area", "relationship_recall", "relationship_average_precision", "y_probe_f1", "y_probe_auroc"]
+    low = ["e_probe_f1", "e_probe_auroc", "same_environment_neighbours", "silhouette"]
+    high.append("ilisi")
+    rows = [(m, name, name, v) for m in (*high, *low, "expected") for name, v in (("less", 0.1), ("more", 0.9))]
+    frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
+    rules = styled(frame).to_html().split("</style>")[0]
+    bold = {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", rules)}
+    assert bold == {(1, i) for i in range(len(high))} | {(0, len(high) + i) for i in range(len(low))}
+
+
+def test_features_of_any_scale_count_equally():
+    adata, _ = screen()
+    noise = 1e4 * np.random.default_rng(1).normal(size=(adata.n_obs, 4))
+    adata.obsm["mixed"] = np.hstack([adata.obsm["good"], noise])
+    frame = benchmark(adata, ["mixed"], y_key="gene", n_pcs=4).set_index("metric")
+    alone = benchmark(adata, ["good"], y_key="gene").set_index("metric")
+    assert frame.loc["y_probe_f1", "value"] > 0.7 * alone.loc["y_probe_f1", "value"]
 
 
 def test_wide_features_are_reduced():

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import make_cells
-from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, assert_same, make_model, weights
+from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 
 import scbd
 from scbd import SCBDModel
@@ -95,11 +92,6 @@ def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
     """Wherever it was interrupted: at a step with a validation, or between."""
     settings: dict[str, Any] = QUICK | {"lr": 1e-2, "checkpoint_dir": tmp_path, "validate_every": 2, "max_steps": 9}
 
-    class PressCtrlC(Callback):
-        def on_train_batch_start(self, trainer, *args):
-            if trainer.global_step == interrupted - 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
     def make():
         model = make_model(alpha="auto")
         rule_of(model).learned.fill_(0.9)  # more than new cells bear out
@@ -107,7 +99,7 @@ def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
 
     half = make()
     with pytest.raises(KeyboardInterrupt):
-        half.train(**settings, callbacks=[PressCtrlC()])
+        half.train(**settings, callbacks=PressCtrlC(interrupted))
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == interrupted
     resumed, whole = make(), make()
     resumed.train(**settings, ckpt_path="last")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import make_cells
 from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, assert_same, make_model, weights
+from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 
 from scbd.data import Split
 from scbd.model._checkpoints import State, find_state
@@ -100,18 +100,13 @@ def test_the_best_weights_are_those_of_the_validation_at_which_a_run_was_interru
             if trainer.global_step > 1:
                 plan.module.content.projection[-1].weight.data.zero_()
 
-    class PressCtrlC(Callback):
-        def on_train_batch_start(self, trainer, *args):
-            if trainer.global_step == best - 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
     how: dict[str, Any] = QUICK | {"max_steps": 4, "lr": 1e-2, "validate_every": 1, "load_best": True}
     resumed, whole = make_model(), make_model()
     whole.train(**how, callbacks=Worsen())
     best = whole.history["validation_loss"]["validation_loss"].idxmin()
     assert best < 3
     with pytest.raises(KeyboardInterrupt):
-        make_model().train(**how, checkpoint_dir=tmp_path, callbacks=[Worsen(), PressCtrlC()])
+        make_model().train(**how, checkpoint_dir=tmp_path, callbacks=[Worsen(), PressCtrlC(best)])
     resumed.train(**how, checkpoint_dir=tmp_path, ckpt_path="last", callbacks=Worsen())
     assert_same(weights(resumed), weights(whole))
 
@@ -193,11 +188,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
 def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
-    class PressCtrlC(Callback):
-        def on_train_batch_start(self, trainer, *args):
-            if trainer.global_step == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-
     before = signal.getsignal(signal.SIGINT)
     model = make_model()
     with pytest.raises(KeyboardInterrupt):
@@ -205,7 +195,7 @@ def test_an_interrupt_leaves_a_state_that_can_be_resumed(tmp_path):
             **QUICK | {"max_steps": 9},
             checkpoint_dir=tmp_path,
             validate_every=9,
-            callbacks=[PressCtrlC()],
+            callbacks=PressCtrlC(4),
             load_best=False,
         )
     assert signal.getsignal(signal.SIGINT) is before

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import scvi
 import torch
 from conftest import make_cells
+from small_models import QUICK, make_model
 
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
@@ -14,21 +13,6 @@ from scbd.model._reconstruction import Reconstruction
 from scbd.nn import Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
-
-QUICK: dict[str, Any] = {
-    "max_steps": 6,
-    "batch_size": 24,
-    "enable_progress_bar": False,
-    "accelerator": "cpu",
-    "precision": "32-true",
-}
-
-
-def make_model(cells=None, **kwargs) -> SCBDModel:
-    cells = make_cells() if cells is None else cells
-    scvi.settings.seed = 0
-    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
-    return SCBDModel(cells, **{"encoder": "small", "n_latent": 6, **kwargs})
 
 
 @pytest.fixture
@@ -163,17 +147,6 @@ def test_a_decoder_of_a_single_block():
     with pytest.raises(ValueError, match="has a single block: there is nothing to swap"):
         model.swap_blocks([0], [1])
     assert model.decode(model.get_latent_representation()).shape == (96, 2, 16, 16)
-
-
-def test_a_single_block_has_no_style_and_half_the_parameters(cells):
-    single, double = make_model(cells, style_target=None), make_model(cells)
-    n_single, n_double = (sum(p.numel() for p in m.module.parameters()) for m in (single, double))
-    assert 2 * n_single == n_double
-    single.train(**QUICK)
-    assert not any("supervised_s" in name for name in single.history)
-    assert "z_c alone" in repr(single) and "z_s" not in repr(single)
-    with pytest.raises(ValueError, match="has a single block, which carries the perturbation: use block='c'"):
-        single.get_latent_representation(block="s")
 
 
 def test_gaussian_targets_are_standardised_and_come_back():

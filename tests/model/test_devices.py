@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,26 +20,24 @@ from torch.nn import functional
 from scbd import SCBDModel
 from scbd.data import open_embedding
 
+# what torchrun tells its processes, which here are copies of one that has everything loaded: that takes seconds
 SCRIPT = """
 import os, sys
 sys.path[:0] = [{tests!r}]
 import torch
 torch.set_num_threads(1)
-from model.test_devices import make, NORMALISED, SETTINGS
+from model.test_devices import one_process
 
-model = make()
-settings = SETTINGS | {{"devices": 2, "strategy": "ddp", "checkpoint_dir": {out!r}}}
-model.train(**settings | {{"max_steps": 3}})
-torch.distributed.barrier()
-model = make()
-model.train(**settings, ckpt_path="last")
-torch.save(model.module.state_dict(), os.path.join({out!r}, os.environ["RANK"] + ".pt"))
-for block_size in (32, 100_000):  # some for each, and none for one
-    whole = model.embed_to(os.path.join({out!r}, str(block_size) + ".h5ad"), block_size=block_size, batch_size=16)
-    assert "X_scbd_c" in whole.obsm
-model = make(torch.nn.BatchNorm2d)
-model.train(**NORMALISED | {{"devices": 2, "strategy": "ddp"}})
-torch.save(model.module.state_dict(), os.path.join({out!r}, "normalised " + os.environ["RANK"] + ".pt"))
+os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="none")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
+workers = []
+for rank in ("0", "1"):
+    os.environ.update(RANK=rank, LOCAL_RANK=rank)
+    workers.append(os.fork())
+    if not workers[-1]:
+        one_process({out!r})
+        os._exit(0)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers))
 """
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
@@ -79,12 +79,30 @@ def make(norm: type[nn.BatchNorm2d] | None = None) -> SCBDModel:
     return SCBDModel(cells, encoder=encoder, n_latent=4, style_target=None, alpha=alpha)
 
 
+def one_process(out: str) -> None:
+    """What each of them does."""
+    model, rank = make(), os.environ["RANK"]
+    settings = SETTINGS | {"devices": 2, "strategy": "ddp", "checkpoint_dir": out}
+    model.train(**settings | {"max_steps": 3})
+    torch.distributed.barrier()
+    model = make()
+    model.train(**settings, ckpt_path="last")
+    torch.save(model.module.state_dict(), f"{out}/{rank}.pt")
+    for block_size in (32, 100_000):  # some for each, and none for one
+        whole = model.embed_to(f"{out}/{block_size}.h5ad", block_size=block_size, batch_size=16)
+        assert "X_scbd_c" in whole.obsm
+    model = make(torch.nn.BatchNorm2d)
+    model.train(**NORMALISED | {"devices": 2, "strategy": "ddp"})
+    torch.save(model.module.state_dict(), f"{out}/normalised {rank}.pt")
+
+
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")  # six steps
 def test_two_processes_train_like_one_and_resume(tmp_path):
-    code = SCRIPT.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path))
-    (tmp_path / "script.py").write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*command, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = SCRIPT.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path), port=port)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     model = make()
     model.train(**SETTINGS)

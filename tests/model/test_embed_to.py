@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from anndata import AnnData
 from conftest import contents, make_cells
 
 from scbd import SCBDModel
@@ -41,7 +42,8 @@ def test_the_file_holds_what_the_array_would(trained, tmp_path):
 def test_metrics_read_it_as_it_is(trained, tmp_path):
     embedded = trained.embed_to(tmp_path / "z.h5ad", dtype="float16")
     assert aggregate(embedded, "X_scbd_c", gene_key="gene", control="gene_0").n_obs == 3
-    assert 0 <= batch_probe(embedded, "X_scbd_c", "well")["f1"] <= 1
+    in_memory = AnnData(obs=embedded.obs, obsm={"X_scbd_c": np.array(embedded.obsm["X_scbd_c"])})
+    assert batch_probe(embedded, "X_scbd_c", "well") == batch_probe(in_memory, "X_scbd_c", "well")
 
 
 def test_other_cells_from_a_store(trained, tmp_path):
@@ -157,3 +159,27 @@ def test_shares_of_several_devices(trained, tmp_path):
         trained.embed_to(tmp_path / "other.h5ad", shard=(0, 2))
     assert not list(tmp_path.glob("*other*"))
     assert contents(tmp_path / "z.h5ad") == contents(tmp_path / "whole.h5ad")
+
+
+def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(trained, tmp_path, monkeypatch):
+    """One without a block would else look for its share when the others have given the file its name, and be refused.
+
+    And none may open the file before the last has written it.
+    """
+    path, arguments = tmp_path / "z.h5ad", {"batch_size": 16, "block_size": 48}
+    events: list[str] = []
+    for name in ("begin", "write"):
+        call = getattr(BlockFile, name)
+        recorded = lambda *given, name=name, call=call: (events.append(name), call(*given))[1]
+        monkeypatch.setattr(BlockFile, name, recorded)
+
+    def wait() -> None:
+        events.append("wait")
+        if events.count("wait") == 2:  # until the other one is done
+            trained.embed_to(path, shard=(2, 2), **arguments)
+
+    for name, answer in {"is_initialized": True, "get_rank": 0, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.distributed, "barrier", wait)
+    assert len(trained.embed_to(path, **arguments).obsm) == 2
+    assert events == ["begin", "wait", *["write"] * 3, "wait", "begin", *["write"] * 2]

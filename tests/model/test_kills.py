@@ -15,7 +15,7 @@ from scbd import SCBDModel
 from scbd.data import verify_screen
 
 TRAINING: dict[str, Any] = {
-    "max_steps": 60,
+    "max_steps": 20,
     "batch_size": 24,
     "validate_every": 5,
     "accelerator": "cpu",
@@ -38,7 +38,7 @@ def slowed(call, seconds):
     return lambda *arguments: (time.sleep(seconds), call(*arguments))[1]
 
 BlockFile.write = slowed(BlockFile.write, 0.03)
-TrainingPlan.training_step = slowed(TrainingPlan.training_step, 0.15)
+TrainingPlan.training_step = slowed(TrainingPlan.training_step, 0.06)
 folder = Path({folder!r})
 
 def job():
@@ -77,7 +77,7 @@ def test_training_and_embedding_killed_at_random_moments(tmp_path):
     killed = tmp_path / "killed"
     killed.mkdir()
     done = killed / "model" / "model.pt"
-    assert kill_until(done, CODE.format(folder=str(killed), job="train"), longest=2.0) >= 2
+    assert kill_until(done, CODE.format(folder=str(killed), job="train"), longest=1.5) >= 2
     whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
     for name, value in whole.module.state_dict().items():
         torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)

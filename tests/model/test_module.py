@@ -83,3 +83,14 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
 def test_bad_model_settings(kwargs, said):
     with pytest.raises(ValueError, match=said):
         make_model(**kwargs)
+
+
+def test_a_single_block_has_no_style_and_half_the_parameters(cells):
+    single, double = make_model(cells, style_target=None), make_model(cells)
+    n_single, n_double = (sum(p.numel() for p in m.module.parameters()) for m in (single, double))
+    assert 2 * n_single == n_double
+    single.train(**QUICK)
+    assert not any("supervised_s" in name for name in single.history)
+    assert "z_c alone" in repr(single) and "z_s" not in repr(single)
+    with pytest.raises(ValueError, match="has a single block, which carries the perturbation: use block='c'"):
+        single.get_latent_representation(block="s")

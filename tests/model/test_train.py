@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import scvi
 import torch
 from conftest import make_cells
 from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, assert_same, make_model, weights
+from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 from torch import nn
 
 from scbd import SCBDModel
@@ -30,15 +29,6 @@ class Batches(Callback):
 
     def on_train_batch_start(self, trainer, plan, batch, *args):
         self.seen.append(batch["inputs"].float().mean((1, 2, 3)))
-
-
-class PressCtrlC(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == self.step - 1:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_second_run_sees_the_batches_that_come_next():

@@ -27,6 +27,14 @@ def test_a_line_has_rank_one():
     assert effective_rank(z) == pytest.approx(1, abs=1e-3)
 
 
+def test_directions_that_are_not_used_have_no_say():
+    """Their share of the variance is zero but for rounding, on either side."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        z = torch.randn(40, 2, generator=generator) @ torch.randn(2, 8, generator=generator)
+        assert 1 < effective_rank(z) <= 2 + 1e-6
+
+
 def test_what_is_not_finite_has_no_rank():
     z = torch.cat([torch.eye(6), torch.full((1, 6), float("nan"))])
     assert math.isnan(effective_rank(z)) and math.isnan(spread(z))

@@ -66,6 +66,14 @@ def test_an_empty_channel_stays_at_zero():
     assert ours(images)[:, 0].std() > 0.5
 
 
+def test_a_channel_of_one_value_is_not_divided_by_rounding():
+    """Its variance is a difference of equal numbers, and not always exactly zero."""
+    values = 0.5 + torch.rand(60, generator=torch.Generator().manual_seed(0)).view(1, 60, 1, 1)
+    ours = Preprocess((60, 37, 37), "float32")
+    ours.fit([values.repeat(11, 1, 37, 37)])
+    assert ours(values.repeat(1, 1, 37, 37) + 1e-3).abs().max() < 2e-3
+
+
 def test_resizing_keeps_flat_images_flat_and_means():
     images = torch.full((2, 1, 100, 80), 51, dtype=torch.uint8)
     ours = Preprocess((1, 100, 80), "uint8", image_size=(40, 32), standardize=False)

@@ -79,6 +79,8 @@ FILES = {
     "rxrx1": (rxrx1, "rxrx1_v1.0"),
     "vlcs": (vlcs, "VLCS"),
 }
+# beside the names of the systems
+TOLD = {"counterfactuals": ["with encoders", "colour moved"]}
 # data sets that do not simply give what there is
 SMALLER: dict[str, dict[str, Any]] = {
     "colored_mnist": {"n_train": 200, "n_test": 40},
@@ -127,5 +129,6 @@ def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
     table = (out / "table.md").read_text()
     for system in {trial.system for trial in trials}:
         assert f"| {system} |" in table  # what was run, and how long
+    assert all(told in table for told in TOLD.get(name, []))
     figures = list(out.glob("*.png"))
     assert bool(figures) == (name not in UNDRAWN) and all(map(is_drawn, figures))

@@ -72,12 +72,6 @@ def test_a_bad_shard_is_refused_by_the_parser(capsys):
     assert "'one' is no share of the work: write 1/4 for the first of four" in capsys.readouterr().err
 
 
-def test_counterfactuals_end_to_end(tmp_path, digits):
-    frame = reproduce("counterfactuals", path=digits, out=tmp_path / "out")
-    assert len(frame) == 4 and frame[["digit kept", "color moved", "reader"]].stack().between(0, 1).all()
-    assert "with encoders" in (tmp_path / "out" / "table.md").read_text()
-
-
 def test_a_table_of_features_end_to_end(tmp_path, monkeypatch):
     """Genes of one complex share a direction; wells shift all features, and are gone once standardised."""
     rng = np.random.default_rng(0)

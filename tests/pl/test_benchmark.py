@@ -53,4 +53,7 @@ def test_complexes():
     )
     ax = pl.complexes(table)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["two (4)", "one (3)"]
-    assert np.asarray(ax.collections[1].get_offsets())[:, 0].tolist() == [0.2, 0.9]
+    points = ax.collections[1]
+    assert np.asarray(points.get_offsets())[:, 0].tolist() == [0.2, 0.9]
+    # the one that is sure is filled
+    assert np.asarray(points.get_facecolor())[:, :3].min(axis=1).tolist() == [1, 0]

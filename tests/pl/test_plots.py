@@ -9,6 +9,10 @@ from conftest import make_cells
 from scbd import pl
 
 
+def legend_of(ax):
+    return ax.get_legend().get_texts(), ax.get_legend().legend_handles
+
+
 @pytest.fixture(autouse=True)
 def _close():
     yield
@@ -32,9 +36,13 @@ def test_a_umap_that_is_there_is_drawn(cells):
     cells.obsm["Z"] = np.zeros((96, 3))
     cells.obsm["Z_umap"] = np.stack([np.arange(96), np.zeros(96)], axis=1)
     (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, max_cells=50).flat
-    drawn = ax.collections[0].get_offsets()[:, 0]
-    assert len(drawn) == 50
+    drawn = np.asarray(ax.collections[0].get_offsets())[:, 0].astype(int)
+    assert len(set(drawn)) == 50
     assert set(drawn) <= set(range(96))
+    # each in the colour of its own label
+    shades = pd.Series(list(map(tuple, ax.collections[0].get_facecolor())), index=cells.obs["gene"].iloc[drawn])
+    legend = {text.get_text(): tuple(handle.get_facecolor()[0]) for text, handle in zip(*legend_of(ax), strict=True)}
+    assert shades.to_dict() == legend and shades.groupby(level=0, observed=True).nunique().eq(1).all()
 
 
 def test_many_labels_have_no_legend(cells):
@@ -69,6 +77,14 @@ def test_cells(channels, lines):
     assert axes.shape == (lines, 3)
     assert all(ax.images[0].get_array().max() <= 1 for ax in axes.flat)
     assert axes[0, 0].get_title().startswith("gene_")
+
+
+def test_each_channel_is_as_bright_as_the_others():
+    """A dim stain would not be seen beside a bright one."""
+    dim = make_cells(4, shape=(2, 16, 16))
+    dim.obsm["single_cell_images"][:, 1] //= 20
+    axes = pl.cells(dim, rows=range(4))
+    assert [max(ax.images[0].get_array().max() for ax in line) for line in axes] == [1, 1]
 
 
 def test_components_in_use():

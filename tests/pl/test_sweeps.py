@@ -63,11 +63,14 @@ def test_the_curve_that_alpha_was_chosen_from():
 
 
 def test_one_point_a_setting_and_alpha_as_a_line():
-    rows = [("ERM", "a", 1.0, 0.1), ("SCBD", "0", 0.9, 0.2), ("SCBD", "0", 0.7, 0.4), ("SCBD", "10", 0.6, 0.8)]
+    rows = [("ERM", "a", 1.0, 0.1), ("SCBD", "0", 0.9, 0.1), ("SCBD", "0", 0.7, 0.5), ("SCBD", "10", 0.6, 0.8)]
     frame = pd.DataFrame(rows, columns=["system", "setting", "in", "out"])
     ax = pl.trade_off(frame, "in", "out", traced=["SCBD"])
     scbd, erm = (container[0] for container in ax.containers)
     np.testing.assert_allclose(np.asarray(scbd.get_xydata()), [[0.8, 0.3], [0.6, 0.8]])
+    across, up = (bars.get_segments()[0] for bars in ax.containers[0][2])
+    assert np.ptp(across[:, 0]) == pytest.approx(2 * np.std([0.9, 0.7], ddof=1)) and np.ptp(across[:, 1]) == 0
+    assert np.ptp(up[:, 1]) == pytest.approx(2 * np.std([0.1, 0.5], ddof=1)) and np.ptp(up[:, 0]) == 0
     assert scbd.get_linestyle() == "-" and erm.get_linestyle() == "None"
     assert ax.get_legend_handles_labels()[1] == ["SCBD", "ERM"]
     with pytest.raises(KeyError, match="no column 'batch'"):

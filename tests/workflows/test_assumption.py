@@ -27,7 +27,6 @@ def test_runs_of_erm_in_and_out_of_distribution():
         **QUICK,
     )
     assert list(frame) == ["lr", "weight_decay", "max_steps", "own in", "own out"] and len(frame) == 4
-    assert frame[["own in", "own out"]].stack().between(0, 1).all()
     # brightness tells the perturbation in every well, so who learns it does better in both
     assert frame.loc[frame["own in"].idxmax(), "max_steps"] == 30
     with pytest.raises(ValueError, match="No cell is in the held-out environment 'well_9'"):

@@ -41,7 +41,7 @@ def test_finished_trials_are_not_run_again(tmp_path, monkeypatch):
     # of the first there was a line; of both there is, now that none is missing
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "runs"}
     assert len(first) == 1 and list(frame.sort_values("alpha")["alpha"]) == [0, 1]
-    assert frame["r_c in"].between(0, 1).all() and (frame["steps"] == 4).all()
+    assert (frame["steps"] == 4).all()
     # the history stays, the states that only an interrupted run needs do not
     files = {name for run in (tmp_path / "runs").iterdir() for name in os.listdir(run)}
     assert files == {"history.csv"}
@@ -71,7 +71,7 @@ def test_a_setting_that_diverges_is_a_row_that_says_so(tmp_path, monkeypatch):
     diverging = dataclasses.replace(trial(alpha=1.0), training=TRAINING | {"validate_every": 2, "max_steps": 8})
     row = run_trials([diverging], tmp_path).iloc[0]
     assert row["steps"] == 2 and "The training loss became nan at step 4 of 8" in row["warnings"][0]
-    assert 0 <= row["z_c in"] <= 1 and np.isfinite(row["supervised_c"])
+    assert np.isfinite([row["z_c in"], row["supervised_c"]]).all()
     assert run_trials([diverging], tmp_path)["finished"].tolist() == [row["finished"]]
 
 
@@ -163,8 +163,9 @@ def test_the_control_is_never_trained_and_erm_has_its_own_classifier(tmp_path):
     frame = run_trials([control, erm], tmp_path).set_index("system")
     # two in three digits are told by a linear look at an untrained network
     assert frame.loc["random encoder", "r_c in"] > 0.5
-    assert np.isnan(frame.loc["ERM", "z_c in"]) and 0 <= frame.loc["ERM", "own in"] <= 1
-    assert frame.loc["ERM", "own in"] != frame.loc["ERM", "r_c in"]
+    assert np.isnan(frame.loc["ERM", "z_c in"])
+    # four steps teach it less than a linear look at its features
+    assert 0 < frame.loc["ERM", "own in"] < frame.loc["ERM", "r_c in"]
 
 
 def test_batch_correction_scores_biology_and_batch(tmp_path):

@@ -26,7 +26,9 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
     assert len(found.runs) == 4 and set(found.runs["seed"]) == {0, 1} and found.runs["style_target"].isna().all()
     # scored on what the split leaves: a tenth
     assert found.runs["cells"].between(9, 12).all()
-    assert found.runs[["accuracy", "e from z_c", "e from r_c", "e chance"]].stack().between(0, 1).all()
+    right = found.runs[["accuracy", "chance"]].mul(found.runs["cells"], axis=0)
+    np.testing.assert_allclose(right, right.round(), atol=1e-9)
+    assert found.runs[["e from z_c", "e from r_c", "e chance"]].notna().all(axis=None)
     ax = found.plot()
     assert f"chosen: alpha {found.alpha:g}" in ax.get_title() and len(ax.get_legend_handles_labels()[1]) == 3
     assert {path.name for path in (tmp_path / "sweep").iterdir()} >= {

@@ -84,3 +84,13 @@ def test_paths_take_little_more_than_their_names(plates):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert source.shape == (n, 2, 4, 4) and peak < 2 * 60 * n
+
+
+def test_files_of_another_size_or_kind_are_named(plates):
+    folder = plates / "disk" / "plate 1"
+    Image.fromarray(np.zeros((4, 4), "uint16")).save(folder / "deep.png")
+    Image.fromarray(np.zeros((4, 5), "uint8")).save(folder / "wide.png")
+    for name, what in {"deep": "1 × 4 × 4 of uint16", "wide": "1 × 4 × 5 of uint8"}.items():
+        source = FileSource(folder, [["0.png"], [f"{name}.png"]])
+        with pytest.raises(ValueError, match=f"{name}.png is {what}, the first is 1 × 4 × 4 of uint8: all must be"):
+            source.read(slice(None))

@@ -40,13 +40,13 @@ def test_keys_and_table_take_no_more_than_they_hold(database):
 
 
 def test_labels_are_sorted_and_belong_to_their_keys():
-    obs = parsed_keys([b"u1_P_2_B1_7_ZW10_0", b"u2_P_1_A1_7_AURKB_1", b"u3_P_2_B1_8_AURKB_2"])
-    assert list(obs.index) == ["u1", "u2", "u3"]
+    obs = parsed_keys([b"u1_P_2_B1_7_ZW10_0", b"u2_P_1_A1_7_AURKB_1", b"u3_P_2_B1_8_AURKB_2", b"u4_P_2_B1_9_KIF11_3"])
+    assert list(obs.index) == ["u1", "u2", "u3", "u4"]
     wanted = {
-        "plate": ["P_2", "P_1", "P_2"],
-        "well": ["P_2_B1", "P_1_A1", "P_2_B1"],
-        "tile": ["7", "7", "8"],
-        "gene": ["ZW10", "AURKB", "AURKB"],
+        "plate": ["P_2", "P_1", "P_2", "P_2"],
+        "well": ["P_2_B1", "P_1_A1", "P_2_B1", "P_2_B1"],
+        "tile": ["7", "7", "8", "9"],
+        "gene": ["ZW10", "AURKB", "AURKB", "KIF11"],  # three, which come in an order that is not turned by turning
     }
     pd.testing.assert_frame_equal(obs, pd.DataFrame(wanted, index=obs.index).astype("category"))
     with pytest.raises(ValueError, match="b'u1_P_7' is not of the form"):

@@ -9,6 +9,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from zarr.storage import MemoryStore
 
 from scbd.data.sources import ZarrSource
+from scbd.data.sources.zarr_codecs import checksum
 
 SHAPE = (23, 2, 4, 4)
 IMAGES = np.arange(np.prod(SHAPE), dtype="uint16").reshape(SHAPE)
@@ -51,6 +52,23 @@ def test_rows_as_asked_from_any_layout(tmp_path, where, chunks, shards, compress
 def test_any_rows_in_any_order(rows, layout):
     source = ZarrSource(stored(MemoryStore(), chunks=layout[0], shards=layout[1], compressors=[ZstdCodec()]))
     np.testing.assert_array_equal(source.read(np.array(rows, dtype=int)), IMAGES[rows])
+
+
+@pytest.mark.parametrize("compressors", [None, [ZstdCodec()]], ids=["raw", "zstd"])
+def test_chunks_lie_in_a_shard_in_any_order(tmp_path, compressors):
+    """As those of a writer that fills a shard as chunks become ready."""
+    array = stored(tmp_path / "a.zarr", shards=8, compressors=compressors)
+    path = tmp_path / "a.zarr" / "c" / "0" / "0" / "0" / "0"
+    data = path.read_bytes()
+    entries = np.frombuffer(data[-8 * 16 - 4 : -4], "<u8").reshape(8, 2).astype(int)
+    turned, index = b"", np.zeros((8, 2), dtype="<u8")
+    for chunk in (5, 0, 7, 2, 1, 6, 4, 3):
+        offset, length = entries[chunk]
+        index[chunk] = len(turned), length
+        turned += data[offset : offset + length]
+    path.write_bytes(turned + index.tobytes() + checksum(index.tobytes()).to_bytes(4, "little"))
+    for rows in (slice(None), np.array([6, 2, 3]), np.array([7, 0])):
+        np.testing.assert_array_equal(ZarrSource(array).read(rows), IMAGES[rows])
 
 
 def test_far_more_files_than_are_kept_open(tmp_path, monkeypatch):
