@@ -168,10 +168,18 @@ def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(tra
     """
     path, arguments = tmp_path / "z.h5ad", {"batch_size": 16, "block_size": 48}
     events: list[str] = []
-    for name in ("begin", "write"):
+
+    def record(name: str) -> None:
         call = getattr(BlockFile, name)
-        recorded = lambda *given, name=name, call=call: (events.append(name), call(*given))[1]
+
+        def recorded(*given: Any) -> Any:
+            events.append(name)
+            return call(*given)
+
         monkeypatch.setattr(BlockFile, name, recorded)
+
+    record("begin")
+    record("write")
 
     def wait() -> None:
         events.append("wait")

@@ -11,7 +11,6 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from scbd._files import remove_partials
 from scbd._jobs import locked
 from scbd._outputs import write_text
 
@@ -60,7 +59,6 @@ def fold_rows(directory: Path) -> None:
             return
         files = _read_files(directory)
         if files:
-            remove_partials(directory / AT_REST)
             rows = sorted((_read_lines(directory) | files).items())
             # names inside a row stay in their order, which is that of the columns
             text = "".join(json.dumps({"key": key} | row) + "\n" for key, row in rows)
