@@ -12,7 +12,7 @@ from conftest import contents, make_cells
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.data import open_embedding, verify_screen, write_screen
-from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores._block_file import BlockFile
 from scbd.metrics import aggregate, batch_probe
 
 

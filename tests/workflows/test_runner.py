@@ -9,7 +9,7 @@ import pytest
 
 import scbd.workflows._protocols
 from scbd.data import ArraySource
-from scbd.data.digests import digest_cells
+from scbd.data._digests import digest_cells
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.model._module import SCBDModule
 from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials

@@ -15,16 +15,16 @@ from anndata import AnnData
 
 from scbd._jobs import check_same
 from scbd._progress import progress_bar
-from scbd.data.prefetch import worked_on
+from scbd.data._prefetch import worked_on
 from scbd.data.sources import ArraySource
-from scbd.data.stores.block_file import BlockFile
-from scbd.data.stores.hdf5 import memory_map_h5ad
-from scbd.data.stores.tables import STORE_KEY
+from scbd.data.stores._block_file import BlockFile
+from scbd.data.stores._hdf5 import memory_map_h5ad
+from scbd.data.stores._tables import STORE_KEY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scbd.data.stores.plan import ScreenPlan
+    from scbd.data.stores._plan import ScreenPlan
 
 _KEY = "images"
 # of a plate at once; one row of chunks may be more, and is then kept in a file

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd.nn.small_maps import exact_small_maps
-from scbd.nn.stages import Tap, find_stages
+from scbd.nn._small_maps import exact_small_maps
+from scbd.nn._stages import Tap, find_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,8 +104,8 @@ def build_encoder(encoder: str | nn.Module, n_channels: int) -> nn.Module:
 class Features(nn.Module):
     """An encoder, ready for images of a shape: ``r = Enc(x)``, the intermediate representation.
 
-    The encoder computes in channels-last layout, and without the padding of very small maps
-    (:mod:`scbd.nn.small_maps`): the same mathematics, faster.
+    The encoder computes in channels-last layout, and without the padding of very small maps: the same mathematics,
+    faster.
 
     Parameters
     ----------

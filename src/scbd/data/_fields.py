@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import rich.table
 from scvi.data.fields import BaseAnnDataField
 
-from scbd.data.channels import channel_names, warn_of_channels
-from scbd.data.images import check_like_registered, image_source
-from scbd.data.pixels import check_pixels
+from scbd.data._channels import channel_names, warn_of_channels
+from scbd.data._images import check_like_registered, image_source
+from scbd.data._pixels import check_pixels
 
 if TYPE_CHECKING:
     from anndata import AnnData

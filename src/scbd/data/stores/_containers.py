@@ -16,14 +16,14 @@ from anndata import AnnData
 
 from scbd._files import partial_path
 from scbd._jobs import begin_with, check_same, header_path, remove_headers
-from scbd.data.stores.block_file import BlockFile
-from scbd.data.stores.shards import ShardEncoder
-from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, check_names, tables_checksums
+from scbd.data.stores._block_file import BlockFile
+from scbd.data.stores._shards import ShardEncoder
+from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, check_names, tables_checksums
 
 if TYPE_CHECKING:
     import zarr
 
-    from scbd.data.stores.plan import ScreenPlan
+    from scbd.data.stores._plan import ScreenPlan
 
 
 class Container(Protocol):

@@ -17,14 +17,14 @@ import pandas as pd
 from anndata.utils import make_index_unique
 
 from scbd._labels import label_values
-from scbd.data.digests import digest_cells
+from scbd.data._digests import digest_cells
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scbd.data.sources import ImageSource
-    from scbd.data.stores.conversion import Conversion
-    from scbd.data.stores.crops import Crops
+    from scbd.data.stores._conversion import Conversion
+    from scbd.data.stores._crops import Crops
 
 _BLOCK_BYTES = 64 * 2**20
 # images that are read and converted at once: few enough for a processor's caches, and for memory

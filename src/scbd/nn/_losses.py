@@ -28,9 +28,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from scbd.nn._groups import Groups
 from scbd.nn._log_sums import log_sums
-from scbd.nn.groups import Groups
-from scbd.nn.loss_inputs import check_smoothing, checked_batch
+from scbd.nn._loss_inputs import check_smoothing, checked_batch
 
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 

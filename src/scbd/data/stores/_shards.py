@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from scbd.data.sources.zarr_codecs import CHECKSUM_BYTES, checksum
+from scbd.data.sources._zarr_codecs import CHECKSUM_BYTES, checksum
 
 if TYPE_CHECKING:
     import zarr

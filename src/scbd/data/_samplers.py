@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.neighbours import stretches
+from scbd.data._neighbours import stretches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

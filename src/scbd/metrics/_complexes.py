@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scbd.metrics.relationships import PERCENTILES, Relations, Universe, is_pairs, relations_of
+from scbd.metrics._relationships import PERCENTILES, Relations, Universe, is_pairs, relations_of
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -12,9 +12,9 @@ import numpy as np
 from scbd._files import partial_path
 from scbd._jobs import begin_with, check_same, header_path, remove_headers
 from scbd._progress import progress_bar
-from scbd.data.sources.zarr_codecs import checksum
-from scbd.data.stores.hdf5 import open_h5
-from scbd.data.stores.tables import STORE_KEY, TABLES_KEY, check_names, damaged_tables, tables_checksums
+from scbd.data.sources._zarr_codecs import checksum
+from scbd.data.stores._hdf5 import open_h5
+from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, check_names, damaged_tables, tables_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from scbd.nn.groups import Groups
+from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,9 @@ def explained_variance(
     environments, labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
     partners
-        ``"within"`` labels or ``"across"`` them, see :mod:`scbd.nn.variance`.
+        ``"within"``: cells of the same environment and label, which see all of what differs, and are few; or
+        ``"across"``: cells of the same environment, each compared with its own label, which are many, and see what is
+        alike for all labels.
 
     Returns
     -------
@@ -129,7 +131,7 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
 
     over both circles of partners and all representations :math:`s`. Of order one, on either side of zero, where the
     environment explains nothing; its unit is the same whatever the batch, the number of labels and of environments,
-    and the scale of the features. See :mod:`scbd.nn.variance`.
+    and the scale of the features. See :func:`explained_variance`.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._messages import head
-from scbd.data.channels import how_to_keep
+from scbd.data._channels import how_to_keep
 from scbd.data.sources import non_finite_rows
 
 if TYPE_CHECKING:

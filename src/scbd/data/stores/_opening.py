@@ -11,10 +11,10 @@ import h5py
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.stores.guard import guarded
-from scbd.data.stores.hdf5 import mapped, offset_of, open_h5
-from scbd.data.stores.results import with_results
-from scbd.data.stores.tables import BOOKKEEPING, STORE_KEY
+from scbd.data.stores._guard import guarded
+from scbd.data.stores._hdf5 import mapped, offset_of, open_h5
+from scbd.data.stores._results import with_results
+from scbd.data.stores._tables import BOOKKEEPING, STORE_KEY
 
 if TYPE_CHECKING:
     import zarr

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scbd._sizes import ImageSize
-    from scbd.data.stores.crops import Crops
+    from scbd.data.stores._crops import Crops
 
 _SAMPLED = 2048
 _PERCENTILES = (0.1, 99.9)
@@ -43,7 +43,7 @@ class Conversion:
     def __post_init__(self) -> None:
         """Load torch if images are resized: before there are threads, each of which is told to use one core of it."""
         if self.image_size is not None:
-            importlib.import_module("scbd.data.resizing")
+            importlib.import_module("scbd.data._resizing")
 
     def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
         """Of a converted image."""
@@ -52,7 +52,7 @@ class Conversion:
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Convert images ``(N, C, H, W)``."""
         if self.image_size not in (None, images.shape[2:]):
-            from scbd.data.resizing import resized
+            from scbd.data._resizing import resized
 
             images = resized(images, self.image_size).numpy()
         if self.intensity_range is not None:

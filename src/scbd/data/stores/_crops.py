@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scbd.data.channels import channel_names, warn_of_channels
-from scbd.data.images import image_source
+from scbd.data._channels import channel_names, warn_of_channels
+from scbd.data._images import image_source
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.sources.arrays import check_images, target_of
+from scbd.data.sources._arrays import check_images, target_of
 
 if TYPE_CHECKING:
     import h5py

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.sources.arrays import check_images, target_of
-from scbd.data.sources.byte_ranges import LocalFiles, byte_ranges
-from scbd.data.sources.zarr_codecs import codecs_of
+from scbd.data.sources._arrays import check_images, target_of
+from scbd.data.sources._byte_ranges import LocalFiles, byte_ranges
+from scbd.data.sources._zarr_codecs import codecs_of
 
 if TYPE_CHECKING:
     import zarr

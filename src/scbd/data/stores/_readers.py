@@ -14,11 +14,11 @@ from anndata import AnnData
 
 from scbd._keys import IMAGE_KEY
 from scbd.data.sources import ArraySource
-from scbd.data.sources.image_files import FileSource
-from scbd.data.sources.lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
-from scbd.data.sources.sliced import SlicedSource
-from scbd.data.stores.crops import Crops, crops_of, names_for
-from scbd.data.stores.opening import open_tables
+from scbd.data.sources._image_files import FileSource
+from scbd.data.sources._lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
+from scbd.data.sources._sliced import SlicedSource
+from scbd.data.stores._crops import Crops, crops_of, names_for
+from scbd.data.stores._opening import open_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd.data.sources.arrays import check_images, target_of
-from scbd.data.sources.packed import Packed
+from scbd.data.sources._arrays import check_images, target_of
+from scbd.data.sources._packed import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,15 +14,15 @@ from anndata import AnnData
 from scbd._jobs import check_shard, check_space, share_of
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
-from scbd.data.prefetch import worked_on, workers
-from scbd.data.stores.containers import Container, HDF5Container, ZarrContainer
-from scbd.data.stores.conversion import conversion
-from scbd.data.stores.crops import Crops, crops_of
-from scbd.data.stores.opening import open_screen
-from scbd.data.stores.plan import screen_plan
-from scbd.data.stores.readers import read_crops
-from scbd.data.stores.shards import COMPRESSIONS
-from scbd.data.stores.staging import missing_bytes, staged
+from scbd.data._prefetch import worked_on, workers
+from scbd.data.stores._containers import Container, HDF5Container, ZarrContainer
+from scbd.data.stores._conversion import conversion
+from scbd.data.stores._crops import Crops, crops_of
+from scbd.data.stores._opening import open_screen
+from scbd.data.stores._plan import screen_plan
+from scbd.data.stores._readers import read_crops
+from scbd.data.stores._shards import COMPRESSIONS
+from scbd.data.stores._staging import missing_bytes, staged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
     from scbd._sizes import ImageSize
-    from scbd.data.stores.plan import ScreenPlan
+    from scbd.data.stores._plan import ScreenPlan
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._table import check_keys
-from scbd.metrics.aggregate import aggregate
-from scbd.metrics.mixing import batch_mixing
-from scbd.metrics.probes import batch_probe, label_probe
-from scbd.metrics.relationships import (
+from scbd.metrics._aggregate import aggregate
+from scbd.metrics._mixing import batch_mixing
+from scbd.metrics._probes import batch_probe, label_probe
+from scbd.metrics._relationships import (
     Relations,
     relationship_area,
     relationship_average_precision,
     relationship_curve,
     relationship_recall,
 )
+from scbd.metrics._table import check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,16 +9,16 @@ import lightning as L
 import numpy as np
 import torch
 
-from scbd.data.neighbours import mixed_neighbours
-from scbd.data.prefetch import prefetch
-from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
-from scbd.data.tensors import TensorSource, read_tensor
+from scbd.data._neighbours import mixed_neighbours
+from scbd.data._prefetch import prefetch
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data._tensors import TensorSource, read_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+    from scbd.data._splits import Split
     from scbd.data.sources import ImageSource
-    from scbd.data.splits import Split
 
 Stage = Literal["train", "validation"]
 

@@ -12,10 +12,10 @@ import numpy as np
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
 from scbd.data.sources import ZarrSource
-from scbd.data.stores.block_file import damaged_rows, no_checksums
-from scbd.data.stores.opening import open_store
-from scbd.data.stores.results import results_folder, results_of
-from scbd.data.stores.tables import STORE_KEY, damaged_tables
+from scbd.data.stores._block_file import damaged_rows, no_checksums
+from scbd.data.stores._opening import open_store
+from scbd.data.stores._results import results_folder, results_of
+from scbd.data.stores._tables import STORE_KEY, damaged_tables
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.sources.arrays import check_images, target_of
-from scbd.data.sources.packed import Packed
+from scbd.data.sources._arrays import check_images, target_of
+from scbd.data.sources._packed import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

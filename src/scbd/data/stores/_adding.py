@@ -16,11 +16,11 @@ from scbd._files import partial_path
 from scbd._jobs import check_space, locked
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
-from scbd.data.digests import digest_cells
-from scbd.data.stores.block_file import BlockFile
-from scbd.data.stores.hdf5 import open_h5
-from scbd.data.stores.opening import open_screen, open_store, open_tables
-from scbd.data.stores.results import CELLS_KEY, cells_digest, keys_of, result_files, results_folder
+from scbd.data._digests import digest_cells
+from scbd.data.stores._block_file import BlockFile
+from scbd.data.stores._hdf5 import open_h5
+from scbd.data.stores._opening import open_screen, open_store, open_tables
+from scbd.data.stores._results import CELLS_KEY, cells_digest, keys_of, result_files, results_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

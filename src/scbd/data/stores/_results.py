@@ -11,10 +11,10 @@ import h5py
 import numpy as np
 import zarr
 
-from scbd.data.digests import digest_cells
+from scbd.data._digests import digest_cells
 from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
-from scbd.data.stores.hdf5 import mapped, open_h5
-from scbd.data.stores.tables import STORE_KEY
+from scbd.data.stores._hdf5 import mapped, open_h5
+from scbd.data.stores._tables import STORE_KEY
 
 if TYPE_CHECKING:
     import pandas as pd
