@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from scbd.metrics import Relations, relationship_average_precision, relationship_curve, relationship_recall
 from scbd.metrics._logistic import fit_logistic
-from scbd.metrics.relationships import PERCENTILES
+from scbd.metrics._relationships import PERCENTILES
 
 
 def probe(n: int, repeats: int) -> Row:

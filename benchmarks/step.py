@@ -23,7 +23,7 @@ from scbd.model import Losses
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
 from scbd.nn import build_encoder
-from scbd.nn.small_maps import SmallMapConv2d
+from scbd.nn._small_maps import SmallMapConv2d
 
 Shape = tuple[int, int, int]
 NAMES = {"resnet18": "ResNet-18", "small": "small encoders"}
@@ -90,7 +90,7 @@ def pair(encoder: str, shape: Shape) -> tuple[Any, Any]:
 
 
 def library_convolutions(module: nn.Module) -> None:
-    """Undo :func:`scbd.nn.small_maps.exact_small_maps`."""
+    """Undo :func:`scbd.nn._small_maps.exact_small_maps`."""
     for part in module.modules():
         if isinstance(part, SmallMapConv2d):
             part.__class__ = nn.Conv2d

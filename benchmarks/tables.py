@@ -22,8 +22,8 @@ from anndata import AnnData
 
 from scbd import SCBDModel
 from scbd.data import ArraySource, Crops, digest_cells, read_crops, split_by_column, stratified_split
-from scbd.data.stores.conversion import conversion
-from scbd.data.stores.plan import screen_plan
+from scbd.data.stores._conversion import conversion
+from scbd.data.stores._plan import screen_plan
 
 IMAGES = "single_cell_images"
 # makes what is given; then does the work, and returns what it keeps

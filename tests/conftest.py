@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import settings
 
 import scbd
 from scbd.model import ImageModel
-from scbd.nn import encoders
+from scbd.nn import _encoders as encoders
 
 IMAGE_KEY = "single_cell_images"
 
@@ -97,4 +98,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
     brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
     train = ImageModel._train
-    monkeypatch.setattr(ImageModel, "_train", lambda model, *objective, **how: train(model, *objective, **how | brief))
+
+    def briefly(model, objective, settings, **how):
+        return train(model, objective, replace(settings, **brief), **how)
+
+    monkeypatch.setattr(ImageModel, "_train", briefly)

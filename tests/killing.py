@@ -32,7 +32,7 @@ WRITING = """
 import time
 from conftest import make_plates
 from scbd.data import write_screen
-from scbd.data.stores.plan import ScreenPlan
+from scbd.data.stores._plan import ScreenPlan
 
 images = ScreenPlan.images
 ScreenPlan.images = lambda self, block: (time.sleep(0.02), images(self, block))[1]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from scbd.data.stores.block_file import BlockFile
-from scbd.data.stores.plan import ScreenPlan
+from scbd.data.stores._block_file import BlockFile
+from scbd.data.stores._plan import ScreenPlan
 from scbd.model._plan import TrainingPlan
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from conftest import contents, make_cells, make_plates
 from scbd._files import partial_path
 from scbd._jobs import check_shard, check_space, share_of
 from scbd.data import open_screen, write_screen
-from scbd.data.stores import containers
+from scbd.data.stores import _containers as containers
 
 KINDS = ["s.h5ad", "s.zarr"]
 

@@ -109,9 +109,9 @@ def test_packages_are_entered_by_their_init(path):
         ("scbd", "_keys", False),
         ("scbd._keys", "IMAGE_KEY", False),
         ("scbd.data", "_private", True),
-        ("scbd.data.stores.block_file", "BlockFile", True),
+        ("scbd.data.stores._block_file", "BlockFile", True),
         ("scbd.model._plan", "TrainingPlan", True),
-        ("scbd.data.stores.block_file", None, True),
+        ("scbd.data.stores._block_file", None, True),
         ("scbd.model", "_plan", True),
         ("scbd.metrics._table", "check_keys", False),
     ],
@@ -177,7 +177,7 @@ def test_a_screen_is_converted_and_verified_without_what_trains(tmp_path):
 
 def test_names_that_load_on_first_use_are_what_they_are_where_they_are_defined():
     """The table of a lazy package, and what type checkers are told, say the same."""
-    for package in (scbd, scbd.data):
+    for package in (scbd, scbd.data, scbd.model):
         assert package.__file__ is not None
         tree = ast.parse(Path(package.__file__).read_text())
         blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
@@ -199,3 +199,9 @@ def test_public_names():
         assert getattr(scbd, name) is not None
     with pytest.raises(AttributeError, match="module 'scbd' has no attribute 'SCBD'"):
         scbd.SCBD  # noqa: B018
+
+
+def test_the_files_of_a_package_are_its_own():
+    """A name without an underscore is for users: packages, and the two modules that are commands or aliases."""
+    files = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")]
+    assert {str(path) for path in files if not path.name.startswith("_")} == {"cli.py", "experiments.py"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -22,7 +23,9 @@ def test_the_page_shows_results():
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_tables_are_made_of_their_rows(folder, tmp_path):
     frame = finished(EXPERIMENTS[folder.name].trials("small", None), folder)
-    assert len(frame) == len(list((folder / "rows").glob("*.json")))
+    lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sorted(frame["key"]) == [json.loads(line)["key"] for line in lines]
+    assert not (folder / "rows").exists()  # all are at rest
     assert report(folder.name, frame, tmp_path) + "\n" == (folder / "table.md").read_text(encoding="utf-8")
     plt.close("all")
     shown = (DOCS / "reproducing.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -115,17 +115,18 @@ def remove_headers(partial: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time; one that dies lets go. Where system or file system has no locks, nothing is held."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+def locked(folder: Path) -> Iterator[bool]:
+    """One process at a time; one that dies lets go. Whether it holds: some systems and file systems have no locks."""
+    with ExitStack() as stack:
+        held = False
         with suppress(ImportError, OSError):
             import fcntl  # not on every system, and reading needs none of it
 
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+            held = True
+        yield held
 
 
 def _bytes(size: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scbd._files import named_when_whole
+from scbd._files import named_when_whole, written_whole
 
 if TYPE_CHECKING:
     import os
@@ -31,9 +31,9 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file."""
-    with named_when_whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    """Write a text file, which has its name when it is on the disk."""
+    with written_whole(path) as file:
+        file.write(text.encode())
 
 
 def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:

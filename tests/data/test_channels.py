@@ -9,7 +9,7 @@ from anndata import AnnData
 from conftest import IMAGE_KEY, make_cells
 
 from scbd.data import ImageField, read_crops, write_screen
-from scbd.data.channels import channel_names, check_channel_names, warn_of_channels
+from scbd.data._channels import channel_names, check_channel_names, warn_of_channels
 
 
 def field() -> ImageField:

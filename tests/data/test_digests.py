@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from scbd.data import ArraySource
-from scbd.data.digests import digest_cells
+from scbd.data._digests import digest_cells
 
 
 def digest(cells, columns=("gene", "well")):
@@ -54,7 +54,7 @@ def test_names_of_columns_count(cells):
 
 
 def test_order_counts_for_tables_of_several_blocks(cells, monkeypatch):
-    monkeypatch.setattr("scbd.data.digests._HASHED", 10)
+    monkeypatch.setattr("scbd.data._digests._HASHED", 10)
     assert digest_cells(None, cells.obs) != digest_cells(None, cells.obs.iloc[::-1])
     assert digest_cells(None, cells.obs) == digest_cells(None, cells.obs.copy())
 
@@ -69,7 +69,7 @@ def test_a_part_costs_what_it_holds_whatever_categories_there_are(cells, monkeyp
         return original(values, **how)
 
     monkeypatch.setattr(pd.Categorical, "_hash_pandas_object", counted)
-    monkeypatch.setattr("scbd.data.digests._HASHED", 10)
+    monkeypatch.setattr("scbd.data._digests._HASHED", 10)
     cells.obs["name"] = pd.Categorical(cells.obs_names)
     digest_cells(None, cells.obs[["name"]])
     assert max(hashed) == 10

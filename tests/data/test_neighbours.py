@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from scbd.data.neighbours import mixed_neighbours, stretches
+from scbd.data._neighbours import mixed_neighbours, stretches
 
 
 def test_stretches_begin_at_any_cell():
@@ -119,7 +119,7 @@ def test_chance_is_that_of_all_orders(monkeypatch):
     mean, sd = sum(s.mean() for s in shared), np.sqrt(sum(s.var() for s in shared))
     # the limit is where the answer changes: looked for by how many standard errors are too many
     for z in (-1.5, 0.0, 0.5):
-        monkeypatch.setattr("scbd.data.neighbours._SURPRISING", z)
+        monkeypatch.setattr("scbd.data._neighbours._SURPRISING", z)
         counted = {}
         for order in set(permutations(label[y == 0].tolist())):
             row = np.concatenate([order, label[y == 1]])

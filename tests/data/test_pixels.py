@@ -5,7 +5,7 @@ import pytest
 from conftest import IMAGE_KEY, make_cells
 
 from scbd.data import ArraySource, ImageField, memory_map_h5ad
-from scbd.data.pixels import check_pixels
+from scbd.data._pixels import check_pixels
 
 
 @pytest.fixture

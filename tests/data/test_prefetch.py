@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from scbd.data import prefetch
-from scbd.data.prefetch import worked_on
-from scbd.data.prefetch import workers as n_workers_of
+from scbd.data._prefetch import worked_on
+from scbd.data._prefetch import workers as n_workers_of
 
 
 def workers() -> list[threading.Thread]:

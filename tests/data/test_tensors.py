@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from scbd.data import ArraySource, TensorSource, read_tensor
+from scbd.data._tensors import _COPIED_AT_ONCE
 from scbd.data.sources import IMAGE_DTYPES
-from scbd.data.tensors import _COPIED_AT_ONCE
 
 ROWS = [np.array([7, 3, 3, 19]), slice(4, 9), np.array([], dtype=int)]
 
@@ -41,11 +41,11 @@ def test_images_are_copied_block_by_block(monkeypatch):
             return super().read(rows, out)
 
     images = images_of("uint8")
-    monkeypatch.setattr("scbd.data.tensors._COPIED_AT_ONCE", 7 * images[0].nbytes)
+    monkeypatch.setattr("scbd.data._tensors._COPIED_AT_ONCE", 7 * images[0].nbytes)
     resident = TensorSource.on_device(Source(images), torch.device("cpu"))
     assert asked == [slice(0, 7), slice(7, 14), slice(14, 21)]
     np.testing.assert_array_equal(resident.read(slice(None)), images)
-    monkeypatch.setattr("scbd.data.tensors._COPIED_AT_ONCE", images[0].nbytes // 2)  # an image is larger
+    monkeypatch.setattr("scbd.data._tensors._COPIED_AT_ONCE", images[0].nbytes // 2)  # an image is larger
     resident = TensorSource.on_device(Source(images[:3]), torch.device("cpu"))
     assert asked[3:] == [slice(0, 1), slice(1, 2), slice(2, 3)]
     assert _COPIED_AT_ONCE >= 2**20

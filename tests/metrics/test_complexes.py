@@ -14,7 +14,7 @@ from scbd.metrics import (
     relationship_interval,
     relationship_recall,
 )
-from scbd.metrics.complexes import _Ordered
+from scbd.metrics._complexes import _Ordered
 
 
 def screen(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:

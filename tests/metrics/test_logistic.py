@@ -8,7 +8,7 @@ from sklearn.preprocessing import StandardScaler
 
 import scbd.metrics._logistic as module
 from scbd.metrics._logistic import fit_logistic
-from scbd.metrics.probes import macro_f1
+from scbd.metrics._probes import macro_f1
 
 
 def data(n: int = 3000, k: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from anndata import AnnData
 
-import scbd.metrics.mixing as module
+import scbd.metrics._mixing as module
 from scbd.metrics import batch_mixing
-from scbd.metrics.mixing import lisi, nearest_neighbors
+from scbd.metrics._mixing import lisi, nearest_neighbors
 
 
 def cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> AnnData:

@@ -20,7 +20,7 @@ from scbd.metrics import (
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics.relationships import PERCENTILES, is_pairs
+from scbd.metrics._relationships import PERCENTILES, is_pairs
 
 
 def profiles(x: np.ndarray, genes: list[str] | None = None) -> AnnData:

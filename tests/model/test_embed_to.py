@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from conftest import contents, make_cells
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.data import open_embedding, verify_screen, write_screen
-from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores._block_file import BlockFile
 from scbd.metrics import aggregate, batch_probe
 
 
@@ -170,15 +169,17 @@ def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(tra
     path, arguments = tmp_path / "z.h5ad", {"batch_size": 16, "block_size": 48}
     events: list[str] = []
 
-    def recorded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*given: Any) -> Any:
+    def record(name: str) -> None:
+        call = getattr(BlockFile, name)
+
+        def recorded(*given: Any) -> Any:
             events.append(name)
             return call(*given)
 
-        return noted
+        monkeypatch.setattr(BlockFile, name, recorded)
 
-    for name in ("begin", "write"):
-        monkeypatch.setattr(BlockFile, name, recorded(name, getattr(BlockFile, name)))
+    record("begin")
+    record("write")
 
     def wait() -> None:
         events.append("wait")

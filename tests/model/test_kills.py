@@ -31,7 +31,7 @@ import warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from model.test_kills import embed, train, train_large
-from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores._block_file import BlockFile
 from scbd.model._plan import TrainingPlan
 
 def slowed(call, seconds):

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Bernoulli, Normal
 
 from scbd.nn import AdditiveDecoder
-from scbd.nn.decoders import BlockDecoder
+from scbd.nn._decoders import BlockDecoder
 
 
 def test_the_papers_decoder_has_the_papers_parameters():

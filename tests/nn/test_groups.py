@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd.nn.groups import Groups, pair_codes
+from scbd.nn._groups import Groups, pair_codes
 
 codes = st.lists(st.integers(-3, 5), min_size=1, max_size=12)
 

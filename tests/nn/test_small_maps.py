@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from scbd.nn import ENCODERS, Block, build_encoder
-from scbd.nn.small_maps import SmallMapConv2d, exact_small_maps
+from scbd.nn._small_maps import SmallMapConv2d, exact_small_maps
 
 
 @st.composite

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from scbd.nn import Block, Features
-from scbd.nn.stages import find_stages, pooled
+from scbd.nn._stages import find_stages, pooled
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import variance as naive
 
 from scbd.nn import explained_variance, invariance_statistic
-from scbd.nn.variance import Partners
+from scbd.nn._variance import Partners
 
 both = pytest.mark.parametrize("partners", ["within", "across"])
 

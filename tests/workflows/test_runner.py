@@ -9,7 +9,7 @@ import pytest
 
 import scbd.workflows._protocols
 from scbd.data import ArraySource
-from scbd.data.digests import digest_cells
+from scbd.data._digests import digest_cells
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.model._module import SCBDModule
 from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials
@@ -38,6 +38,8 @@ def test_finished_trials_are_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(SCBDModel, "train", counted)
     frame = run_trials(grid, tmp_path)
     assert trained == [1.0]
+    # of the first there was a line; of both there is, now that none is missing
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "runs"}
     assert len(first) == 1 and list(frame.sort_values("alpha")["alpha"]) == [0, 1]
     assert (frame["steps"] == 4).all()
     # the history stays, the states that only an interrupted run needs do not
@@ -91,7 +93,7 @@ def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(PROTOCOLS, "domain generalization", stopped)
     with pytest.raises(KeyboardInterrupt):
         run_trials([trial(alpha=2.0)], tmp_path / "halves")
-    assert Results(tmp_path / "halves" / "rows").frame().empty
+    assert Results(tmp_path / "halves").frame().empty
     monkeypatch.undo()
     row = run_trials([trial(alpha=2.0)], tmp_path / "halves").iloc[0]
     assert row["resumed"] and not whole["resumed"]
@@ -121,14 +123,17 @@ def test_rows_of_a_system_that_has_changed_are_run_again(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="1 belong to systems that have since been changed: they are kept"):
         after = run_trials(grid, tmp_path)
     assert len(after) == 1 and after["key"].item() != before["key"].item()
-    assert len(list((tmp_path / "rows").iterdir())) == 2
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2
 
 
 def test_shards_share_the_work(tmp_path):
     grid = [trial(alpha=float(alpha)) for alpha in range(3)]
     first = run_trials(grid, tmp_path, shard=(1, 2))
     assert sorted(first["alpha"]) == [0, 2]
+    # others may still be writing theirs
+    assert len(list((tmp_path / "rows").iterdir())) == 2 and not (tmp_path / "rows.jsonl").exists()
     assert len(run_trials(grid, tmp_path, shard=(2, 2))) == 3
+    assert not (tmp_path / "rows").exists() and len((tmp_path / "rows.jsonl").read_text().splitlines()) == 3
 
 
 def test_data_are_loaded_once_a_seed(tmp_path, monkeypatch):

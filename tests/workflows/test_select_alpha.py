@@ -31,7 +31,12 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
     assert found.runs[["e from z_c", "e from r_c", "e chance"]].notna().all(axis=None)
     ax = found.plot()
     assert f"chosen: alpha {found.alpha:g}" in ax.get_title() and len(ax.get_legend_handles_labels()[1]) == 3
-    assert {path.name for path in (tmp_path / "sweep").iterdir()} >= {"runs.csv", "curve.csv", "curve.png"}
+    assert {path.name for path in (tmp_path / "sweep").iterdir()} >= {
+        "rows.jsonl",
+        "runs.csv",
+        "curve.csv",
+        "curve.png",
+    }
     monkeypatch.setattr(SCBDModel, "train", None)  # nothing is left to train
     again = select_alpha(cells, **CELLS, alphas=(0.01, 0), out=tmp_path / "sweep", n_seeds=2, **QUICK)
     pd.testing.assert_frame_equal(again.runs, found.runs)
@@ -51,7 +56,7 @@ def test_a_sweep_answers_for_the_cells_it_was_given(tmp_path, what):
         column = {"labels": "gene", "environments": "well", "split": "part"}[what]
         mended.obs[column] = mended.obs[column].to_numpy()[::-1]
     with pytest.warns(
-        UserWarning, match=r"Of the runs in .*rows, 2 belong to other cells than these.*kept, and not used"
+        UserWarning, match=r"Of the runs in .*sweep, 2 belong to other cells than these.*kept, and not used"
     ):
         after = select_alpha(mended, out=tmp_path / "sweep", **how)
     fresh = select_alpha(mended, **how)
@@ -66,11 +71,11 @@ def test_a_sweep_answers_for_the_cells_it_was_given(tmp_path, what):
 def test_rows_that_do_not_say_of_which_cells_they_are_are_not_used(tmp_path):
     how: dict[str, Any] = CELLS | QUICK | {"alphas": (0, 0.01), "max_steps": 2}
     select_alpha(make_cells(), out=tmp_path, **how)
-    for path in (tmp_path / "rows").iterdir():
-        row = json.loads(path.read_text())
+    path, old = tmp_path / "rows.jsonl", []
+    for row in map(json.loads, path.read_text().splitlines()):
         del row["trial"]["data"]["digest"], row["run"]["digest"]
-        path.with_stem(f"{path.stem}-old").write_text(json.dumps(row))
-        path.unlink()
+        old.append(json.dumps(row | {"key": f"{row['key']}-old"}))
+    path.write_text("\n".join(old))
     with pytest.warns(UserWarning, match="2 belong to other cells"):
         assert len(select_alpha(make_cells(), out=tmp_path, **how).runs) == 2
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from scbd.workflows import Results, Trial
+from scbd.workflows._rows import FORMAT
 from scbd.workflows._systems import MEANINGS
-from scbd.workflows._trials import FORMAT
 
 TRIAL = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
 
@@ -28,10 +30,10 @@ def test_a_key_is_the_same_for_the_same_trial_and_another_for_any_other():
 
 
 def test_rows_hold_everything_needed_to_run_again(tmp_path):
-    results = Results(tmp_path / "rows")
+    results = Results(tmp_path)
     assert TRIAL not in results and results.frame().empty
     results.add(TRIAL, {"r_c out": 0.5}, {"seconds": 2.0})
-    assert TRIAL in Results(tmp_path / "rows")
+    assert TRIAL in Results(tmp_path)
     (row,) = results.frame().to_dict("records")
     assert row == {
         "key": TRIAL.key,
@@ -50,10 +52,38 @@ def test_rows_hold_everything_needed_to_run_again(tmp_path):
         results.trial("nothing")
 
 
+def test_at_rest_they_are_the_same(tmp_path):
+    others = [replace(TRIAL, seed=seed) for seed in (5, 4)]
+    results = Results(tmp_path)
+    for trial in (*others, TRIAL):
+        results.add(
+            trial, {"r_c out": 0.1 + 0.2, "r_c in": float("nan")}, {"warnings": ["\u2026\u2028"], "resumed": False}
+        )
+    frame = results.frame()
+    results.fold()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    again = Results(tmp_path)
+    pd.testing.assert_frame_equal(again.frame(), frame, check_exact=True)
+    assert again.trial(TRIAL.key) == TRIAL and repr(again).endswith(": 3 runs")
+    new = replace(TRIAL, seed=6)
+    assert again.missing([new, *others, TRIAL]) == [new]
+
+
+def test_the_folder_of_files_is_not_the_directory(tmp_path):
+    """Which it was before rows were folded: else nothing would be found there, without a word."""
+    results = Results(tmp_path)
+    results.add(TRIAL, {}, {})
+    for _ in ("running", "at rest"):
+        with pytest.raises(ValueError, match=rf"rows holds runs only until .*: give the directory above, {tmp_path}\."):
+            Results(tmp_path / "rows")
+        results.fold()
+    assert Results(tmp_path / "elsewhere" / "rows").frame().empty
+
+
 def test_rows_of_another_version_are_refused_and_kept(tmp_path):
     results = Results(tmp_path)
     results.add(TRIAL, {}, {})
-    path = tmp_path / f"{TRIAL.key}.json"
+    path = tmp_path / "rows" / f"{TRIAL.key}.json"
     row = json.loads(path.read_text())
     path.write_text(json.dumps(row | {"format": FORMAT + 1}))
     with pytest.raises(
@@ -65,7 +95,7 @@ def test_rows_of_another_version_are_refused_and_kept(tmp_path):
 
 def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monkeypatch):
     Results(tmp_path).add(TRIAL, {"r_c out": 0.5}, {})
-    old = tmp_path / f"{TRIAL.key}.json"
+    old = tmp_path / "rows" / f"{TRIAL.key}.json"
     row = json.loads(old.read_text())
     assert row.pop("meaning") == 1
     old.write_text(json.dumps(row))  # rows once named none
@@ -78,16 +108,20 @@ def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monke
     assert json.loads(old.read_text())["scores"] == {"r_c out": 0.5}
     # the other way round, rows of a newer scbd
     monkeypatch.setitem(MEANINGS, "SCBD", 1)
-    assert list(Results(tmp_path).frame()["r_c out"]) == [0.5] and len(Results(tmp_path).left_out()) == 1
+    for _ in ("running", "at rest"):
+        assert list(Results(tmp_path).frame()["r_c out"]) == [0.5] and len(Results(tmp_path).left_out()) == 1
+        results.fold()
 
 
 @pytest.mark.parametrize("text", ["", '{"format": 1, "tri', "[]", '{"trial": {}}'])
 def test_broken_rows_are_named(tmp_path, text):
-    (tmp_path / "broken.json").write_text(text)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "broken.json").write_text(text)
     with pytest.raises(ValueError, match="broken.json is no row of an experiment, or is truncated .*: move it away"):
         Results(tmp_path)
 
 
 def test_a_half_written_row_is_no_row(tmp_path):
-    (tmp_path / f".{TRIAL.key}.json").write_text('{"form')
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / f".{TRIAL.key}.json").write_text('{"form')
     assert TRIAL not in Results(tmp_path)

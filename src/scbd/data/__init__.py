@@ -6,10 +6,10 @@ Names that need torch, Lightning or scvi-tools load on first use: screens are wr
 from typing import TYPE_CHECKING
 
 from scbd._lazy import lazy_names
-from scbd.data.prefetch import prefetch
-from scbd.data.samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data._prefetch import prefetch
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data._splits import Split, hold_out_environments, split_by_column, stratified_split
 from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
-from scbd.data.splits import Split, hold_out_environments, split_by_column, stratified_split
 from scbd.data.stores import (
     Crops,
     add_to_screen,
@@ -22,12 +22,12 @@ from scbd.data.stores import (
 )
 
 if TYPE_CHECKING:
-    from scbd.data.fields import ImageField
-    from scbd.data.label_field import LabelField
-    from scbd.data.loading import BatchLoader, ImageDataModule
-    from scbd.data.loading import Stage as Stage
-    from scbd.data.resizing import resize_images
-    from scbd.data.tensors import TensorSource, read_tensor
+    from scbd.data._fields import ImageField
+    from scbd.data._label_field import LabelField
+    from scbd.data._loading import BatchLoader, ImageDataModule
+    from scbd.data._loading import Stage as Stage
+    from scbd.data._resizing import resize_images
+    from scbd.data._tensors import TensorSource, read_tensor
 
 __all__ = [
     "ArraySource",
@@ -60,21 +60,21 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
-from scbd.data.channels import check_channel_names as check_channel_names
-from scbd.data.digests import digest_cells as digest_cells
-from scbd.data.images import check_like_registered as check_like_registered
-from scbd.data.images import image_source as image_source
+from scbd.data._channels import check_channel_names as check_channel_names
+from scbd.data._digests import digest_cells as digest_cells
+from scbd.data._images import check_like_registered as check_like_registered
+from scbd.data._images import image_source as image_source
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "BatchLoader": "scbd.data.loading",
-        "ImageDataModule": "scbd.data.loading",
-        "ImageField": "scbd.data.fields",
-        "LabelField": "scbd.data.label_field",
-        "Stage": "scbd.data.loading",
-        "TensorSource": "scbd.data.tensors",
-        "read_tensor": "scbd.data.tensors",
-        "resize_images": "scbd.data.resizing",
+        "BatchLoader": "scbd.data._loading",
+        "ImageDataModule": "scbd.data._loading",
+        "ImageField": "scbd.data._fields",
+        "LabelField": "scbd.data._label_field",
+        "Stage": "scbd.data._loading",
+        "TensorSource": "scbd.data._tensors",
+        "read_tensor": "scbd.data._tensors",
+        "resize_images": "scbd.data._resizing",
     },
 )

@@ -1,17 +1,17 @@
 """Numbers about embeddings. Stands on numpy, pandas and scikit-learn; imports neither scvi-tools nor a model."""
 
-from scbd.metrics.aggregate import aggregate
-from scbd.metrics.complexes import complex_table, relationship_interval
-from scbd.metrics.mixing import batch_mixing
-from scbd.metrics.probes import batch_probe, label_probe, predict_labels
-from scbd.metrics.relationships import (
+from scbd.metrics._aggregate import aggregate
+from scbd.metrics._complexes import complex_table, relationship_interval
+from scbd.metrics._mixing import batch_mixing
+from scbd.metrics._probes import batch_probe, label_probe, predict_labels
+from scbd.metrics._relationships import (
     Relations,
     relationship_area,
     relationship_average_precision,
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics.report import benchmark, styled, summarise
+from scbd.metrics._report import benchmark, styled, summarise
 
 __all__ = [
     "Relations",
@@ -32,5 +32,5 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
+from scbd.metrics._probes import Classifier as Classifier
 from scbd.metrics._table import check_keys as check_keys
-from scbd.metrics.probes import Classifier as Classifier

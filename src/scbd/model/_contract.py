@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scbd.model._alpha import AutoAlpha
-    from scbd.nn import Preprocess
-    from scbd.nn import Representation
+    from scbd.nn import Preprocess, Representation
 
 BlockName = Literal["c", "s"]
 

@@ -83,7 +83,7 @@ class SCBDModule(EmbeddingModule):
     style_target
         What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out.
     include_self
-        Self-similarity in the normaliser, see :mod:`scbd.nn.losses`.
+        Self-similarity in the normaliser, see :func:`scbd.nn.supervised_contrastive_loss`.
     invariance
         Form of the invariance loss: ``"variance"``, at every stage on the way to z_c and there, see
         :func:`scbd.nn.invariance_statistic`; or one of the contrastive forms, on z_c, see

@@ -1,19 +1,19 @@
 """Tensors in, tensors out: losses, networks, preprocessing. Knows nothing of AnnData, scvi-tools or Lightning."""
 
-from scbd.nn.decoders import AdditiveDecoder
-from scbd.nn.distributed import gather
-from scbd.nn.encoders import ENCODERS, Block, Features, Representation, build_encoder
-from scbd.nn.groups import Groups
-from scbd.nn.health import effective_rank, spread
-from scbd.nn.losses import (
+from scbd.nn._decoders import AdditiveDecoder
+from scbd.nn._distributed import gather
+from scbd.nn._encoders import ENCODERS, Block, Features, Representation, build_encoder
+from scbd.nn._groups import Groups
+from scbd.nn._health import effective_rank, spread
+from scbd.nn._losses import (
     contrastive_ceiling,
     invariance_loss,
     log_normaliser,
     share_learned,
     supervised_contrastive_loss,
 )
-from scbd.nn.preprocess import Preprocess, random_orientation
-from scbd.nn.variance import explained_variance, invariance_statistic
+from scbd.nn._preprocess import Preprocess, random_orientation
+from scbd.nn._variance import explained_variance, invariance_statistic
 
 __all__ = [
     "ENCODERS",
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
-from scbd.nn.decoders import Likelihood as Likelihood
-from scbd.nn.distributed import agree_on_buffers as agree_on_buffers
-from scbd.nn.distributed import wait_for_all as wait_for_all
-from scbd.nn.distributed import world as world
-from scbd.nn.groups import pair_codes as pair_codes
-from scbd.nn.loss_inputs import check_smoothing as check_smoothing
-from scbd.nn.loss_inputs import check_temperature as check_temperature
-from scbd.nn.losses import InvarianceReduction as InvarianceReduction
-from scbd.nn.preprocess import Intensity as Intensity
+from scbd.nn._decoders import Likelihood as Likelihood
+from scbd.nn._distributed import agree_on_buffers as agree_on_buffers
+from scbd.nn._distributed import wait_for_all as wait_for_all
+from scbd.nn._distributed import world as world
+from scbd.nn._groups import pair_codes as pair_codes
+from scbd.nn._loss_inputs import check_smoothing as check_smoothing
+from scbd.nn._loss_inputs import check_temperature as check_temperature
+from scbd.nn._losses import InvarianceReduction as InvarianceReduction
+from scbd.nn._preprocess import Intensity as Intensity

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from scbd._outputs import write_table, write_text
+from scbd._outputs import write_text
 from scbd.paper import (
     _ablations,
     _bounds,
@@ -62,8 +62,8 @@ def reproduce(
     """Run one of the paper's experiments, and make its tables and figures.
 
     Finished runs are kept: called again, it runs what is missing, and goes on where a run was interrupted. Writes
-    ``rows/`` (a JSON file a run, with everything needed to run it again), ``rows.csv``, ``table.md``, figures, and
-    ``runs/`` with the training history of each.
+    ``rows.jsonl`` (a line a run, with everything needed to run it again, see :class:`scbd.workflows.Results`; until all
+    are finished, a file a run in ``rows/``), ``table.md``, figures, and ``runs/`` with the training history of each.
 
     Parameters
     ----------
@@ -130,7 +130,6 @@ def written(name: str, trials: Sequence[Trial], out: Path) -> pd.DataFrame:
     if frame.empty:
         msg = f"{out} has no finished run of {name} at this budget: run some first."
         raise FileNotFoundError(msg)
-    write_table(frame, out / "rows.csv")
     write_text(report(name, frame, out) + "\n", out / "table.md")
     logger.info("%d of %d runs are in %s.", len(frame), len(trials), out / "table.md")
     return frame
@@ -144,7 +143,7 @@ def report(name: str, frame: pd.DataFrame, out: Path) -> str:
 def finished(trials: Sequence[Trial], out: Path) -> pd.DataFrame:
     """Rows of these trials in their order; a directory may hold those of other grids, such as more seeds."""
     order = {trial.key: i for i, trial in enumerate(trials)}
-    frame = Results(out / "rows").frame()
+    frame = Results(out).frame()
     if frame.empty:
         return frame
     frame = frame[frame["key"].isin(list(order))].sort_values("key", key=lambda keys: keys.map(order))

@@ -157,7 +157,7 @@ def selection_regret(frame: pd.DataFrame, *, ins: str = "z_c in", outs: str = "z
 
     Examples
     --------
-    >>> frame = scbd.workflows.Results("docs/results/cmnist-alphas/rows").frame()  # doctest: +SKIP
+    >>> frame = scbd.workflows.Results("docs/results/cmnist-alphas").frame()  # doctest: +SKIP
     >>> scbd.workflows.selection_regret(frame)  # doctest: +SKIP
     """
     rows = []

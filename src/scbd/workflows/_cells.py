@@ -136,7 +136,7 @@ class UserCells:
         """
         with ExitStack() as stack:
             directory = check_directory(out) if out else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            results = Results(directory / "rows")
+            results = Results(directory)
             _say_what_is_not_used(results, trials)
             for number, trial in enumerate(trials, start=1):
                 logger.info("Run %d of %d: %s", number, len(trials), trial.key)
@@ -146,6 +146,7 @@ class UserCells:
             frame = results.frame().set_index("key", drop=False)
             frame = frame.loc[[trial.key for trial in trials]].reset_index(drop=True)
             if out:
+                results.fold()
                 write_table(frame, directory / "runs.csv")
         return frame
 

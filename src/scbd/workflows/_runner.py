@@ -46,8 +46,9 @@ def run_trials(
     trials
         The grid. Those of one data set and seed run together, since the data are then loaded once.
     out
-        Directory: ``rows/`` with a JSON file a finished trial, and ``runs/`` with the history of each and the state of
-        those that were interrupted, from which the next call goes on.
+        Directory: ``rows.jsonl`` with a line a finished trial (until all are, ``rows/`` with a JSON file each), and
+        ``runs/`` with the history of each and the state of those that were interrupted, from which the next call goes
+        on.
     path
         Files of the data set, where it has any. A trial does not name them: rows count for whatever files are given,
         and say of which cells they are in ``digest``.
@@ -90,7 +91,7 @@ def run_trials(
                 msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
                 raise ValueError(msg)
     out = check_directory(out)
-    results = Results(out / "rows")
+    results = Results(out)
     if results.left_out():
         msg = (
             f"Of the rows in {results.directory}, {len(results.left_out()):,} belong to systems that have since been "
@@ -98,11 +99,13 @@ def run_trials(
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     mine = list(trials)[index - 1 :: n_shards]
-    todo = [trial for trial in mine if trial not in results]
+    todo = results.missing(mine)
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
     for number, (trial, adata, digest) in enumerate(_with_data(todo, path), start=1):
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
         run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key, digest)
+    if not results.missing(trials):  # no other shard of this grid is still at work
+        results.fold()
     return results.frame()
 
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from scbd._outputs import write_text
+from scbd.workflows._rows import AT_REST, FORMAT, RUNNING, fold_rows, read_rows, write_row
 from scbd.workflows._systems import MEANINGS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
-
-# raised when what a row says would be misread by older code, or theirs by this one
-FORMAT = 1
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True)
@@ -71,53 +68,76 @@ class Trial:
 
 
 class Results:
-    """Finished runs in a directory: one JSON file a row, so that several processes can write at once.
+    """Finished runs in the directory of an experiment: a line each in ``rows.jsonl``.
 
-    Rows of systems that have since been changed, so that the same settings would give another result, stay where they
-    are and are left out.
+    While a grid is running they are files in ``rows/``, one JSON each, so that several processes can write at once;
+    both are read, and a file goes before the line of the same run. Rows of systems that have since been changed, so
+    that the same settings would give another result, stay where they are and are left out.
 
     Parameters
     ----------
     directory
-        Made when the first row is written.
+        What was given as ``out``; made when the first row is written.
 
     Raises
     ------
     ValueError
-        If a row there was written by another version, or is no row; nothing is changed.
+        If a row there was written by another version, or is no row, or if this is the folder ``rows`` itself; nothing
+        is changed.
 
     Examples
     --------
-    >>> scbd.workflows.Results("docs/results/cmnist/rows")  # those of this repository  # doctest: +SKIP
-    Results in docs/results/cmnist/rows: 69 runs
-    >>> frame = scbd.workflows.Results("grid/rows").frame()
+    >>> scbd.workflows.Results("docs/results/cmnist")  # those of this repository  # doctest: +SKIP
+    Results in docs/results/cmnist: 69 runs
+    >>> frame = scbd.workflows.Results("grid").frame()
     >>> len(frame)  # nothing has run yet
     0
+    >>> frame.to_csv("grid.csv")  # for a spreadsheet
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        for path in self._paths():
-            _read(path)
+        above = self.directory.parent
+        if self.directory.name == RUNNING and (any(self.directory.glob("*.json")) or (above / AT_REST).is_file()):
+            msg = f"{self.directory} holds runs only until a grid is finished: give the directory above, {above}."
+            raise ValueError(msg)
+        read_rows(self.directory)
 
     def __repr__(self) -> str:
         """Where they are and how many, for a person."""
-        return f"Results in {self.directory}: {len(self._paths()):,} runs"
+        return f"Results in {self.directory}: {len(read_rows(self.directory)):,} runs"
 
     def __contains__(self, trial: Trial) -> bool:
-        return self._path(trial).is_file()
+        return not self.missing([trial])
+
+    def missing(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Those of these trials that have no row, in their order."""
+        rows = read_rows(self.directory)
+        return [trial for trial in trials if trial.key not in rows]
 
     def add(self, trial: Trial, scores: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Keep what a trial scored, and how it ran."""
         row = {"format": FORMAT, "meaning": trial.meaning, "trial": asdict(trial)}
         row |= {"scores": dict(scores), "run": dict(run)}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_text(json.dumps(row, indent=1), self._path(trial))
+        write_row(row, trial.key, self.directory)
+
+    def fold(self) -> None:
+        """Make one file of all rows, ``rows.jsonl``, sorted by key: the same rows.
+
+        Other processes may add rows at the same time, and a kill loses none. Where system or file system has no locks,
+        nothing is folded: then ``rows/`` stays, which is read as well.
+
+        Raises
+        ------
+        ValueError
+            If a row was written by another version, or is no row; nothing is changed.
+        """
+        fold_rows(self.directory)
 
     def frame(self) -> pd.DataFrame:
         """All rows: what was asked for, what was scored, how it ran; one column each, sorted by name of the row."""
         rows = []
-        for key, row in self._rows():
+        for key, row in read_rows(self.directory).items():
             if _is_of_today(row):
                 trial = row["trial"]
                 named = {key: trial[key] for key in ("protocol", "dataset", "system", "seed")}
@@ -127,7 +147,7 @@ class Results:
 
     def left_out(self) -> list[str]:
         """Keys of rows whose systems have since been changed."""
-        return [key for key, row in self._rows() if not _is_of_today(row)]
+        return [key for key, row in read_rows(self.directory).items() if not _is_of_today(row)]
 
     def trial(self, key: str) -> Trial:
         """The trial of a row, to run it again.
@@ -137,37 +157,12 @@ class Results:
         KeyError
             If there is no such row.
         """
-        path = self.directory / f"{key}.json"
-        if not path.is_file():
+        rows = read_rows(self.directory)
+        if key not in rows:
             msg = f"{self.directory} has no row {key!r}."
             raise KeyError(msg)
-        return Trial(**_read(path)["trial"])
-
-    def _rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        return ((path.stem, _read(path)) for path in self._paths())
-
-    def _path(self, trial: Trial) -> Path:
-        return self.directory / f"{trial.key}.json"
-
-    def _paths(self) -> list[Path]:
-        return sorted(path for path in self.directory.glob("*.json") if not path.name.startswith("."))
+        return Trial(**rows[key]["trial"])
 
 
 def _is_of_today(row: Mapping[str, Any]) -> bool:
     return row.get("meaning", 1) == Trial(**row["trial"]).meaning
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-        found = row["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        msg = f"{path} is no row of an experiment, or is truncated ({error}): move it away, and it is run again."
-        raise ValueError(msg) from error
-    if found != FORMAT:
-        msg = (
-            f"{path} was written by another version of scbd (rows of format {found}, this one has {FORMAT}): it is "
-            "kept; choose another directory, or move it away to have it run again."
-        )
-        raise ValueError(msg)
-    return row

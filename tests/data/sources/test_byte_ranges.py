@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from scbd.data.sources.byte_ranges import LocalFiles, RemoteFiles
+from scbd.data.sources._byte_ranges import LocalFiles, RemoteFiles
 
 DATA = bytes(range(256))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scbd.data.sources.lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
+from scbd.data.sources._lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
 
 
 def key_of(number: int) -> bytes:

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from scbd.data.sources.packed import Packed
+from scbd.data.sources._packed import Packed
 
 
 def test_texts_come_back_as_they_were():

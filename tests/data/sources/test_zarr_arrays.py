@@ -9,7 +9,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from zarr.storage import MemoryStore
 
 from scbd.data.sources import ZarrSource
-from scbd.data.sources.zarr_codecs import checksum
+from scbd.data.sources._zarr_codecs import checksum
 
 SHAPE = (23, 2, 4, 4)
 IMAGES = np.arange(np.prod(SHAPE), dtype="uint16").reshape(SHAPE)
@@ -72,7 +72,7 @@ def test_chunks_lie_in_a_shard_in_any_order(tmp_path, compressors):
 
 
 def test_far_more_files_than_are_kept_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("scbd.data.sources.byte_ranges._OPEN_FILES", 2)
+    monkeypatch.setattr("scbd.data.sources._byte_ranges._OPEN_FILES", 2)
     source = ZarrSource(stored(tmp_path / "a.zarr", shards=2))
     for _ in range(2):
         np.testing.assert_array_equal(source.read(np.arange(23)[::-1]), IMAGES[::-1])

@@ -16,8 +16,8 @@ from killing import kill_until
 from zarr.storage import MemoryStore
 
 from scbd.data import add_to_screen, open_embedding, open_screen, verify_screen, write_screen
-from scbd.data.stores import adding
-from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores import _adding as adding
+from scbd.data.stores._block_file import BlockFile
 
 IMAGES = "single_cell_images"
 
@@ -190,8 +190,8 @@ def test_killed_at_random_moments_it_is_there_or_not(tmp_path):
 import time
 from test_adding import with_results
 from scbd.data import add_to_screen, open_screen
-from scbd.data.stores import adding
-from scbd.data.stores.block_file import BlockFile
+from scbd.data.stores import _adding as adding
+from scbd.data.stores._block_file import BlockFile
 from pathlib import Path
 
 adding._ROWS = 2

@@ -7,8 +7,8 @@ import pandas as pd
 from conftest import make_plates
 
 from scbd.data import ArraySource, Crops
-from scbd.data.stores.conversion import Conversion
-from scbd.data.stores.plan import screen_plan
+from scbd.data.stores._conversion import Conversion
+from scbd.data.stores._plan import screen_plan
 
 AS_THEY_ARE = Conversion(None, np.dtype("uint8"), None)
 
@@ -16,7 +16,7 @@ AS_THEY_ARE = Conversion(None, np.dtype("uint8"), None)
 def test_plan_and_digest_take_little_beside_the_table(monkeypatch):
     """Of 26 million cells each hundred bytes are 2.6 GB."""
     n = 20_000
-    for module in ("digests", "stores.plan"):
+    for module in ("_digests", "stores._plan"):
         monkeypatch.setattr(f"scbd.data.{module}._HASHED", n // 20)
     rng = np.random.default_rng(0)
     obs = pd.DataFrame(index=np.array([f"cell_{row}" for row in range(n)], dtype=object))

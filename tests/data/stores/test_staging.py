@@ -9,9 +9,11 @@ import pytest
 from conftest import contents, make_plates
 
 from scbd.data import Crops, SlicedSource, write_screen
-from scbd.data.images import image_source
-from scbd.data.sources import sliced
-from scbd.data.stores import block_file, plan, staging
+from scbd.data._images import image_source
+from scbd.data.sources import _sliced as sliced
+from scbd.data.stores import _block_file as block_file
+from scbd.data.stores import _plan as plan
+from scbd.data.stores import _staging as staging
 
 IMAGES = "single_cell_images"
 CHUNKS = (6, 1, 4, 8)

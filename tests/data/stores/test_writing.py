@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from zarr.storage import LocalStore, MemoryStore
 
 from scbd.data import Crops, open_screen, verify_screen, write_screen
-from scbd.data.images import image_source
+from scbd.data._images import image_source
 from scbd.data.sources import ArraySource
-from scbd.data.stores import containers
+from scbd.data.stores import _containers as containers
 
 IMAGES = "single_cell_images"
 KINDS = [("s.h5ad", None), ("s.zarr", None), ("s.zarr", "lz4"), ("s.zarr", "zstd")]

@@ -1,6 +1,6 @@
 """Where images lie at rest: one small protocol, and what it is there for, from memory to object stores."""
 
-from scbd.data.sources.arrays import (
+from scbd.data.sources._arrays import (
     IMAGE_DTYPES,
     ArraySource,
     ImageSource,
@@ -9,10 +9,10 @@ from scbd.data.sources.arrays import (
     non_finite_rows,
     target_of,
 )
-from scbd.data.sources.image_files import FileSource
-from scbd.data.sources.lmdb_crops import LMDBSource
-from scbd.data.sources.sliced import SlicedSource
-from scbd.data.sources.zarr_arrays import ZarrSource
+from scbd.data.sources._image_files import FileSource
+from scbd.data.sources._lmdb_crops import LMDBSource
+from scbd.data.sources._sliced import SlicedSource
+from scbd.data.sources._zarr_arrays import ZarrSource
 
 __all__ = [
     "IMAGE_DTYPES",
@@ -29,6 +29,6 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
-from scbd.data.sources.lmdb_crops import open_lmdb as open_lmdb
-from scbd.data.sources.lmdb_crops import parsed_key as parsed_key
-from scbd.data.sources.lmdb_crops import parsed_keys as parsed_keys
+from scbd.data.sources._lmdb_crops import open_lmdb as open_lmdb
+from scbd.data.sources._lmdb_crops import parsed_key as parsed_key
+from scbd.data.sources._lmdb_crops import parsed_keys as parsed_keys

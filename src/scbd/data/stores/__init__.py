@@ -1,12 +1,12 @@
 """Screens on disk: crops from what people have, written once, read by row ever after."""
 
-from scbd.data.stores.adding import add_to_screen
-from scbd.data.stores.crops import Crops
-from scbd.data.stores.hdf5 import memory_map_h5ad
-from scbd.data.stores.opening import open_embedding, open_screen
-from scbd.data.stores.readers import read_crops
-from scbd.data.stores.verifying import verify_screen
-from scbd.data.stores.writing import write_screen
+from scbd.data.stores._adding import add_to_screen
+from scbd.data.stores._crops import Crops
+from scbd.data.stores._hdf5 import memory_map_h5ad
+from scbd.data.stores._opening import open_embedding, open_screen
+from scbd.data.stores._readers import read_crops
+from scbd.data.stores._verifying import verify_screen
+from scbd.data.stores._writing import write_screen
 
 __all__ = [
     "Crops",
@@ -20,4 +20,4 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
-from scbd.data.stores.block_file import BlockFile as BlockFile
+from scbd.data.stores._block_file import BlockFile as BlockFile

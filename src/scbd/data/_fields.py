@@ -1,0 +1,72 @@
+"""What `setup_anndata` registers of images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import rich.table
+from scvi.data.fields import BaseAnnDataField
+
+from scbd.data._channels import channel_names, warn_of_channels
+from scbd.data._images import check_like_registered, image_source
+from scbd.data._pixels import check_pixels
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+
+class ImageField(BaseAnnDataField):
+    """Images in ``obsm``: registers shape, dtype and channel names, and holds new cells to them.
+
+    Parameters
+    ----------
+    registry_key
+        Name of the input in the registry.
+    attr_key
+        Key in ``obsm``.
+    """
+
+    registry_key: str = ""
+    attr_name = "obsm"
+    attr_key: str = ""
+    is_empty = False
+
+    def __init__(self, registry_key: str, attr_key: str) -> None:
+        self.registry_key = registry_key
+        self.attr_key = attr_key
+
+    def validate_field(self, adata: AnnData) -> None:
+        """Check that the images can be read: presence, type, shape, dtype, names. Reads no pixel."""
+        source = image_source(adata, self.attr_key)
+        channel_names(adata.var, source.shape[1], self.attr_key)
+
+    def register_field(self, adata: AnnData) -> dict[str, Any]:
+        """Record what the images are, having looked at their pixels once."""
+        source = image_source(adata, self.attr_key)
+        names = channel_names(adata.var, source.shape[1], self.attr_key)
+        warn_of_channels(adata.var, source.shape[1], self.attr_key)
+        check_pixels(source, names, self.attr_key)
+        return {
+            "image_shape": source.shape[1:],
+            "dtype": source.dtype.name,
+            "channels": names,
+            "var_names": adata.var_names.astype(str).tolist(),
+        }
+
+    def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
+        """Check that new images are of the kind that was registered, which stays what the model takes."""
+        source = image_source(adata_target, self.attr_key)
+        check_like_registered(source, state_registry, self.attr_key)
+        check_pixels(source, state_registry["channels"], self.attr_key)
+        return dict(state_registry)
+
+    def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
+        """Number of channels, height and width."""
+        return dict(zip(("n_channels", "height", "width"), state_registry["image_shape"], strict=True))
+
+    def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
+        """Show what the images are."""
+        table = rich.table.Table("image shape", "dtype", "channels", title=f"{self.registry_key} State Registry")
+        shape = " × ".join(map(str, state_registry["image_shape"]))
+        table.add_row(shape, state_registry["dtype"], ", ".join(state_registry["channels"]))
+        return table

@@ -1,0 +1,249 @@
+"""Sources and samplers become batches: the Lightning data module."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import numpy as np
+import torch
+
+from scbd.data._neighbours import mixed_neighbours
+from scbd.data._prefetch import prefetch
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data._tensors import TensorSource, read_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from scbd.data._splits import Split
+    from scbd.data.sources import ImageSource
+
+Stage = Literal["train", "validation"]
+
+# below this many expected positives an anchor learns little from a plainly shuffled batch
+_POSITIVES_WANTED = 8
+
+
+class BatchLoader:
+    """Batches of a sampler's rows, read ahead by a background thread: integers until the device.
+
+    Its position is the trainer's step, since the sampler was built to start from it; the pair of state methods tells
+    Lightning that it can resume.
+
+    Parameters
+    ----------
+    source
+        Images ``(N, C, H, W)``.
+    y, e
+        Codes, int64 ``(N,)``.
+    batches
+        Rows of each batch.
+    """
+
+    def __init__(self, source: ImageSource, y: np.ndarray, e: np.ndarray, batches: BatchSampler) -> None:
+        self._source, self._y, self._e = source, y, e
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Generator[dict[str, torch.Tensor]]:
+        return prefetch(map(self.batch, self.batches))
+
+    def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        """Images as stored, and codes, of these rows."""
+        return {
+            "inputs": read_tensor(self._source, rows),
+            "y": torch.from_numpy(self._y[rows]),
+            "e": torch.from_numpy(self._e[rows]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class ImageDataModule(L.LightningDataModule):
+    """Batches of images with their perturbation and environment codes.
+
+    Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.
+    Validation batches are the same each time.
+
+    Parameters
+    ----------
+    source
+        Images ``(N, C, H, W)``.
+    y, e
+        Codes, int64 ``(N,)``.
+    split
+        Training and validation rows.
+    batch_size
+        Cells a batch. `None` takes 2,048, or all training cells if they are fewer.
+    perturbations_per_batch
+        P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives an anchor about eight
+        partners of its perturbation, and draws P × 8 batches otherwise.
+    neighbours
+        Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:
+        from images that are not in memory, where cells that lie together share labels no more often than by chance.
+    mixed_by
+        Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
+        int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
+    max_steps
+        Number of training batches.
+    first_step
+        Batches of runs before, which this one comes after.
+    seed
+        Seed of the batches.
+    preload
+        ``"device"`` puts all images on the device before training, where they fit; batches are then drawn there.
+
+    Raises
+    ------
+    ValueError
+        If a batch is larger than the data, see :class:`PerturbationSampler`.
+
+    Examples
+    --------
+    >>> source = scbd.data.ArraySource(adata.obsm["single_cell_images"])
+    >>> gene, well = (adata.obs[key].cat.codes.to_numpy() for key in ("gene", "well"))
+    >>> split = scbd.data.Split(train=np.arange(200), validation=np.arange(200, 240))
+    >>> data = scbd.data.ImageDataModule(source, gene, well, split, batch_size=50, max_steps=10)
+    >>> batch = next(iter(data.train_dataloader()))
+    >>> batch["inputs"].shape, batch["y"].shape
+    (torch.Size([50, 4, 32, 32]), torch.Size([50]))
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        y: np.ndarray,
+        e: np.ndarray,
+        split: Split,
+        *,
+        batch_size: int | None = None,
+        perturbations_per_batch: int | str | None = "auto",
+        neighbours: bool | Literal["auto"] = "auto",
+        mixed_by: Iterable[np.ndarray] = (),
+        max_steps: int = 1,
+        first_step: int = 0,
+        seed: int = 0,
+        preload: Literal["device"] | None = None,
+    ) -> None:
+        super().__init__()
+        if neighbours not in (True, False, "auto"):
+            msg = f"neighbours={neighbours!r} is not known: use True, False or 'auto'."
+            raise ValueError(msg)
+        if preload not in (None, "device"):
+            msg = f"preload={preload!r} is not known: use 'device' to keep all images there, or None."
+            raise ValueError(msg)
+        self._source, self._y, self._e = source, y, e
+        self._at_rest = source
+        self._preload = preload
+        self.neighbours = neighbours
+        if neighbours == "auto":
+            read_in_stretches = not source.in_memory and preload is None
+            self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], mixed_by))
+        self.split = split
+        self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
+        self.max_steps = max_steps
+        self.first_step = first_step
+        self.seed = seed
+        self.perturbations_per_batch: int | None = None
+        if perturbations_per_batch == "auto":
+            self._choose_perturbations_per_batch()
+        elif perturbations_per_batch is None or isinstance(perturbations_per_batch, int):
+            self.perturbations_per_batch = perturbations_per_batch
+        else:
+            msg = f"perturbations_per_batch must be a number, None or 'auto', got {perturbations_per_batch!r}."
+            raise ValueError(msg)
+        # built here, so that what cannot work is said before any work is done
+        self.train_sampler = self._sampler("train", self.batch_size, self.max_steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that make one pass over the training cells."""
+        return self.train_sampler.steps_per_epoch
+
+    @property
+    def validates(self) -> bool:
+        """Whether validation cells make a batch: two a device, since one has nothing to be told from."""
+        return min(self.batch_size, len(self.split.validation)) >= 2 * self._world().get("world_size", 1)
+
+    def setup(self, stage: str) -> None:
+        """Move the images to the trainer's device, if so asked."""
+        if self._preload == "device" and self.trainer is not None:
+            self._source = TensorSource.on_device(self._at_rest, self.trainer.strategy.root_device)
+
+    def teardown(self, stage: str) -> None:
+        """Give the device's memory back."""
+        self._source = self._at_rest
+
+    def train_dataloader(self) -> BatchLoader:
+        """Batches from the trainer's current step to ``max_steps``."""
+        start = self.first_step + (0 if self.trainer is None else self.trainer.global_step)
+        end = self.first_step + self.max_steps
+        return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
+
+    def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """One pass over the validation cells, the same each time; nothing if there are fewer than two a device.
+
+        Where they are too few for P × K batches they are shuffled plainly, and some have no partner.
+        """
+        if not self.validates:
+            return []
+        world = self._world()
+        n, n_devices = len(self.split.validation), world.get("world_size", 1)
+        batch_size = min(self.batch_size, n // n_devices * n_devices)
+        try:
+            sampler = self._sampler("validation", batch_size, n // batch_size, **world)
+        except ValueError:  # too few cells of a perturbation for P x K batches
+            sampler = ShuffleSampler(self.split.validation, batch_size, seed=self.seed, **world)
+        return self._loader(sampler)
+
+    def example_batch(self) -> dict[str, torch.Tensor]:
+        """The first validation batch, or without validation cells the first training batch."""
+        loader = self.val_dataloader()
+        loader = loader if isinstance(loader, BatchLoader) else self._loader(self.train_sampler)
+        return loader.batch(loader.batches.batch(0))
+
+    def _choose_perturbations_per_batch(self) -> None:
+        """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""
+        n_perturbations = len(np.unique(self._y[self.split.train]))
+        if self.batch_size / n_perturbations >= _POSITIVES_WANTED:
+            return
+        self.perturbations_per_batch = max(1, self.batch_size // _POSITIVES_WANTED)
+        try:
+            self._sampler("train", self.batch_size, self.max_steps)
+        except ValueError:
+            self.perturbations_per_batch = None
+
+    def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        rows = self._rows(stage)
+        if self.perturbations_per_batch is None:
+            return ShuffleSampler(rows, batch_size, n_steps=n_steps, seed=self.seed, **world)
+        return PerturbationSampler(
+            rows,
+            batch_size,
+            labels=self._y[rows],
+            perturbations_per_batch=self.perturbations_per_batch,
+            neighbours=bool(self.neighbours),
+            n_steps=n_steps,
+            seed=self.seed,
+            **world,
+        )
+
+    def _rows(self, stage: Stage) -> np.ndarray:
+        return self.split.train if stage == "train" else self.split.validation
+
+    def _world(self) -> dict[str, int]:
+        """Which share of every batch is this process's."""
+        trainer = self.trainer
+        return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
+
+    def _loader(self, sampler: BatchSampler) -> BatchLoader:
+        return BatchLoader(self._source, self._y, self._e, sampler)

@@ -1,0 +1,89 @@
+"""Crops of cells with their table, wherever they lie: what is written into a screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scbd.data._channels import channel_names, warn_of_channels
+from scbd.data._images import image_source
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+    from scbd.data.sources import ImageSource
+
+
+@dataclass(frozen=True, eq=False)
+class Crops:
+    """Images that are read by row, and what is known of each.
+
+    Attributes
+    ----------
+    images
+        Source of images ``(N, C, H, W)``.
+    obs
+        Table of the cells, N rows.
+    channels
+        Names of the channels.
+    name
+        What errors and progress call them.
+
+    Raises
+    ------
+    ValueError
+        If table and images, or names and channels, differ in number.
+
+    Examples
+    --------
+    >>> images = scbd.data.ArraySource(adata.obsm["single_cell_images"])
+    >>> crops = scbd.data.Crops(images, adata.obs, channels=["DNA damage", "F-actin", "DNA", "microtubules"])
+    >>> crops
+    Crops 'cells': 240 of 4 × 32 × 32 uint8 (DNA damage, F-actin, DNA, microtubules)
+    >>> screen = scbd.data.write_screen("screen.h5ad", crops, y_key="gene")
+    """
+
+    images: ImageSource
+    obs: pd.DataFrame
+    channels: list[str]
+    name: str = "cells"
+
+    def __post_init__(self) -> None:
+        n, n_channels = self.images.shape[:2]
+        if len(self.obs) != n:
+            msg = f"{self.name}: the table has {len(self.obs)} rows, there are {n} images."
+            raise ValueError(msg)
+        if len(self.channels) != n_channels:
+            msg = f"{self.name}: {len(self.channels)} names for {n_channels} channels ({', '.join(self.channels)})."
+            raise ValueError(msg)
+
+    def __repr__(self) -> str:
+        """Shape and channels, for a person."""
+        n, *shape = self.images.shape
+        size = " × ".join(map(str, shape))
+        return f"Crops {self.name!r}: {n:,} of {size} {self.images.dtype} ({', '.join(self.channels)})"
+
+
+def crops_of(adata: AnnData, image_key: str, name: str = "cells") -> Crops:
+    """Crops of an AnnData.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If there are no images at ``obsm[image_key]``, or ``var['channels']`` is not about them.
+
+    Warns
+    -----
+    UserWarning
+        If channels are masks, or ``var`` has fewer names than there are channels.
+    """
+    source = image_source(adata, image_key)
+    return Crops(source, adata.obs, names_for(adata.var, source, image_key), name)
+
+
+def names_for(var: pd.DataFrame, source: ImageSource, image_key: str) -> list[str]:
+    """Channels of images by the names in their table, with a warning of what is probably not wanted."""
+    names = channel_names(var, source.shape[1], image_key)
+    warn_of_channels(var, source.shape[1], image_key)
+    return names

@@ -1,0 +1,241 @@
+"""Open what lies on disk as an AnnData: tables in memory, images where they are."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import h5py
+import numpy as np
+
+from scbd._keys import IMAGE_KEY
+from scbd.data.stores._guard import guarded
+from scbd.data.stores._hdf5 import mapped, offset_of, open_h5
+from scbd.data.stores._results import with_results
+from scbd.data.stores._tables import BOOKKEEPING, STORE_KEY
+
+if TYPE_CHECKING:
+    import zarr
+    from anndata import AnnData
+    from zarr.abc.store import Store
+
+    Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
+
+# beside images, what of an AnnData is read
+_TABLES = ("obs", "var", "uns")
+# what is loaded for want of another way may take so much of the memory that is free
+_MEMORY_SHARE = 0.5
+
+
+def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_KEY) -> AnnData:
+    """Open an ``.h5ad`` or Zarr store of any size: tables in memory, images where they are.
+
+    Images of an uncompressed ``.h5ad`` are memory-mapped, those of a Zarr store are read by the offsets of their chunks
+    (:class:`ZarrSource`). Images that can be read neither way (a compressed ``.h5ad``) are loaded. What
+    :func:`add_to_screen` has added is there, too.
+
+    As long as the screen is open, writing to its own path is refused, since the images would be lost: write elsewhere,
+    or keep results with :func:`add_to_screen`.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` file; a ``.zarr`` folder; the URL of a Zarr store (``s3://…``, with fsspec); or a store of Zarr's.
+    image_key
+        Key in ``obsm`` of the images.
+
+    Returns
+    -------
+    An AnnData without ``X`` and layers: scbd models read images alone. Images are a read-only array over a
+    :class:`numpy.memmap`, a :class:`zarr.Array` or an array in memory.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, KeyError
+        If there is no such file; if it is truncated, of another kind, refers to other files, or its writing was not
+        finished; if it has no such images; if they would have to be loaded and are too large for that.
+
+    Warns
+    -----
+    UserWarning
+        If ``X``, layers or other parts of the file are left behind; if chunks of a Zarr store hold parts of images; if
+        results beside the screen are those of other cells.
+
+    Examples
+    --------
+    >>> adata.write_h5ad("screen.h5ad")  # without compression, so that images can be mapped
+    >>> screen = scbd.data.open_screen("screen.h5ad")
+    >>> screen.obsm["single_cell_images"].shape
+    (240, 4, 32, 32)
+    """
+    from anndata import AnnData
+
+    group, images = open_store(path, image_key)
+    _say_what_is_left(group, path)
+    parts = _tables(group, image_key)
+    if isinstance(images, h5py.Dataset):
+        with images.file:
+            images = _loaded(images)
+    elif not isinstance(images, np.ndarray) and images.chunks[1:] != images.shape[1:]:
+        msg = (
+            f"Chunks of {images.chunks} in {path} hold parts of images, which models do not read: convert it with "
+            "scbd.data.write_screen(new_path, path, y_key=…)."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    parts = with_results(path, parts, images)
+    return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
+
+
+def open_embedding(path: str | os.PathLike[str]) -> AnnData:
+    """Open what ``embed_to`` has written: the table in memory, embeddings memory-mapped.
+
+    As long as it is open, writing to its own path is refused (by HDF5: "file is already open"): write elsewhere.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` file.
+
+    Returns
+    -------
+    AnnData with the blocks in ``obsm``; metrics read it as it is.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no such file; if it is truncated, of another kind, or refers to other files.
+
+    Warns
+    -----
+    UserWarning
+        If ``X``, neighbours or other parts of the file are left behind.
+
+    Examples
+    --------
+    >>> embedded = model.embed_to("embedding.h5ad", dtype="float16")
+    >>> scbd.data.open_embedding("embedding.h5ad").obsm["X_scbd_c"].shape
+    (240, 64)
+    """
+    from anndata import AnnData
+
+    file = open_h5(Path(path))
+    _say_what_is_left(file, path)
+    on_disk = {
+        key: dataset
+        for key, dataset in file.get("obsm", {}).items()
+        if isinstance(dataset, h5py.Dataset) and offset_of(dataset) is not None
+    }
+    parts = _tables(file, *on_disk)
+    return AnnData(**parts | {"obsm": parts["obsm"] | {key: mapped(dataset) for key, dataset in on_disk.items()}})
+
+
+def open_tables(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[dict[str, Any], Images]:
+    """What :func:`open_screen` makes an AnnData of, and the images; of an open file if only HDF5 can read them."""
+    group, images = open_store(path, image_key)
+    return with_results(path, _tables(group, image_key), images), images
+
+
+def open_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[h5py.File | zarr.Group, Images]:
+    """A store as it is, and its images."""
+    is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
+    if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
+        file = open_h5(Path(path))  # type: ignore[arg-type]
+        images = _images(file, path, image_key)
+        return file, images if offset_of(images) is None else mapped(images)
+    if is_path:
+        _check_inside(Path(path))  # type: ignore[arg-type]
+    group = _open_zarr(path)
+    images = _images(group, path, image_key)
+    if not images.attrs.get(STORE_KEY, {"complete": True})["complete"]:
+        msg = f"{path} was not finished: call write_screen again with the same cells, it goes on where it stopped."
+        raise ValueError(msg)
+    return group, guarded(images)
+
+
+def _open_zarr(path: str | os.PathLike[str] | Store) -> zarr.Group:
+    import zarr
+
+    try:
+        return zarr.open_group(path, mode="r", zarr_format=3)
+    except (FileNotFoundError, ValueError) as error:
+        try:
+            zarr.open_group(path, mode="r", zarr_format=2)
+        except (FileNotFoundError, ValueError):
+            msg = f"{path} is no Zarr store of format 3 ({error})."
+        else:
+            msg = (
+                f"{path} is a Zarr store of format 2, which AnnData writes by default; scbd reads format 3. If the "
+                "store is yours, convert it: scbd.data.write_screen(new_path, anndata.read_zarr(path), y_key=…), or "
+                "write it again after anndata.settings.zarr_write_format = 3. (Format 2 from elsewhere can hold code "
+                "that runs when it is read.)"
+            )
+        raise ValueError(msg) from error
+
+
+def _images(group: Any, path: Any, image_key: str) -> Any:
+    obsm = group["obsm"] if "obsm" in group else {}
+    if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
+        msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
+        raise KeyError(msg)
+    return obsm[image_key]
+
+
+def _tables(group: Any, *on_disk: str) -> dict[str, Any]:
+    """Parts of an AnnData; of ``obsm`` what does not stay on disk."""
+    from anndata.io import read_elem
+
+    parts = {name: read_elem(group[name]) for name in _TABLES if name in group}
+    if STORE_KEY in parts.get("uns", {}):
+        # true of this store alone, and not of what is made of it
+        kept = {key: value for key, value in parts["uns"].pop(STORE_KEY).items() if key not in BOOKKEEPING}
+        parts["uns"] |= {STORE_KEY: kept} if kept else {}
+    obsm = group["obsm"] if "obsm" in group else {}
+    return parts | {"obsm": {key: read_elem(obsm[key]) for key in obsm if key not in on_disk}}
+
+
+def _say_what_is_left(group: Any, path: Any) -> None:
+    others = {name: group[name] for name in sorted(set(group) - {*_TABLES, "obsm"})}
+    left = [
+        name
+        for name, other in others.items()
+        if other.attrs.get("encoding-type") != "null" and (hasattr(other, "shape") or list(other))
+    ]
+    if left:
+        msg = (
+            f"{', '.join(left)} of {path} stay on disk, since scbd reads images and tables alone: load the file with "
+            "anndata to have them, and do not write over it."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+def _loaded(images: h5py.Dataset) -> np.ndarray:
+    size, free = images.size * images.dtype.itemsize, free_memory()
+    if size > _MEMORY_SHARE * free:
+        msg = (
+            f"Images of {images.file.filename} are compressed or chunked, and would take {size / 2**30:.1f} of "
+            f"{free / 2**30:.1f} GiB of free memory: write them once with "
+            "scbd.data.write_screen(new_path, path, y_key=…), and open that."
+        )
+        raise ValueError(msg)
+    return images[...]
+
+
+def free_memory() -> int:
+    """Bytes that can be had; where the system does not tell, all there are."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_inside(folder: Path) -> None:
+    """Raise if a link leads out of a Zarr store: one from elsewhere could so name any file of this machine."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(root):
+        for entry in (Path(place, name) for name in (*folders, *files)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+                msg = f"{entry} is a link to another place, which is not followed: copy what is there into the store."
+                raise ValueError(msg)

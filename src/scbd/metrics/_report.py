@@ -1,0 +1,208 @@
+"""All metrics over several embeddings, as one tidy frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd.metrics._aggregate import aggregate
+from scbd.metrics._mixing import batch_mixing
+from scbd.metrics._probes import batch_probe, label_probe
+from scbd.metrics._relationships import (
+    Relations,
+    relationship_area,
+    relationship_average_precision,
+    relationship_curve,
+    relationship_recall,
+)
+from scbd.metrics._table import check_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+
+# which way is good: biology up, batch down
+HIGHER_IS_BETTER = {
+    "relationship_area": True,
+    "relationship_recall": True,
+    "relationship_average_precision": True,
+    "y_probe_f1": True,
+    "y_probe_auroc": True,
+    "ilisi": True,
+    "e_probe_f1": False,
+    "e_probe_auroc": False,
+    "same_environment_neighbours": False,
+    "silhouette": False,
+}
+
+
+def benchmark(
+    adata: AnnData,
+    embeddings: Sequence[str] | Mapping[str, str | Sequence[str]],
+    *,
+    y_key: str | None = None,
+    e_key: str | Sequence[str] | None = None,
+    gene_key: str | None = None,
+    guide_key: str | None = None,
+    control: str = "nontargeting",
+    net: pd.DataFrame | None = None,
+    n_pcs: int | None = None,
+    n_neighbors: int = 90,
+    max_cells: int | None = 100_000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Score embeddings for biology and for batch effects.
+
+    What is asked for decides what is measured: ``net`` with ``gene_key`` gives the relationship metrics, ``y_key`` a
+    probe of the perturbation, ``e_key`` a probe of the environment and its mixing.
+
+    Parameters
+    ----------
+    adata
+        Embedded cells.
+    embeddings
+        Keys of ``obsm``; or names of representations with their key, or with several keys, such as those of several
+        training seeds.
+    y_key, e_key, gene_key, guide_key
+        Columns of ``obs``.
+    control
+        Value of ``gene_key`` for unperturbed cells.
+    net
+        Frame with ``source`` and ``target``.
+    n_pcs
+        Reduce wider embeddings (CellProfiler features) to so many principal components; the paper uses 64.
+    n_neighbors
+        Of the mixing metrics.
+    max_cells
+        Probes use a random subset of this size; `None` for all cells.
+    seed
+        Seed of probes, subsets and components.
+
+    Returns
+    -------
+    Tidy frame ``metric, representation, key, value``, one row a metric and ``obsm`` key.
+
+    Raises
+    ------
+    ValueError
+        If nothing is asked for, or see the metrics.
+    KeyError
+        If a key is missing.
+
+    Examples
+    --------
+    >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
+    >>> embeddings = {"SCBD": "X_scbd_c", "pixels": "X_pixel_pca"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> frame.columns.to_list()
+    ['metric', 'representation', 'key', 'value']
+    """
+    if net is None and y_key is None and e_key is None:
+        msg = "Nothing to measure: give e_key, y_key, or net with gene_key."
+        raise ValueError(msg)
+    if net is not None and gene_key is None:
+        msg = "net needs gene_key, the column of obs with the perturbed gene."
+        raise ValueError(msg)
+    if not isinstance(embeddings, Mapping):
+        embeddings = {key: key for key in embeddings}
+    keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
+    check_keys(adata, [key for several in keys.values() for key in several])
+    rows = []
+    for name, several in keys.items():
+        for key in several:
+            table = _reduced(adata, key, n_pcs, seed)
+            scores: dict[str, float] = {}
+            if net is not None and gene_key is not None:
+                profiles = aggregate(table, key, gene_key=gene_key, guide_key=guide_key, control=control)
+                scores |= _relationships(Relations(profiles, net))
+            if y_key is not None:
+                probe = label_probe(table.obsm[key], adata.obs[y_key], max_cells=max_cells, seed=seed)
+                scores |= {f"y_probe_{metric}": value for metric, value in probe.items()}
+            if e_key is not None:
+                probe = batch_probe(table, key, e_key, max_cells=max_cells, seed=seed)
+                scores |= {f"e_probe_{metric}": value for metric, value in probe.items()}
+                scores |= batch_mixing(table, key, e_key, n_neighbors=n_neighbors, seed=seed)
+            rows += [{"metric": m, "representation": name, "key": key, "value": v} for m, v in scores.items()]
+    return pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
+
+
+def summarise(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation over the keys of each representation (training seeds).
+
+    Parameters
+    ----------
+    frame
+        From :func:`benchmark`; several such frames may be concatenated.
+
+    Returns
+    -------
+    Frame ``metric, representation, mean, sd, n``; ``sd`` is NaN for a single key.
+
+    Examples
+    --------
+    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
+    >>> scbd.metrics.summarise(frame).columns.to_list()
+    ['metric', 'representation', 'mean', 'sd', 'n']
+    """
+    grouped = frame.groupby(["metric", "representation"], sort=False)["value"]
+    return grouped.agg(mean="mean", sd="std", n="size").reset_index()
+
+
+def styled(frame: pd.DataFrame) -> Any:
+    """A table for notebooks: one row a representation, ``mean ± sd``, the best of each metric in bold.
+
+    Parameters
+    ----------
+    frame
+        From :func:`benchmark`.
+
+    Returns
+    -------
+    :class:`pandas.io.formats.style.Styler`
+
+    Examples
+    --------
+    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
+    >>> table = scbd.metrics.styled(frame)  # the last line of a notebook's cell shows it
+    """
+    summary = summarise(frame)
+    order = list(dict.fromkeys(summary["representation"]))
+    mean = summary.pivot(index="representation", columns="metric", values="mean")
+    mean = mean.loc[order, list(dict.fromkeys(summary["metric"]))]
+    sd = summary.pivot(index="representation", columns="metric", values="sd").reindex_like(mean)
+    text = mean.map("{:.3f}".format) + sd.map(lambda value: "" if np.isnan(value) else f" ± {value:.3f}")
+
+    def bold(column: pd.Series) -> list[str]:
+        better = HIGHER_IS_BETTER.get(str(column.name))
+        if better is None:
+            return [""] * len(column)
+        best = mean[column.name].max() if better else mean[column.name].min()
+        return ["font-weight: bold" if value == best else "" for value in mean[column.name]]
+
+    return text.style.apply(bold)
+
+
+def _relationships(relations: Relations) -> dict[str, float]:
+    return {
+        "relationship_area": relationship_area(relationship_curve(relations)),
+        "relationship_recall": relationship_recall(relations),
+        "relationship_average_precision": relationship_average_precision(relations),
+    }
+
+
+def _reduced(adata: AnnData, key: str, n_pcs: int | None, seed: int) -> AnnData:
+    """A table with the labels and one embedding, of at most ``n_pcs`` components."""
+    from anndata import AnnData
+
+    embedding = adata.obsm[key]
+    if n_pcs is not None and embedding.shape[1] > n_pcs:
+        from sklearn.decomposition import PCA
+        from sklearn.preprocessing import StandardScaler
+
+        scaled = StandardScaler().fit_transform(np.asarray(embedding))
+        embedding = PCA(n_pcs, random_state=seed).fit_transform(scaled).astype(np.float32)
+    return AnnData(obs=adata.obs, obsm={key: embedding})
