@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("NUMBA_OPT", "0")  # to compile takes longer than what is compiled
 
 import numpy as np
 import pandas as pd
