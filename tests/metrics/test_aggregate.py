@@ -85,6 +85,9 @@ def test_as_many_as_are_asked_for_are_enough():
         aggregate(adata, "Z", **keys, min_cells=n).uns["aggregate"]["dropped"] for n in (smallest, smallest + 1)
     )
     assert kept == {"guides": [], "genes": []} and len(fewer["guides"]) > 0
+    # a single cell, and a single guide, unless more are asked for
+    adata.obs.iloc[0] = ["D", "D_0"]
+    assert list(aggregate(adata, "Z", **keys).obs_names) == ["A", "B", "C", "D"]
 
 
 def test_the_control_needs_no_number_of_guides():

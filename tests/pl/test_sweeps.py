@@ -39,7 +39,10 @@ def test_in_against_out():
     ax = pl.in_against_out(frame)
     assert ax.get_title() == "correlation -1.00, 3 runs"
     np.testing.assert_allclose(np.asarray(ax.collections[0].get_offsets()), frame.to_numpy())
-    assert pl.in_against_out(frame.head(1)).get_title() == ""
+    for n in (1, 2):  # of two points every correlation is one
+        assert pl.in_against_out(frame.head(n)).get_title() == ""
+    for column in frame:  # nor is there one where nothing varies
+        assert pl.in_against_out(frame.assign(**{column: 0.5})).get_title() == ""
 
 
 def test_one_line_a_group_without_gaps():
