@@ -88,7 +88,7 @@ class Divergence(Callback):
         self._check_training(trainer, plan)
         loss = float(trainer.callback_metrics.get("validation_loss", 0.0))
         if not math.isfinite(loss):
-            raise TrainingDiverged(self._said(trainer, f"The validation loss is {loss}"))
+            raise TrainingDiverged(self._sentence(trainer, f"The validation loss is {loss}"))
         self._keep(trainer.global_step, copied_weights(plan))
 
     def on_train_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
@@ -96,7 +96,7 @@ class Divergence(Callback):
         self._check_training(trainer, plan)
         finite = [value.isfinite().all() for value in plan.state_dict().values()]
         if not bool(torch.stack(finite).all()):
-            raise TrainingDiverged(self._said(trainer, "Weights became NaN or infinite"))
+            raise TrainingDiverged(self._sentence(trainer, "Weights became NaN or infinite"))
         self._weights, self._candidate = {}, None
 
     def restore(self, plan: TrainingPlan) -> None:
@@ -114,9 +114,9 @@ class Divergence(Callback):
             return
         self._history.log_step()
         loss = float(trainer.callback_metrics.get("train_loss", math.nan))
-        raise TrainingDiverged(self._said(trainer, f"The training loss became {loss}", first))
+        raise TrainingDiverged(self._sentence(trainer, f"The training loss became {loss}", first))
 
-    def _said(self, trainer: L.Trainer, what: str, first: int | None = None) -> str:
+    def _sentence(self, trainer: L.Trainer, what: str, first: int | None = None) -> str:
         """What was seen in the loss of a step, before its update, or else behind the last update."""
         step = first or trainer.global_step
         lr = trainer.optimizers[0].param_groups[0]["lr"]

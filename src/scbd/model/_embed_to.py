@@ -90,9 +90,9 @@ def _check(path: Path, dtype: str) -> None:
         raise ValueError(msg)
 
 
-def _digest(module: EmbeddingModule, source: ImageSource, obs: pd.DataFrame, said: list[Any]) -> str:
+def _digest(module: EmbeddingModule, source: ImageSource, obs: pd.DataFrame, settings: list[Any]) -> str:
     """Of the weights, the cells and the settings."""
-    digest = hashlib.sha256(repr([*said, digest_cells(source, obs)]).encode())
+    digest = hashlib.sha256(repr([*settings, digest_cells(source, obs)]).encode())
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())

@@ -135,8 +135,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""
         self.health_, verdict = measure(self.module, data.example_batch())
         learned = learned_lately(self.history_ or {}) if data.validates else 0.0
-        if said := complaint(self.health_, verdict, self.module, data.batch_size, learned):
-            warnings.warn(said, UserWarning, stacklevel=3)
+        if wrong := complaint(self.health_, verdict, self.module, data.batch_size, learned):
+            warnings.warn(wrong, UserWarning, stacklevel=3)
 
     def _parts(self) -> list[tuple[str, str]]:
         """Blocks and objective, for :func:`summary`."""

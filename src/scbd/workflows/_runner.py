@@ -130,13 +130,13 @@ def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, directory)
-    said = sorted({str(warning.message) for warning in caught if warning.category is UserWarning})
+    messages = sorted({str(warning.message) for warning in caught if warning.category is UserWarning})
     run = versions() | {
         "digest": digest,
         "seconds": round(time.perf_counter() - start, 1),
         "resumed": resumed,  # then the seconds are those since it was
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "warnings": said,
+        "warnings": messages,
     }
     if model is not None:
         run |= {"steps": model.training_settings_["steps"], "precision": model.training_settings_["precision"]}
