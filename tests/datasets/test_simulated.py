@@ -8,6 +8,7 @@ import pytest
 from scipy.spatial.distance import pdist, squareform
 
 from scbd.datasets import simulated_screen
+from scbd.datasets._simulated import PHENOTYPES, _draw
 
 SMALL: dict[str, Any] = {"n_complexes": 3, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 4, "image_size": 32}
 
@@ -73,6 +74,15 @@ def test_a_guide_does_what_it_knocks_down():
     effect = np.linalg.norm(means[targeted] - means[~targeted].mean(), axis=1)
     efficacy = cells.uns["truth"]["efficacy"].loc[means.index[targeted], "efficacy"]
     assert np.corrcoef(effect, efficacy)[0, 1] > 0.8
+
+
+def test_a_nucleus_that_is_elongated_is_as_large_as_before():
+    """Its two axes change by one factor, each in its own direction."""
+    plain = np.ones((64, len(PHENOTYPES)))
+    stretched = plain.copy()
+    stretched[:, list(PHENOTYPES).index("nucleus_elongation")] = 1.6
+    bright, as_bright = (_draw(np.random.default_rng(0), cells, 64)[:, 2].mean() for cells in (plain, stretched))
+    assert as_bright == pytest.approx(bright, rel=0.05)
 
 
 @pytest.mark.parametrize(("imbalance", "low", "high"), [(0.0, 0.0, 0.2), (0.8, 0.5, 1.1)])

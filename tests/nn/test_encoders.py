@@ -27,6 +27,16 @@ def test_named_encoders(name, channels, n_parameters, n_features):
     assert block(torch.rand(3, channels, 32, 32)).shape == (3, 7)
 
 
+def test_the_small_encoder_halves_maps_four_times():
+    encoder = build_encoder("small", 2)
+    sizes: list[int] = []
+    for module in encoder.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _module, _inputs, maps: sizes.append(maps.shape[-1]))
+    encoder(torch.rand(2, 2, 64, 64))
+    assert sizes == [32, 16, 8, 4]
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_embeddings_lie_on_the_sphere_in_float32(name):
     block = Block(name, (1, 32, 32), 6)
