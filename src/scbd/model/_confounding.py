@@ -30,11 +30,11 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
     poor_y = np.flatnonzero((table > 0).sum(0) == 1)
     if not poor_e.size and not poor_y.size:
         return
-    findings = []
+    found = []
     if poor_e.size:
-        findings.append(f"{poor_e.size} of {table.shape[0]} environments were seen with one perturbation only")
+        found.append(f"{poor_e.size} of {table.shape[0]} environments were seen with one perturbation only")
     if poor_y.size:
-        findings.append(f"{poor_y.size} of {table.shape[1]} perturbations were seen in one environment only")
+        found.append(f"{poor_y.size} of {table.shape[1]} perturbations were seen in one environment only")
     rows = poor_e[:_SHOWN] if poor_e.size else np.arange(min(table.shape[0], _SHOWN))
     columns = poor_y[:_SHOWN] if poor_y.size else np.arange(min(table.shape[1], _SHOWN))
     shown = pd.DataFrame(
@@ -43,7 +43,7 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
         columns=pd.Index(y.cat.categories[columns], name=" × ".join(y_columns)),
     )
     msg = (
-        f"y and e are confounded: {' and '.join(findings)}. What such a pair differs in cannot be told to be one or the "
+        f"y and e are confounded: {' and '.join(found)}. What such a pair differs in cannot be told to be one or the "
         "other, and removing e from z_c may remove y with it. If e is finer than needed (wells of an arrayed screen), "
         f"use a coarser e_key (the plate). Cells by environment and perturbation, {len(rows)} × {len(columns)} of "
         f"{table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
