@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scvi.data._constants import _FIELD_REGISTRIES_KEY, _MODEL_NAME_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
+from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 from scvi.model.base import BaseModelClass
 from scvi.model.base._constants import SAVE_KEYS
 
@@ -20,7 +20,7 @@ from scbd._labels import as_columns
 from scbd.data import ImageField, LabelField, check_channel_names, check_like_registered, image_source
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
-from scbd.model._files import plain, read_header, restored
+from scbd.model._files import check_saved_model, plain, restored
 from scbd.model._manager import ScreenManager
 from scbd.model._summary import encoder_name, parameters, summary
 from scbd.model._train import TrainMixin
@@ -213,7 +213,7 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
         saved = {
             name: Path(dir_path) / f"{prefix or ''}{name}" for name in (SAVE_KEYS.MODEL_FNAME, SAVE_KEYS.ADATA_FNAME)
         }
-        _check_saved(cls, saved[SAVE_KEYS.MODEL_FNAME], allow_pickle)
+        check_saved_model(saved[SAVE_KEYS.MODEL_FNAME], cls.__name__, cls._FORMAT, allow_pickle=allow_pickle)
         if adata is None and not saved[SAVE_KEYS.ADATA_FNAME].exists():
             adata = False
         # scvi-tools would say of a local file that it was already downloaded
@@ -335,19 +335,3 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
 def _plain_key(key: str | Sequence[str]) -> str | list[str]:
     columns = as_columns(key)
     return columns[0] if len(columns) == 1 else list(columns)
-
-
-def _check_saved(cls: type[ImageModel], path: Path, allow_pickle: bool) -> None:
-    """Say what is wrong with a saved model before anything is built from it; reads no weights."""
-    if not path.is_file():
-        msg = f"There is no saved model at {path}."
-        raise FileNotFoundError(msg)
-    attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle)
-    name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
-    if name != cls.__name__:
-        msg = f"{path} holds a {name}, not a {cls.__name__}: load it with {name}.load."
-        raise ValueError(msg)
-    if attributes.get("format_", 0) > cls._FORMAT:
-        theirs = attributes["format_"]
-        msg = f"{path} was saved by a newer scbd (format {theirs}, this one reads {cls._FORMAT}): upgrade scbd."
-        raise ValueError(msg)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
+from scvi.data._constants import _MODEL_NAME_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,41 @@ def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pi
     except _UNREADABLE as error:
         msg = f"{path} is no {what}, or is truncated ({type(error).__name__}): use another copy of it."
         raise ValueError(msg) from error
+
+
+def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle: bool) -> None:
+    """Say what is wrong with a saved model before anything is built from it; reads no weights.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    class_name
+        Of the model that is to be loaded.
+    newest
+        Format that this version reads, and all before.
+    allow_pickle
+        See :func:`read_header`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If nothing is saved there.
+    ValueError
+        If the file is truncated, foreign, of another class, or written by a newer scbd.
+    """
+    if not path.is_file():
+        msg = f"There is no saved model at {path}."
+        raise FileNotFoundError(msg)
+    attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle)
+    name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
+    if name != class_name:
+        msg = f"{path} holds a {name}, not a {class_name}: load it with {name}.load."
+        raise ValueError(msg)
+    theirs = attributes.get("format_", 0)
+    if theirs > newest:
+        msg = f"{path} was saved by a newer scbd (format {theirs}, this one reads {newest}): upgrade scbd."
+        raise ValueError(msg)
 
 
 class _UnsafeFile(Exception):
