@@ -64,6 +64,25 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("how", "n"),
+    [({}, 3), ({"style_target": "ye"}, 3), ({"invariance": "mean", "alpha": 1.0, "style_target": None}, 2)],
+)
+def test_who_shares_a_label_is_counted_once_a_step(cells, monkeypatch, how, n):
+    """Of y, of e and of their pair: a GPU has to finish all it was given before it counts."""
+    module = make_model(cells, **how).module
+    images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    counted, unique = [], torch.unique
+
+    def noted(labels, **given):
+        counted.append(labels)
+        return unique(labels, **given)
+
+    monkeypatch.setattr(torch, "unique", noted)
+    module(images, y, e)
+    assert len(counted) == n
+
+
+@pytest.mark.parametrize(
     ("kwargs", "said"),
     [
         ({"alpha": -1}, "alpha weighs the invariance loss: give a number that is 0 or larger, got -1"),
