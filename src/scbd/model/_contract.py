@@ -16,13 +16,14 @@ All else (checks, splits, batches, resuming, embedding, saving) follows. What a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from scbd.model._alpha import AutoAlpha
     from scbd.nn import Preprocess, Representation
@@ -43,7 +44,7 @@ class Losses(NamedTuple):
 
     loss: Tensor
     """To descend, a scalar with gradient."""
-    parts: dict[str, Tensor] = {}
+    parts: Mapping[str, Tensor] = MappingProxyType({})
     """Scalars to log beside it, by name; ``learned_c``, if there, is what ``alpha="auto"`` follows."""
     z_c: Tensor | None = None
     """Embeddings of the batch ``(B, D)`` without gradient, of objectives that can collapse: their health is logged."""

@@ -128,7 +128,7 @@ class TrainingPlan(L.LightningModule):
         checkpoint["scbd_settings"] = self.settings
 
     def _log(self, stage: Literal["train", "validation"], losses: Losses, batch_size: int) -> None:
-        for name, value in ({"loss": losses.loss} | losses.parts).items():
+        for name, value in {"loss": losses.loss, **losses.parts}.items():
             # on_step and on_epoch apart, so that names carry no suffix
             training = stage == "train"
             self.log(

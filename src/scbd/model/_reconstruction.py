@@ -75,5 +75,5 @@ class Reconstruction(Objective):
         if self.weight is None:
             return Losses(nats)
         losses = self.module.losses(embedded, y, e, ramp=ramp)
-        parts = losses.parts | {"reconstruction": nats}
+        parts = {**losses.parts, "reconstruction": nats}
         return losses._replace(loss=losses.loss + self.weight * nats, parts=parts)
