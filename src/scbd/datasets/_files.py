@@ -1,4 +1,4 @@
-"""Image files of a data set become one array."""
+"""Files of a data set: images become one array, tables one frame."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from scbd._progress import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _WORTH_A_BAR = 2_000
 
@@ -87,3 +88,33 @@ def existing_folder(path: str | os.PathLike[str], name: str, marker: str) -> Pat
     there = ", ".join(sorted(p.name for p in path.iterdir())[:8]) if path.is_dir() else "no such folder"
     msg = f"{path} is not {name}: it holds no {marker} ({there}). Give the folder that has it, or the one above."
     raise FileNotFoundError(msg)
+
+
+def read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataFrame:
+    """A ``.parquet`` or ``.csv`` with these columns, whatever others it has.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is of neither kind, is truncated, or lacks a column.
+    """
+    path = Path(path)
+    readers: Mapping[str, Callable[[Path], pd.DataFrame]] = {".parquet": pd.read_parquet, ".csv": pd.read_csv}
+    if not path.is_file():
+        msg = f"There is no file {path}."
+        raise FileNotFoundError(msg)
+    if path.suffix not in readers:
+        msg = f"{path} is neither .parquet nor .csv."
+        raise ValueError(msg)
+    try:
+        table = readers[path.suffix](path)
+    except (OSError, ValueError) as error:
+        msg = f"{path} cannot be read, or is truncated ({error})."
+        raise ValueError(msg) from error
+    missing = [column for column in columns if column not in table]
+    if missing:
+        msg = f"{path} lacks the columns {', '.join(missing[:5])}; it has {', '.join(map(str, table.columns[:8]))}."
+        raise ValueError(msg)
+    return table

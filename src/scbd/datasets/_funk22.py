@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,10 @@ import pandas as pd
 
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
+from scbd.datasets._files import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from anndata import AnnData
 
@@ -134,7 +134,7 @@ def funk22_cellprofiler(path: str | os.PathLike[str], *, n_cells: int | None = N
     """
     from anndata import AnnData
 
-    table = _read_table(path, ["gene_symbol_0"])
+    table = read_table(path, ["gene_symbol_0"])
     numbers = table.select_dtypes("number").columns
     features = [column for column in numbers if column.lower() not in _NO_FEATURES and "Unnamed" not in column]
     if not features:
@@ -177,7 +177,7 @@ def funk22_guides(path: str | os.PathLike[str]) -> pd.DataFrame:
     --------
     >>> guides = scbd.datasets.funk22_guides("data/funk22")  # doctest: +SKIP
     """
-    table = _read_table(path, ["sgRNA_0", "gene", "count"])
+    table = read_table(path, ["sgRNA_0", "gene", "count"])
     return table.rename(columns=_NAMES | {"count": "n_cells"})[["sgRNA", "gene", "n_cells"]]
 
 
@@ -213,7 +213,7 @@ def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
     from anndata import AnnData
 
     components = [str(i) for i in range(64)]
-    table = _read_table(path, components)
+    table = read_table(path, components)
     blocks = pd.DataFrame({"block": ["salient"] * 32 + ["background"] * 32}, index=components)
     return AnnData(
         X=table[components].to_numpy(np.float32), obs=pd.DataFrame(index=table.index.astype(str)), var=blocks
@@ -273,24 +273,3 @@ def _check_memory(path: Path, n: int) -> None:
 def _memory() -> int:
     """Bytes of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataFrame:
-    path = Path(path)
-    readers: Mapping[str, Callable[[Path], pd.DataFrame]] = {".parquet": pd.read_parquet, ".csv": pd.read_csv}
-    if not path.is_file():
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg)
-    if path.suffix not in readers:
-        msg = f"{path} is neither .parquet nor .csv."
-        raise ValueError(msg)
-    try:
-        table = readers[path.suffix](path)
-    except (OSError, ValueError) as error:
-        msg = f"{path} cannot be read, or is truncated ({error})."
-        raise ValueError(msg) from error
-    missing = [column for column in columns if column not in table]
-    if missing:
-        msg = f"{path} lacks the columns {', '.join(missing[:5])}; it has {', '.join(map(str, table.columns[:8]))}."
-        raise ValueError(msg)
-    return table
