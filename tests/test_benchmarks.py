@@ -198,3 +198,16 @@ def test_both_forms_of_a_step_are_the_same_thing(load):
     inputs = step.batch(32, (3, 32, 32))
     losses = [step.take_step(*form, inputs, bf16=False) for form in (naive, ours)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_measured_has_all_processors():
+    """The tests' helpers keep torch to one thread, and a benchmark that loads them would measure that."""
+    code = f"""
+import runpy, sys, torch
+before = torch.get_num_threads()
+sys.argv = ["benchmarks", "losses", "--smoke"]
+runpy.run_path({str(BENCHMARKS)!r}, run_name="__main__")
+assert torch.get_num_threads() == before and "conftest" not in sys.modules
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert not ended.returncode, ended.stderr
