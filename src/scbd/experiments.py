@@ -4,59 +4,15 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from scbd.paper import EXPERIMENTS, demo, reproduce
-    from scbd.workflows import (
-        DATASETS,
-        MODEL_SPACE,
-        PROTOCOLS,
-        SYSTEMS,
-        TRAINING_SPACE,
-        AlphaSelection,
-        Results,
-        Selection,
-        Trial,
-        check_assumption,
-        choose_alpha,
-        counterfactual_scores,
-        evaluate,
-        generalization_scores,
-        in_out_correlation,
-        run,
-        run_trials,
-        select,
-        select_alpha,
-        selection_regret,
-    )
-
-__all__ = [
-    "DATASETS",
-    "EXPERIMENTS",
-    "MODEL_SPACE",
-    "PROTOCOLS",
-    "SYSTEMS",
-    "TRAINING_SPACE",
-    "AlphaSelection",
-    "Results",
-    "Selection",
-    "Trial",
-    "check_assumption",
-    "choose_alpha",
-    "counterfactual_scores",
-    "demo",
-    "evaluate",
-    "generalization_scores",
-    "in_out_correlation",
-    "reproduce",
-    "run",
-    "run_trials",
-    "select",
-    "select_alpha",
-    "selection_regret",
-]
-_IN_PAPER = {"EXPERIMENTS", "demo", "reproduce"}
+_IN_PAPER = ["EXPERIMENTS", "demo", "reproduce"]
+_IN_WORKFLOWS = (
+    "DATASETS MODEL_SPACE PROTOCOLS SYSTEMS TRAINING_SPACE AlphaSelection Results Selection Trial check_assumption "
+    "choose_alpha counterfactual_scores evaluate generalization_scores in_out_correlation run run_trials select "
+    "select_alpha selection_regret"
+).split()
+__all__ = [*_IN_PAPER, *_IN_WORKFLOWS]
 
 
 def __getattr__(name: str) -> Any:

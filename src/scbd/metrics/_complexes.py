@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._relationships import PERCENTILES, Relations, Universe, is_pairs, relations_of
+from scbd.metrics._known_pairs import is_pairs
+from scbd.metrics._relationships import PERCENTILES, Relations, Universe, relations_of
 
 if TYPE_CHECKING:
     from anndata import AnnData

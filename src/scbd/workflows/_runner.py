@@ -92,9 +92,9 @@ def run_trials(
                 raise ValueError(msg)
     out = check_directory(out)
     results = Results(out)
-    if results.left_out():
+    if left_out := results.left_out():
         msg = (
-            f"Of the rows in {results.directory}, {len(results.left_out()):,} belong to systems that have since been "
+            f"Of the rows in {results.directory}, {len(left_out):,} belong to systems that have since been "
             "changed: they are kept, and not used."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
