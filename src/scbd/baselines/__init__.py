@@ -1,17 +1,23 @@
-"""Other systems to compare with, under the same contract."""
+"""Other systems to compare with, under the same contract; and what features and embeddings are corrected by."""
 
 from scbd.baselines._cellprofiler import cellprofiler_pca
+from scbd.baselines._combat import combat
 from scbd.baselines._coral import CORALModel
-from scbd.baselines._corrections import standardize_by_environment, tvn
 from scbd.baselines._dann import DANNModel
+from scbd.baselines._discriminants import lda, plda
 from scbd.baselines._erm import ERMModel
 from scbd.baselines._fish import FishModel
 from scbd.baselines._group_dro import GroupDROModel
+from scbd.baselines._harmony import harmony
 from scbd.baselines._irm import IRMModel
 from scbd.baselines._ivae import IVAEModel
 from scbd.baselines._mcvae import MCVAEModel
 from scbd.baselines._pixel_pca import pixel_pca
+from scbd.baselines._sphering import sphering
+from scbd.baselines._standardize import standardize_by_environment
+from scbd.baselines._tvn import tvn
 from scbd.baselines._vae import VAEModel
+from scbd.baselines._wccn import wccn
 
 __all__ = [
     "CORALModel",
@@ -24,7 +30,13 @@ __all__ = [
     "MCVAEModel",
     "VAEModel",
     "cellprofiler_pca",
+    "combat",
+    "harmony",
+    "lda",
     "pixel_pca",
+    "plda",
+    "sphering",
     "standardize_by_environment",
     "tvn",
+    "wccn",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._labels import label_values
-from scbd.baselines._corrections import standardize_by_environment
+from scbd.baselines._standardize import standardize_by_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

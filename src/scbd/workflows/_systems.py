@@ -61,6 +61,7 @@ FEATURES: dict[str, Callable[..., np.ndarray]] = {
 # meaning are kept and not used, and their trials are run again. Rows that name none have the first.
 MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "Fish": 2,  # a round that is not finished changes nothing
+    "pixel PCA, TVN": 2,  # wells are centred before controls are whitened, and units do not matter
 }
 
 
@@ -92,7 +93,7 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, *
     """
     seed_everything(trial.seed)
     system = SYSTEMS[trial.system]
-    system.setup_anndata(adata, y_key=dataset.y_key, e_key=dataset.e_key, image_key=dataset.image_key)
+    system.setup_anndata(adata, **dataset.columns)
     model = system(adata, **trial.model)
     resume = "last" if (checkpoints / "last.ckpt").is_file() else None
     try:

@@ -1,0 +1,115 @@
+"""Linear maps of feature tables, fitted in closed form: whitening, discriminants. Numpy alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# of a feature's largest value, below which its standard deviation is rounding
+_CONSTANT = 1e-6
+_BLOCK = 8_192
+
+
+class LinearMap(NamedTuple):
+    """From features ``(N, F)`` to ``features @ matrix + offset``, ``(N, K)``."""
+
+    matrix: np.ndarray
+    """``(F, K)``, float64."""
+    offset: np.ndarray
+    """``(K,)``, float64."""
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Map features, block by block, float32 ``(N, K)``."""
+        mapped = np.empty((len(features), len(self.offset)), dtype=np.float32)
+        for start in range(0, len(features), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            mapped[part] = np.asarray(features[part], dtype=np.float64) @ self.matrix + self.offset
+        return mapped
+
+    def then(self, after: LinearMap) -> LinearMap:
+        """What this map and another one behind it are together."""
+        return LinearMap(self.matrix @ after.matrix, self.offset @ after.matrix + after.offset)
+
+
+def mean_and_factor(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of each feature ``(F,)``, and what scales it to a standard deviation of 1; 0 where it is constant."""
+    mean = features.mean(0, dtype=np.float64)
+    squares = np.zeros(features.shape[1])
+    for start in range(0, len(features), _BLOCK):
+        squares += ((features[start : start + _BLOCK] - mean) ** 2).sum(0)
+    sd = np.sqrt(squares / max(1, len(features) - 1))
+    return mean, inverse_of_varying(sd, features)
+
+
+def inverse_of_varying(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """One by standard deviations ``(F,)`` of features; 0 where a feature varies by no more than rounding."""
+    largest = np.maximum(features.max(0), -features.min(0))
+    return np.divide(1, sd, out=np.zeros_like(sd), where=sd > _CONSTANT * largest)
+
+
+def covariance(features: np.ndarray) -> np.ndarray:
+    """Covariance of rows, ``(F, F)`` float64, in memory that does not grow with them."""
+    return _scatter(features, features.mean(0, dtype=np.float64)) / max(1, len(features) - 1)
+
+
+def within_covariance(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Covariance of rows around the mean of their label, pooled; ``labels`` are any values ``(N,)``."""
+    codes, means, counts = label_means(features, labels)
+    return _scatter(features, means, codes) / max(1, len(features) - len(counts))
+
+
+def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Code of each row's label, and of each label the mean of its rows ``(L, F)`` float64 and their number."""
+    _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.argsort(codes, kind="stable")
+    starts = np.concatenate([[0], counts.cumsum()])
+    means = np.empty((len(counts), features.shape[1]))
+    for label, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        means[label] = features[order[start:stop]].mean(0, dtype=np.float64)
+    return codes, means, counts
+
+
+def whitening(spread: np.ndarray, regularization: float) -> np.ndarray:
+    r"""Matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`, largest variance first."""
+    variances, axes = np.linalg.eigh(spread)
+    variances, axes = variances[::-1].clip(min=0), axes[:, ::-1]
+    return axes / np.sqrt(variances + regularization)
+
+
+def discriminants(
+    between: np.ndarray, *, shrinkage: float = 0.0, n_components: int | None = None, gains: bool = False
+) -> np.ndarray:
+    r"""Axes in which labels differ most, of the covariance of label means in a space that is white within labels.
+
+    Parameters
+    ----------
+    between
+        Covariance of label means ``(D, D)``.
+    shrinkage
+        Of that towards a multiple of the identity, from 0 to 1.
+    n_components
+        How many axes; all by default.
+    gains
+        Scale each axis by :math:`b / (b + 1)`, with :math:`b` its variance between labels: the share of what is seen
+        there that belongs to the label (probabilistic discriminants). Otherwise axes count alike.
+
+    Returns
+    -------
+    ``(D, K)``.
+    """
+    size = len(between)
+    shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / size * np.eye(size)
+    variances, axes = np.linalg.eigh(shrunk)
+    variances, axes = variances[::-1].clip(min=0)[:n_components], axes[:, ::-1][:, :n_components]
+    return axes * (variances / (variances + 1)) if gains else axes
+
+
+def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
+    """Sum of squares and products around one mean, or around that of each row's code."""
+    total = np.zeros((features.shape[1], features.shape[1]))
+    for start in range(0, len(features), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        centred = features[part] - (means if codes is None else means[codes[part]])
+        total += centred.T @ centred
+    return total
