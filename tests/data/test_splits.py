@@ -50,19 +50,6 @@ def test_by_column():
         split_by_column(pd.DataFrame({"part": ["a", "a"]}), "part")
 
 
-def test_held_out_environments_are_never_seen():
-    e = np.array(["a", "b", "c", "d"] * 25)
-    split = hold_out_environments(e, ["c", "a"], validation_size=0.2)
-    assert set(e[split.test]) == {"a", "c"}
-    assert len(split.test) == 50
-    assert set(e[split.train]) == set(e[split.validation]) == {"b", "d"}
-    assert len(split.validation) == 10
-    with pytest.raises(ValueError, match="No cell is in the held-out environment 'z'"):
-        hold_out_environments(e, ["z"])
-    with pytest.raises(ValueError, match="All environments are held out"):
-        hold_out_environments(e, list("abcd"))
-
-
 def test_bad_splits_get_a_sentence():
     with pytest.raises(ValueError, match="A cell is in two parts"):
         Split(train=np.arange(4), validation=np.array([3]))

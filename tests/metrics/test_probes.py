@@ -1,17 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
-from anndata import AnnData
+from blobs import blobs
 
-from scbd.metrics import batch_probe, label_probe, predict_labels
-
-
-def blobs(n: int = 600, n_labels: int = 4, distance: float = 6.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(n_labels, size=n)
-    return rng.normal(size=(n, 8)) + distance * np.eye(8)[labels], np.array([f"w{i}" for i in labels])
+from scbd.metrics import label_probe, predict_labels
 
 
 def test_labels_that_are_there_are_found():
@@ -98,22 +91,6 @@ def test_memory_maps(tmp_path):
     z, labels = blobs()
     np.save(tmp_path / "z.npy", z)
     assert label_probe(np.load(tmp_path / "z.npy", mmap_mode="r"), labels) == label_probe(z, labels)
-
-
-def test_batch_probe_reads_a_table_and_crosses_columns():
-    z, wells = blobs()
-    adata = AnnData(obs=pd.DataFrame({"well": wells, "plate": ["a", "b"] * 300}, index=[str(i) for i in range(600)]))
-    adata.obsm["Z"] = z
-    assert batch_probe(adata, "Z", "well") == label_probe(z, wells)
-    assert batch_probe(adata, "Z", ["plate", "well"])["f1"] < 0.7
-    assert batch_probe(adata, "Z", "well", group_key="plate")["accuracy"] > 0.99
-    with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' \(its keys: Z\)"):
-        batch_probe(adata, "X_scbd_c", "well")
-    with pytest.raises(KeyError, match=r"obs has no 'plates' \(its keys: well, plate\)"):
-        batch_probe(adata, "Z", "plates")
-    adata.obs.loc["5", "well"] = None
-    with pytest.raises(ValueError, match=r"obs\['well'\] has no value for 1 of 600 cells \(rows 5\)"):
-        batch_probe(adata, "Z", "well")
 
 
 def test_bad_input_gets_a_sentence():

@@ -1,17 +1,19 @@
-"""Training, validation and test cells: from an obs column, stratified at random, or by held-out environment."""
+"""Training, validation and test cells: from an obs column, or stratified at random."""
 
 from __future__ import annotations
 
 import difflib
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
 
 _NAMES = {
     "train": "train",
@@ -74,6 +76,31 @@ class Split:
         parts = {name: len(getattr(self, name)) for name in ("train", "validation", "test")}
         counts = ", ".join(f"{name} {n:,}" for name, n in parts.items())
         return f"Split of {sum(parts.values()):,} cells: {counts}"
+
+    def seen(self, values: ArrayLike, part: Literal["validation", "test"] = "test") -> np.ndarray:
+        """Which cells of a part have a value (a perturbation, an environment) that occurs among training cells.
+
+        Parameters
+        ----------
+        values
+            Of all cells, ``(N,)``.
+        part
+            ``"test"`` or ``"validation"``.
+
+        Returns
+        -------
+        Mask of the rows of that part, in their order.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer values than cells.
+        """
+        given, rows = pd.Series(np.asarray(values)), getattr(self, part)
+        if len(given) <= max([self.train[-1], *rows[-1:]]):
+            msg = f"There are {len(given)} values, and the split has cells beyond: give a value for each cell."
+            raise ValueError(msg)
+        return given.iloc[rows].isin(given.iloc[self.train].unique()).to_numpy()
 
 
 def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
@@ -222,53 +249,3 @@ def _counted(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     counted[order] = np.arange(len(groups))
     counted -= (np.cumsum(sizes) - sizes)[groups]
     return counted
-
-
-def hold_out_environments(
-    environments: np.ndarray | pd.Series,
-    held_out: Sequence[object],
-    *,
-    strata: Sequence[np.ndarray] = (),
-    validation_size: float = 0.1,
-    seed: int = 0,
-) -> Split:
-    """Test on whole environments that training and validation never see.
-
-    Parameters
-    ----------
-    environments
-        Environment of each cell.
-    held_out
-        Environments of the test part.
-    strata
-        Further labels to stratify training and validation by, besides the environment.
-    validation_size
-        Fraction of the other environments' cells.
-    seed
-        Seed of the split.
-
-    Raises
-    ------
-    ValueError
-        If a held-out environment does not occur, or none is left to train on.
-
-    Examples
-    --------
-    >>> split = scbd.data.hold_out_environments(adata.obs["well"], ["P1_W1"])
-    >>> set(adata.obs["well"].iloc[split.test])
-    {'P1_W1'}
-    """
-    codes, values = pd.factorize(environments)
-    held = pd.Index(np.asarray(values)).get_indexer(pd.Index(list(held_out), dtype=object))
-    if (held < 0).any():
-        missing = list(held_out)[int(np.argmax(held < 0))]
-        msg = f"No cell is in the held-out environment {missing!r}; there are: {sorted(map(str, values))}."
-        raise ValueError(msg)
-    is_test = np.isin(codes, held)
-    if is_test.all():
-        msg = "All environments are held out: leave at least one to train on."
-        raise ValueError(msg)
-    inside = stratified_split(
-        [codes, *strata], train_size=1 - validation_size, seed=seed, rows=np.flatnonzero(~is_test)
-    )
-    return Split(train=inside.train, validation=inside.validation, test=np.flatnonzero(is_test))

@@ -1,9 +1,10 @@
 """Numbers about embeddings. Stands on numpy, pandas and scikit-learn; imports neither scvi-tools nor a model."""
 
 from scbd.metrics._aggregate import aggregate
+from scbd.metrics._batch_probes import batch_probe, batch_probe_table
 from scbd.metrics._complexes import complex_table, relationship_interval
 from scbd.metrics._mixing import batch_mixing
-from scbd.metrics._probes import batch_probe, label_probe, predict_labels
+from scbd.metrics._probes import label_probe, predict_labels
 from scbd.metrics._relationships import (
     Relations,
     relationship_area,
@@ -11,13 +12,19 @@ from scbd.metrics._relationships import (
     relationship_curve,
     relationship_recall,
 )
+from scbd.metrics._replicates import replicate_retrieval
 from scbd.metrics._report import benchmark, styled, summarise
+from scbd.metrics._retrieval import retrieval
+from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
 
 __all__ = [
     "Relations",
+    "ReplicateRetrieval",
+    "Retrieval",
     "aggregate",
     "batch_mixing",
     "batch_probe",
+    "batch_probe_table",
     "benchmark",
     "complex_table",
     "label_probe",
@@ -27,6 +34,8 @@ __all__ = [
     "relationship_curve",
     "relationship_interval",
     "relationship_recall",
+    "replicate_retrieval",
+    "retrieval",
     "styled",
     "summarise",
 ]

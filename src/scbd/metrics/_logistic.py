@@ -75,7 +75,7 @@ def fit_logistic(
 
     rows = np.arange(len(x)) if rows is None else rows
     n, k = len(rows), int(codes.max()) + 1
-    mean, sd, whiten = _statistics(x, rows)
+    mean, sd, whiten = whitening_statistics(x, rows)
     mean = mean.astype(np.float32).astype(np.float64)  # as it will be subtracted: the bias then takes up the rest
     # W = V whiten' / sd on standardised features: the penalty of W as a quadratic form of V
     standard = whiten * sd[:, None]
@@ -114,7 +114,7 @@ class _Whitened:
             yield torch.from_numpy(v), torch.from_numpy(codes[block].astype(np.int64))
 
 
-def _statistics(x: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def whitening_statistics(x: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, standard deviation and whitening transform, in blocks."""
     n, d = len(rows), x.shape[1]
     total, squares = np.zeros(d), np.zeros((d, d))

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from scbd.metrics._aggregate import aggregate
+from scbd.metrics._batch_probes import batch_probe
 from scbd.metrics._mixing import batch_mixing
-from scbd.metrics._probes import batch_probe, label_probe
+from scbd.metrics._probes import label_probe
 from scbd.metrics._relationships import (
     Relations,
     relationship_area,

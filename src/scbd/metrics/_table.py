@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import sparse
 
 from scbd._labels import as_columns, label_values
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from anndata import AnnData
+    from numpy.typing import ArrayLike
 
 
 def embedding_and_labels(
@@ -26,11 +28,67 @@ def embedding_and_labels(
     ValueError
         If a cell has no label.
     """
+    check_keys(adata, [embedding_key])
+    return np.asarray(adata.obsm[embedding_key]), label_names(adata, label_key)
+
+
+def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
+    """One label a row as text ``(N,)``, the cross of several columns; see :func:`embedding_and_labels`."""
     columns = as_columns(label_key)
-    check_keys(adata, [embedding_key], columns)
+    check_keys(adata, [], columns)
     labels = label_values(adata.obs, columns)
-    names = labels.cat.categories.astype(str).to_numpy()
-    return np.asarray(adata.obsm[embedding_key]), names[labels.cat.codes]
+    return labels.cat.categories.astype(str).to_numpy()[labels.cat.codes]
+
+
+def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
+    """A key of ``obsm``, or an array with a row for each of the table's; finite ``(N, D)``.
+
+    Raises
+    ------
+    KeyError
+        If there is no such key.
+    ValueError
+        If it is sparse, of another shape, or not finite.
+    """
+    if isinstance(rep, str):
+        check_keys(adata, [rep])
+    values: Any = adata.obsm[rep] if isinstance(rep, str) else rep
+    if sparse.issparse(values):
+        msg = "rep is a sparse matrix, and a dense one is needed: give rep.toarray()."
+        raise ValueError(msg)
+    x = np.asarray(values)
+    if x.ndim != 2 or len(x) != adata.n_obs:
+        msg = f"rep has the shape {x.shape}: give one row for each of the {adata.n_obs} rows of the table."
+        raise ValueError(msg)
+    n_bad = int((~np.isfinite(x).all(axis=1)).sum())
+    if n_bad:
+        msg = f"rep has NaN or infinite values in {n_bad} of {len(x)} rows: drop them."
+        raise ValueError(msg)
+    return x
+
+
+def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
+    """A mask ``(N,)`` of rows that were given as a mask or by number; all of them where none were given.
+
+    Raises
+    ------
+    ValueError
+        If a mask is of another length, or a number is no row.
+    """
+    if rows is None:
+        return np.ones(n, dtype=bool)
+    given = np.asarray(rows)
+    if given.dtype == bool and given.shape == (n,):
+        return given
+    if given.ndim != 1 or given.dtype.kind not in "iu" or (given.size and not 0 <= given.min() <= given.max() < n):
+        msg = (
+            f"{name} is {given.dtype.name} of shape {given.shape}: give a mask of the {n} rows, or row numbers from 0 "
+            f"to {n - 1}."
+        )
+        raise ValueError(msg)
+    mask = np.zeros(n, dtype=bool)
+    mask[given] = True
+    return mask
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
