@@ -55,6 +55,33 @@ def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: st
     return AnnData(obs=obs, var=var, obsm={"single_cell_images": images})
 
 
+def make_wells(
+    n_compounds: int = 12, n_plates: int = 4, n_controls: int = 6, n_features: int = 10, seed: int = 0
+) -> AnnData:
+    """Wells of plates with one layout, as features: one well a compound and plate, and controls at some positions.
+
+    Features tell the compound, and more loudly the plate and the position.
+    """
+    rng = np.random.default_rng(seed)
+    n_wells = n_compounds + n_controls
+    compound = np.array([*(f"compound_{i}" for i in range(n_compounds)), *["DMSO"] * n_controls])
+    effect = rng.normal(size=(n_wells, n_features))
+    effect[n_compounds:] = 0
+    place = rng.normal(size=(n_wells, 2)) @ rng.normal(size=(2, n_features))
+    plate = 3 * rng.normal(size=(n_plates, n_features))
+    values = plate[:, None] + effect + place + 0.3 * rng.normal(size=(n_plates, n_wells, n_features))
+    obs = pd.DataFrame(
+        {
+            "compound": pd.Categorical(np.tile(compound, n_plates)),
+            "plate": pd.Categorical(np.repeat([f"plate_{i}" for i in range(n_plates)], n_wells)),
+            "well": pd.Categorical(np.tile([f"W{i:02}" for i in range(n_wells)], n_plates)),
+        },
+        index=[f"well_{i}" for i in range(n_wells * n_plates)],
+    )
+    var = pd.DataFrame(index=[f"feature_{i}" for i in range(n_features)])
+    return AnnData(X=values.reshape(-1, n_features).astype(np.float32), obs=obs, var=var)
+
+
 @pytest.fixture
 def cells() -> AnnData:
     return make_cells()

@@ -9,7 +9,9 @@ IMAGE_KEY = "single_cell_images"
 CONTENT_KEY = "X_scbd_c"
 STYLE_KEY = "X_scbd_s"
 
-# the keys under which a model's registry holds its three inputs
+# the keys under which a model's registry holds its inputs: images or features, labels, and what helps to prepare them
 IMAGE_REGISTRY = "image"
+FEATURE_REGISTRY = "features"
+POSITION_REGISTRY = "position"
 Y_REGISTRY = "y"
 E_REGISTRY = "e"

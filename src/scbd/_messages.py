@@ -22,3 +22,11 @@ def missing_key(slot: str, key: str, keys: Iterable[object], argument: str) -> s
     close = difflib.get_close_matches(key, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{hint} Name it with {argument}."
+
+
+def missing_label(argument: str, label: object, labels: Iterable[object]) -> str:
+    """That no cell has a label that was named, which ones there are, and which one may have been meant."""
+    there = {str(known).lower(): str(known) for known in labels}
+    close = difflib.get_close_matches(str(label).lower(), list(there), n=1)
+    hint = f" Did you mean {there[close[0]]!r}?" if close else ""
+    return f"{argument}={label!r}: no cell has that perturbation (there are: {head(there.values())}).{hint}"

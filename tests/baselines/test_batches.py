@@ -63,3 +63,10 @@ def test_every_rank_has_the_environment_of_the_turn():
         seen = {environment for piece in pieces for environment in ENVIRONMENTS[piece]}
         assert (len(seen) > 1) == (step < 4)  # two plain steps were asked for, a round has four
         assert {len(piece) for piece in pieces} == {12}
+
+
+def test_batches_are_by_default_as_large_as_the_smallest_environment_allows():
+    source, e = ArraySource(np.zeros((30, 1, 4, 4), dtype=np.uint8)), np.repeat([0, 1], [12, 18])
+    data = EnvironmentBatches(source, np.zeros(30, dtype=np.int64), e, Split(train=np.arange(30)))
+    assert data.batch_size == 24
+    assert np.bincount(e[data.train_sampler.batch(0)]).tolist() == [12, 12]

@@ -12,7 +12,7 @@ from conftest import make_cells
 from torch.distributions import Independent, Normal, kl_divergence
 
 from scbd.baselines import IVAEModel, MCVAEModel, VAEModel
-from scbd.baselines._vae_networks import Gaussian, ImageDecoder, Posterior
+from scbd.baselines._vae_networks import Decoder, Gaussian, Posterior
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 1e-3}
 SETTINGS: dict[Any, dict[str, Any]] = {VAEModel: {}, IVAEModel: {}, MCVAEModel: {"control": "gene_0"}}
@@ -136,7 +136,7 @@ def test_controls_of_the_mcvae_have_no_salient_code():
 
 @pytest.mark.parametrize(("size", "halvings"), [(64, 3), (32, 2), (16, 1), (100, 3), (33, 2)])
 def test_networks_are_the_papers_at_64_and_halve_less_below(size, halvings):
-    posterior, decoder = Posterior((4, size, size), 64), ImageDecoder(128, (4, size, size), "gaussian")
+    posterior, decoder = Posterior((4, size, size), 64), Decoder(128, (4, size, size), "gaussian")
     strides = [layer.stride[0] for layer in posterior.maps if isinstance(layer, torch.nn.Conv2d)]
     assert np.prod(strides) == 2**halvings and len(strides) == 5
     ups = [layer for layer in decoder.network if isinstance(layer, torch.nn.ConvTranspose2d)]

@@ -59,5 +59,5 @@ def test_what_was_read_is_free_to_change():
 
 def test_images_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
-    with pytest.raises(ValueError, match="the images take 0.0 GiB, cuda:0 has 0.0 GiB free: leave preload out"):
+    with pytest.raises(ValueError, match="all inputs take 0.0 GiB, cuda:0 has 0.0 GiB free: leave preload out"):
         TensorSource.on_device(ArraySource(images_of("float32")), torch.device("cuda:0"))

@@ -11,15 +11,15 @@ from conftest import make_cells
 from small_models import QUICK, assert_same, weights
 
 from scbd.model import EmbeddingModule, ImageModel, Losses
-from scbd.nn import Features, Preprocess
+from scbd.nn import Features, FeatureScaling, Preprocess
 
 
 class RidgeModule(EmbeddingModule):
     """Codes of the perturbation as numbers: of no use, and as short as can be."""
 
-    def __init__(self, image_shape: tuple[int, int, int], dtype: str, encoder: str) -> None:
-        super().__init__(Preprocess(image_shape, dtype))
-        self.content = Features(encoder, self.preprocess.output_shape)
+    def __init__(self, preprocess: Preprocess | FeatureScaling, encoder: str) -> None:
+        super().__init__(preprocess)
+        self.content = Features(encoder, preprocess.output_shape)
         self.head = torch.nn.Linear(self.content.n_features, 1)
 
     def forward(
@@ -39,7 +39,7 @@ class RidgeModel(ImageModel):
     def __init__(self, adata: Any = None, encoder: str = "small", registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        self.module = RidgeModule(*self._input_kind, encoder)
+        self.module = RidgeModule(self._preprocess(), encoder)
 
 
 def test_a_new_system_is_trained_saved_and_embedded_from(tmp_path):

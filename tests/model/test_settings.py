@@ -59,8 +59,8 @@ def test_a_decoder_has_defaults_of_its_own(monkeypatch):
     monkeypatch.setattr(model, "_train", noted)
     model.is_trained_ = True
     cases: list[tuple[dict[str, Any], Any]] = [
-        ({}, (1e-3, 128, None)),
-        ({"batch_size": None, "perturbations_per_batch": 4, "lr": 0.1}, (0.1, 128, 4)),
+        ({}, (1e-3, 48, None)),  # of 96 cells two batches
+        ({"batch_size": None, "perturbations_per_batch": 4, "lr": 0.1}, (0.1, 48, 4)),
         ({"joint": True}, (1e-3, None, "auto")),
     ]
     for given, expected in cases:

@@ -12,12 +12,14 @@ from torch.nn import functional as F
 from scbd._checks import check_weight
 from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.model import EmbeddingModule, ImageModel, Losses
-from scbd.nn import Features, Preprocess, gather
+from scbd.nn import Features, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from anndata import AnnData
+
+    from scbd.nn import FeatureScaling, InputTransform, Preprocess
 
 
 class Outputs(NamedTuple):
@@ -44,30 +46,27 @@ class ClassifierModule(EmbeddingModule):
 
     Parameters
     ----------
-    image_shape
-        ``(C, H, W)`` of the images as stored.
-    dtype
-        Their numpy dtype.
+    preprocess
+        What prepares the inputs.
     encoder
         Name or module, see :func:`scbd.nn.build_encoder`.
     n_labels, n_environments
         Number of different y and e.
-    **preprocess
-        See :class:`scbd.nn.Preprocess`.
+    transform
+        What features pass before the encoder.
     """
 
     def __init__(
         self,
-        image_shape: tuple[int, int, int],
-        dtype: str,
+        preprocess: Preprocess | FeatureScaling,
         *,
         encoder: str | nn.Module,
         n_labels: int,
         n_environments: int,
-        **preprocess: Any,
+        transform: InputTransform | None = None,
     ) -> None:
-        super().__init__(Preprocess(image_shape, dtype, **preprocess))
-        self.content = Features(encoder, self.preprocess.output_shape)
+        super().__init__(preprocess)
+        self.content = Features(encoder, preprocess.output_shape, transform)
         self.head = nn.Linear(self.content.n_features, n_labels)
         self.n_environments = n_environments
 
@@ -144,14 +143,17 @@ class ClassifierModel(ImageModel):
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the module."""
-        image_shape, dtype = self._input_kind
+        encoder = self._encoder(encoder)
+        settings = dict(preprocess)
+        whitening = {name: settings.pop(name) for name in ("whitening", "whitening_kwargs") if name in settings}
         self.module = self._module(
-            image_shape,
-            dtype,
+            self._preprocess(**settings),
             encoder=encoder,
+            transform=self._transform(
+                encoder, whitening.get("whitening", "auto"), settings=whitening.get("whitening_kwargs")
+            ),
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
-            **preprocess,
             **objective,
         )
 
@@ -168,7 +170,7 @@ class ClassifierModel(ImageModel):
         Parameters
         ----------
         adata
-            Cells with images; the training data by default.
+            Cells with inputs; the training data by default.
         indices
             Rows, in this order; all by default.
         return_proba
@@ -180,7 +182,7 @@ class ClassifierModel(ImageModel):
         -------
         Labels, ``(len(indices),)``.
         """
-        r = torch.from_numpy(self.get_latent_representation(adata, indices, batch_size=batch_size))
+        r = torch.from_numpy(self.get_latent_representation(adata, indices, center=None, batch_size=batch_size))
         with torch.inference_mode():
             logits = self.module.head(r.to(self.module.device)).cpu()
         if return_proba:

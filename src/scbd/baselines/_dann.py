@@ -77,7 +77,8 @@ class DANNModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
+        features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see :class:`scbd.SCBDModel`.
 
     References
     ----------
@@ -100,7 +101,7 @@ class DANNModel(ClassifierModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        encoder: str | nn.Module = "resnet18",
+        encoder: str | nn.Module = "auto",
         penalty: float = 1.0,
         registry: dict[str, Any] | None = None,
         **preprocess: Any,

@@ -25,7 +25,8 @@ class ERMModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
+        features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see :class:`scbd.SCBDModel`.
 
     Examples
     --------
@@ -39,7 +40,7 @@ class ERMModel(ClassifierModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        encoder: str | nn.Module = "resnet18",
+        encoder: str | nn.Module = "auto",
         registry: dict[str, Any] | None = None,
         **preprocess: Any,
     ) -> None:

@@ -163,7 +163,8 @@ class FishModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
+        features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see :class:`scbd.SCBDModel`.
 
     References
     ----------
@@ -185,7 +186,7 @@ class FishModel(ClassifierModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        encoder: str | nn.Module = "resnet18",
+        encoder: str | nn.Module = "auto",
         meta_lr: float = 0.01,
         pretrain_steps: int = 1000,
         registry: dict[str, Any] | None = None,

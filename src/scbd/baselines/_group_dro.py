@@ -69,7 +69,8 @@ class GroupDROModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
+        features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see :class:`scbd.SCBDModel`.
 
     References
     ----------
@@ -91,7 +92,7 @@ class GroupDROModel(ClassifierModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        encoder: str | nn.Module = "resnet18",
+        encoder: str | nn.Module = "auto",
         step_size: float = 0.01,
         registry: dict[str, Any] | None = None,
         **preprocess: Any,

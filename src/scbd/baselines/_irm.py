@@ -89,7 +89,8 @@ class IRMModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
+        features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see :class:`scbd.SCBDModel`.
 
     References
     ----------
@@ -111,7 +112,7 @@ class IRMModel(ClassifierModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        encoder: str | nn.Module = "resnet18",
+        encoder: str | nn.Module = "auto",
         penalty: float = 100.0,
         anneal_steps: int = 500,
         registry: dict[str, Any] | None = None,

@@ -67,7 +67,8 @@ class IVAEModel(LatentModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
+        features ``standardize`` and ``clip``, see :class:`scbd.nn.FeatureScaling`.
 
     References
     ----------

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from scbd._checks import check_count
 from scbd._keys import E_REGISTRY, Y_REGISTRY
-from scbd.baselines._vae_networks import Gaussian, ImageDecoder, Posterior
+from scbd.baselines._vae_networks import Decoder, Gaussian, Posterior
 from scbd.model import EmbeddingModule, ImageModel, Losses, TrainingPlan
-from scbd.nn import Preprocess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scbd.data import ImageDataModule
+    from scbd.nn import FeatureScaling, Preprocess
 
 # steps with a longer gradient are left out; what is longer than the second is shortened to it (Child, 2021)
 _SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6
@@ -31,10 +31,8 @@ class LatentModule(EmbeddingModule):
 
     Parameters
     ----------
-    image_shape
-        ``(C, H, W)`` of the images as stored.
-    dtype
-        Their numpy dtype.
+    preprocess
+        What prepares the inputs.
     n_labels, n_environments
         Number of different y and e.
     n_latent
@@ -45,14 +43,11 @@ class LatentModule(EmbeddingModule):
         ``"auto"``: Bernoulli for intensities between 0 and 1, else Gaussian with one learned scale.
     n_experts
         Heads of the posterior of z_s.
-    **preprocess
-        See :class:`scbd.nn.Preprocess`.
     """
 
     def __init__(
         self,
-        image_shape: tuple[int, int, int],
-        dtype: str,
+        preprocess: Preprocess | FeatureScaling,
         *,
         n_labels: int,
         n_environments: int,
@@ -60,18 +55,17 @@ class LatentModule(EmbeddingModule):
         n_blocks: int,
         likelihood: str,
         n_experts: int = 1,
-        **preprocess: Any,
     ) -> None:
         check_count("n_latent", n_latent)
-        super().__init__(Preprocess(image_shape, dtype, **preprocess))
-        shape = self.preprocess.output_shape
+        super().__init__(preprocess)
+        shape = preprocess.output_shape
         if likelihood == "auto":
             likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
         self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
             self.style = Posterior(shape, n_latent, n_experts)
-        self.decoder = ImageDecoder(n_latent * n_blocks, shape, likelihood)
+        self.decoder = Decoder(n_latent * n_blocks, shape, likelihood)
 
     def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c and, if there is one, z_s, of preprocessed images."""
@@ -141,13 +135,10 @@ class LatentModel(ImageModel):
     ) -> None:
         """Make the module."""
         check_count("kl_warmup_steps", kl_warmup_steps, 0)
-        image_shape, dtype = self._input_kind
         self.module = module(
-            image_shape,
-            dtype,
+            self._preprocess(**preprocess),
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
-            **preprocess,
             **settings,
         )
         self._plan_settings = {"n_steps_alpha_warmup": kl_warmup_steps}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # of the last map, a side of which is about this
 _SIDE = 8
 _WIDTH = 64
+# of both hidden layers of features
+_HIDDEN = 256
 
 
 class Gaussian(NamedTuple):
@@ -41,31 +43,39 @@ def _halvings(image_size: tuple[int, int]) -> int:
     return int(min(3, max(0, math.log2(min(image_size) / _SIDE))))
 
 
+def _encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+    """From inputs to a vector, and how long that is."""
+    if len(input_shape) == 1:
+        hidden = [nn.Linear(input_shape[0], _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
+        return nn.Sequential(*hidden), _HIDDEN
+    channels, height, width = input_shape
+    halvings = _halvings((height, width))
+    # maps are halved last first
+    strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
+    plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
+    layers: list[nn.Module] = []
+    for n_in, n_out, stride in plan:
+        layers += [nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1), nn.GELU()]
+    n_features = _WIDTH * math.prod(math.ceil(side / 2**halvings) for side in (height, width))
+    return nn.Sequential(*layers, nn.Flatten()), n_features
+
+
 class Posterior(nn.Module):
-    """From images ``(B, C, H, W)`` to a normal distribution of the embedding, by several experts.
+    """From inputs to a normal distribution of the embedding, by several experts.
 
     Parameters
     ----------
-    image_shape
-        ``(C, H, W)``.
+    input_shape
+        ``(C, H, W)`` of images, or ``(F,)`` of features.
     n_latent
         Dimension of the embedding.
     n_experts
-        Heads over one network; each image is asked of one of them.
+        Heads over one network; each cell is asked of one of them.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], n_latent: int, n_experts: int = 1) -> None:
+    def __init__(self, input_shape: tuple[int, ...], n_latent: int, n_experts: int = 1) -> None:
         super().__init__()
-        channels, height, width = image_shape
-        halvings = _halvings((height, width))
-        # maps are halved last first
-        strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
-        plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
-        layers: list[nn.Module] = []
-        for n_in, n_out, stride in plan:
-            layers += [nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1), nn.GELU()]
-        self.maps = nn.Sequential(*layers, nn.Flatten())
-        n_features = _WIDTH * math.prod(math.ceil(side / 2**halvings) for side in (height, width))
+        self.maps, n_features = _encoder(input_shape)
         self.heads = nn.Linear(n_features, n_experts * 2 * n_latent)
         self.n_latent, self.n_experts = n_latent, n_experts
 
@@ -109,59 +119,66 @@ class LearnedPrior(nn.Module):
         return Gaussian(self.mean(labels), self.log_variance(labels))
 
 
-class ImageDecoder(nn.Module):
-    """From an embedding to an image's logits or means ``(B, C, H, W)``, with the likelihood of it.
+def _decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
+    """From an embedding to inputs; of images, rounded up to what can be doubled."""
+    if len(input_shape) == 1:
+        hidden = [nn.Linear(n_latent, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
+        return nn.Sequential(*hidden, nn.Linear(_HIDDEN, input_shape[0]))
+    channels, height, width = input_shape
+    halvings = _halvings((height, width))
+    first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
+    doubled = [i < halvings for i in range(3)]
+    return nn.Sequential(
+        nn.Linear(n_latent, _WIDTH * math.prod(first)),
+        nn.Unflatten(1, (_WIDTH, *first)),
+        nn.GELU(),
+        _up(64, 64, doubled[0]),
+        nn.GELU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.GELU(),
+        _up(64, 32, doubled[1]),
+        nn.GELU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.GELU(),
+        _up(32, channels, doubled[2]),
+    )
+
+
+class Decoder(nn.Module):
+    """From an embedding to the logits or means of inputs, with the likelihood of them.
 
     Parameters
     ----------
     n_latent
         Dimension of the embedding.
-    image_shape
-        ``(C, H, W)``.
+    input_shape
+        ``(C, H, W)`` of images, or ``(F,)`` of features.
     likelihood
         ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
     """
 
-    def __init__(self, n_latent: int, image_shape: tuple[int, int, int], likelihood: str) -> None:
+    def __init__(self, n_latent: int, input_shape: tuple[int, ...], likelihood: str) -> None:
         super().__init__()
         if likelihood not in ("bernoulli", "gaussian"):
             msg = f"likelihood={likelihood!r} is not known: use 'auto', 'bernoulli' or 'gaussian'."
             raise ValueError(msg)
-        channels, height, width = image_shape
-        halvings = _halvings((height, width))
-        first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
-        doubled = [i < halvings for i in range(3)]
-        self.network = nn.Sequential(
-            nn.Linear(n_latent, _WIDTH * math.prod(first)),
-            nn.Unflatten(1, (_WIDTH, *first)),
-            nn.GELU(),
-            _up(64, 64, doubled[0]),
-            nn.GELU(),
-            nn.Conv2d(64, 64, 3, padding=1),
-            nn.GELU(),
-            _up(64, 32, doubled[1]),
-            nn.GELU(),
-            nn.Conv2d(32, 32, 3, padding=1),
-            nn.GELU(),
-            _up(32, channels, doubled[2]),
-        )
-        self.image_size = (height, width)
+        self.network = _decoder(n_latent, input_shape)
+        self.cut = (..., *(slice(side) for side in input_shape[1:]))
         self.likelihood = likelihood
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits or means of embeddings ``(B, D)``."""
-        height, width = self.image_size
-        return self.network(z)[..., :height, :width].float()
+        """Logits or means ``(B, C, H, W)`` or ``(B, F)`` of embeddings ``(B, D)``."""
+        return self.network(z)[self.cut].float()
 
-    def negative_log_likelihood(self, images: Tensor, z: Tensor) -> Tensor:
-        """Of images: nats a cell, summed over channels and pixels, the mean over cells."""
+    def negative_log_likelihood(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Of inputs: nats a cell, summed over their values, the mean over cells."""
         predicted = self(z)
         if self.likelihood == "bernoulli":
-            return F.binary_cross_entropy_with_logits(predicted, images, reduction="sum") / len(images)
-        error = (images - predicted) * (-self.log_scale).exp()
+            return F.binary_cross_entropy_with_logits(predicted, inputs, reduction="sum") / len(inputs)
+        error = (inputs - predicted) * (-self.log_scale).exp()
         nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
-        return nats.sum() / len(images)
+        return nats.sum() / len(inputs)
 
 
 def _up(n_in: int, n_out: int, doubled: bool) -> nn.Module:

@@ -6,10 +6,11 @@ Names that need torch, Lightning or scvi-tools load on first use: screens are wr
 from typing import TYPE_CHECKING
 
 from scbd._lazy import lazy_names
+from scbd.data._held_out import hold_out_environments, hold_out_perturbations
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
-from scbd.data._splits import Split, hold_out_environments, split_by_column, stratified_split
-from scbd.data.sources import ArraySource, ImageSource, SlicedSource, ZarrSource
+from scbd.data._splits import Split, split_by_column, stratified_split
+from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.stores import (
     Crops,
     add_to_screen,
@@ -22,6 +23,8 @@ from scbd.data.stores import (
 )
 
 if TYPE_CHECKING:
+    from scbd.data._feature_field import FeatureField
+    from scbd.data._feature_field import known_features as known_features
     from scbd.data._fields import ImageField
     from scbd.data._label_field import LabelField
     from scbd.data._loading import BatchLoader, ImageDataModule
@@ -30,10 +33,13 @@ if TYPE_CHECKING:
     from scbd.data._tensors import TensorSource, read_tensor
 
 __all__ = [
+    "FEATURES",
+    "IMAGES",
     "ArraySource",
     "BatchLoader",
     "BatchSampler",
     "Crops",
+    "FeatureField",
     "SlicedSource",
     "ImageDataModule",
     "ImageField",
@@ -46,6 +52,7 @@ __all__ = [
     "ZarrSource",
     "add_to_screen",
     "hold_out_environments",
+    "hold_out_perturbations",
     "memory_map_h5ad",
     "open_embedding",
     "open_screen",
@@ -62,18 +69,21 @@ __all__ = [
 # for other packages of scbd; no part of the API
 from scbd.data._channels import check_channel_names as check_channel_names
 from scbd.data._digests import digest_cells as digest_cells
-from scbd.data._images import check_like_registered as check_like_registered
-from scbd.data._images import image_source as image_source
+from scbd.data._inputs import Inputs as Inputs
+from scbd.data._inputs import check_like_registered as check_like_registered
+from scbd.data._inputs import image_source as image_source
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "BatchLoader": "scbd.data._loading",
+        "FeatureField": "scbd.data._feature_field",
         "ImageDataModule": "scbd.data._loading",
         "ImageField": "scbd.data._fields",
         "LabelField": "scbd.data._label_field",
         "Stage": "scbd.data._loading",
         "TensorSource": "scbd.data._tensors",
+        "known_features": "scbd.data._feature_field",
         "read_tensor": "scbd.data._tensors",
         "resize_images": "scbd.data._resizing",
     },

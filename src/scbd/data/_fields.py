@@ -8,7 +8,7 @@ import rich.table
 from scvi.data.fields import BaseAnnDataField
 
 from scbd.data._channels import channel_names, warn_of_channels
-from scbd.data._images import check_like_registered, image_source
+from scbd.data._inputs import check_like_registered, image_source
 from scbd.data._pixels import check_pixels
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Images as tensors: read into memory a GPU can fetch from, or resident on the device."""
+"""Inputs as tensors: read into memory a GPU can fetch from, or resident on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COPIED_AT_ONCE = 64 * 2**20
 
 
 def read_tensor(source: ImageSource, rows: np.ndarray | slice) -> torch.Tensor:
-    """Images of these rows as a tensor: on the source's device, or pinned where there is a GPU to fetch them.
+    """Inputs of these rows as a tensor: on the source's device, or pinned where there is a GPU to fetch them.
 
     Torch keeps pinned memory that is no longer used for the next batch.
     """
@@ -35,12 +35,12 @@ def _torch_dtype(source: ImageSource) -> torch.dtype:
 
 
 class TensorSource:
-    """Images on a device, read there.
+    """Images, or features, on a device, read there.
 
     Parameters
     ----------
     images
-        Shape ``(N, C, H, W)``.
+        Shape ``(N, C, H, W)``, or ``(N, F)``.
     """
 
     in_memory = True
@@ -55,14 +55,14 @@ class TensorSource:
         Raises
         ------
         ValueError
-            If the images are larger than the free memory of a GPU.
+            If they are larger than the free memory of a GPU.
         """
         n, *image_shape = source.shape
         size = int(np.prod(source.shape)) * source.dtype.itemsize
         if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0]:
             free = torch.cuda.mem_get_info(device)[0]
             msg = (
-                f"preload='device': the images take {size / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free: "
+                f"preload='device': all inputs take {size / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free: "
                 "leave preload out, batches are read ahead anyway."
             )
             raise ValueError(msg)
@@ -73,10 +73,9 @@ class TensorSource:
         return cls(images)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
-        n, channels, height, width = self._images.shape
-        return n, channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, H, W), or (N, F)."""
+        return tuple(self._images.shape)
 
     @property
     def dtype(self) -> np.dtype:
@@ -84,7 +83,7 @@ class TensorSource:
         return torch.empty(0, dtype=self._images.dtype).numpy().dtype
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order, as stored and free to change."""
+        """Inputs of these rows, in this order, as stored and free to change."""
         images = self.tensor(rows).cpu().numpy()
         if out is None:
             return images.copy() if isinstance(rows, slice) else images
@@ -92,7 +91,7 @@ class TensorSource:
         return out
 
     def tensor(self, rows: np.ndarray | slice) -> torch.Tensor:
-        """Images of these rows, in this order, on the device."""
+        """Inputs of these rows, in this order, on the device."""
         if isinstance(rows, slice):
             return self._images[rows]
         # torch gathers int16 everywhere, uint16 only in places

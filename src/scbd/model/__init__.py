@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from scbd.model._alpha import Alpha as Alpha
     from scbd.model._alpha import AutoAlpha
     from scbd.model._base import ImageModel
-    from scbd.model._contract import EmbeddingModule, Losses, Objective
+    from scbd.model._contract import EmbeddingModule, Losses, Objective, Sample
     from scbd.model._divergence import TrainingDiverged
     from scbd.model._plan import TrainingPlan
     from scbd.model._scbd import SCBDModel
@@ -24,6 +24,7 @@ __all__ = [
     "Losses",
     "Objective",
     "SCBDModel",
+    "Sample",
     "TrainSettings",
     "TrainingDiverged",
     "TrainingPlan",
@@ -39,6 +40,7 @@ __getattr__, __dir__ = lazy_names(
         "Losses": "scbd.model._contract",
         "Objective": "scbd.model._contract",
         "SCBDModel": "scbd.model._scbd",
+        "Sample": "scbd.model._contract",
         "TrainSettings": "scbd.model._settings",
         "TrainingDiverged": "scbd.model._divergence",
         "TrainingPlan": "scbd.model._plan",

@@ -1,4 +1,4 @@
-"""What every image model shares of the scvi-tools contract: set-up, save and load; training and embedding come in."""
+"""What every model shares of the scvi-tools contract: save and load; set-up, training and embedding come in."""
 
 from __future__ import annotations
 
@@ -10,31 +10,21 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 from scvi.model.base import BaseModelClass
 from scvi.model.base._constants import SAVE_KEYS
 
-from scbd._keys import E_REGISTRY, IMAGE_KEY, IMAGE_REGISTRY, Y_REGISTRY
-from scbd._labels import as_columns
-from scbd.data import ImageField, LabelField, check_channel_names, check_like_registered, image_source
-from scbd.model._confounding import warn_if_confounded
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import check_saved_model, plain, restored
-from scbd.model._manager import ScreenManager
+from scbd.model._setup import SetupMixin
 from scbd.model._summary import encoder_name, parameters, summary
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from anndata import AnnData
 
-    from scbd.data import ImageSource
 
-
-class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
-    """Base of all models that learn from an image, a perturbation ``y`` and an environment ``e``.
+class ImageModel(TrainMixin, EmbedMixin, SetupMixin, BaseModelClass):
+    """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
 
     A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. See
     ``scbd/model/_contract.py`` for what it may say beside.
@@ -42,8 +32,8 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     Examples
     --------
     >>> class BlindModule(scbd.model.EmbeddingModule):  # learns nothing, and embeds by untrained weights
-    ...     def __init__(self, image_shape, dtype, encoder):
-    ...         super().__init__(scbd.nn.Preprocess(image_shape, dtype))
+    ...     def __init__(self, preprocess, encoder):
+    ...         super().__init__(preprocess)
     ...         self.content = scbd.nn.Features(encoder, self.preprocess.output_shape)
     ...
     ...     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
@@ -52,7 +42,7 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     ...     def __init__(self, adata=None, encoder="small", registry=None):
     ...         super().__init__(adata, registry)
     ...         self.init_params_ = self._get_init_params(locals())
-    ...         self.module = BlindModule(*self._input_kind, encoder)
+    ...         self.module = BlindModule(self._preprocess(), encoder)
     >>> BlindModel.setup_anndata(adata, y_key="gene", e_key="well")
     >>> blind = BlindModel(adata)
     >>> blind.train(max_steps=2)
@@ -64,72 +54,6 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any]
     _next: ClassVar[str] = "get_latent_representation(block='c')"
-    # labels that the network has parameters for, one set a category: training cannot meet new ones
-    _fixed_labels: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
-        super().__init__(adata, registry)
-        source = None if adata is None else self.adata_manager._source_registry
-        if source is not None:
-            self._keep_registry(source)
-
-    @classmethod
-    def setup_anndata(
-        cls,
-        adata: AnnData,
-        y_key: str | Sequence[str],
-        e_key: str | Sequence[str],
-        image_key: str = IMAGE_KEY,
-        **kwargs: Any,
-    ) -> None:
-        """Tell the model where images, perturbation and environment are. Nothing in ``adata`` is changed but ``uns``.
-
-        Parameters
-        ----------
-        adata
-            Annotated cells. ``X`` is not used and may be absent.
-        y_key
-            Column of ``obs`` with what was done to each cell (perturbation, gene, guide, class); a list of columns
-            stands for their cross.
-        e_key
-            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list of columns. Labels
-            are text, numbers or truth values; others, such as dates, are known by their text.
-        image_key
-            Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
-            memory-mapped (:func:`scbd.data.open_screen`). Channel names are read from ``var["channels"]``, or from
-            ``var_names``.
-        **kwargs
-            Used by scvi-tools when it sets up the data of a loaded model.
-
-        Raises
-        ------
-        KeyError
-            If a key is missing.
-        TypeError, ValueError
-            If the images cannot be read, hold NaN or infinity (all are looked at in memory, 64 cells elsewhere), or do
-            not have the channels that ``var["channels"]`` names; or if a label is missing or has one value only.
-
-        Warns
-        -----
-        UserWarning
-            If ``y`` and ``e`` are confounded, with the table; if a channel shows nothing, or is a mask.
-        """
-        # plain text, whatever they came as: they are saved with the model
-        y_key, e_key = _plain_key(y_key), _plain_key(e_key)
-        setup_method_args = cls._get_setup_method_args(**{k: v for k, v in locals().items() if k != "__class__"})
-        source_registry = kwargs.get("source_registry")
-        fields: list[Any] = [ImageField(IMAGE_REGISTRY, image_key)]
-        labels = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
-        if source_registry is None:
-            fields += labels
-        else:
-            # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
-            fields += [f for f in labels if all(column in adata.obs for column in f.columns)]
-        manager = ScreenManager(fields=fields, setup_method_args=setup_method_args)
-        manager.register_fields(adata, **kwargs)
-        cls.register_manager(manager)
-        if source_registry is None:
-            warn_if_confounded(adata.obs, as_columns(y_key), as_columns(e_key))
 
     def save(self, dir_path: str, prefix: str | None = None, overwrite: bool = False, **kwargs: Any) -> None:
         """Save the model; what was there stays until all of the new is written.
@@ -233,41 +157,6 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
                 setattr(model, name, restored(value))
         return model
 
-    @property
-    def adata(self) -> Any:
-        """Cells that are attached; others may be, if their images are of the kind the model was trained on.
-
-        The model keeps the labels, and the codes of labels, that it was set up with: to embed new cells they need no
-        label, and to train on them a classifier or another network with parameters for each label must know theirs.
-        """
-        return self._adata
-
-    @adata.setter
-    def adata(self, adata: AnnData) -> None:
-        if adata is None:
-            msg = "adata=None: give cells to attach."
-            raise ValueError(msg)
-        self._source(adata)
-        setup = self.registry_[_SETUP_ARGS_KEY]
-        self.setup_anndata(adata, source_registry=self.registry_, **setup)
-        self._adata = adata
-        self._adata_manager = self._get_most_recent_anndata_manager(adata, required=True)
-        self._register_manager_for_instance(self._adata_manager)
-
-    def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
-        """Print what the model, or ``adata``, was set up with.
-
-        Raises
-        ------
-        ValueError
-            If there is no data to show the set-up of.
-        """
-        super().view_anndata_setup(self._require(adata), hide_state_registries)
-
-    def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
-        """Variable names of the data the model was set up with."""
-        return np.array(self._registered(IMAGE_REGISTRY)["var_names"], dtype=str)
-
     def __repr__(self) -> str:
         """Data, what it is made of, state and the next step, for a person."""
         return summary(self)
@@ -275,7 +164,7 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     def _parts(self) -> list[tuple[str, str]]:
         """What the model is made of: names and values for :func:`summary`."""
         settings = dict(self.init_params_["non_kwargs"])
-        network = encoder_name(settings.pop("encoder", "convolutions"))
+        network = encoder_name(self._encoder(settings.pop("encoder", "convolutions")))
         lines = [("network", f"{network}, {parameters(self.module)}")]
         if settings:
             lines.append(("settings", ", ".join(f"{name}={value!r}" for name, value in settings.items())))
@@ -284,54 +173,3 @@ class ImageModel(TrainMixin, EmbedMixin, BaseModelClass):
     def _outcome(self) -> list[tuple[str, str]]:
         """What came of training, likewise."""
         return []
-
-    def _keep_registry(self, registry: dict[str, Any]) -> None:
-        """Be the model of the cells it was first set up with, whatever is attached."""
-        self.registry_ = registry
-        self.summary_stats = ScreenManager._get_summary_stats_from_registry(registry)
-
-    def _codes(self, adata: AnnData, key: str) -> np.ndarray:
-        """Codes of a label as it was registered; new ones are registered where the network has no parameters for them.
-
-        Raises
-        ------
-        ValueError
-            If a cell has no label, all have the same, or one has a label the network does not know.
-        """
-        registered = self._registered(key)
-        field = LabelField(key, registered["columns"])
-        field.validate_field(adata)
-        codes, unknown = field.codes(adata, registered["categories"])
-        if unknown and key in self._fixed_labels:
-            raise ValueError(field.unknown(unknown))
-        registered["categories"].extend(unknown)
-        return codes
-
-    @property
-    def _input_kind(self) -> tuple[tuple[int, int, int], str]:
-        """Shape and dtype of what is stored of a cell: the first two arguments of every module."""
-        images = self._registered(IMAGE_REGISTRY)
-        return tuple(images["image_shape"]), images["dtype"]
-
-    def _registered(self, key: str) -> dict[str, Any]:
-        return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})
-
-    def _require(self, adata: AnnData | None) -> AnnData:
-        if adata is None and self.adata is None:
-            msg = "The model was loaded without data: pass adata."
-            raise ValueError(msg)
-        return self.adata if adata is None else adata
-
-    def _source(self, adata: AnnData) -> ImageSource:
-        """Images of a table, checked against what the model takes. Reads no pixel."""
-        key = self.registry_["setup_args"]["image_key"]
-        source = image_source(adata, key)
-        registered, resize = self._registered(IMAGE_REGISTRY), self.module.preprocess.image_size is not None
-        check_like_registered(source, registered, key, resize=resize)
-        check_channel_names(adata.var, registered, key)
-        return source
-
-
-def _plain_key(key: str | Sequence[str]) -> str | list[str]:
-    columns = as_columns(key)
-    return columns[0] if len(columns) == 1 else list(columns)

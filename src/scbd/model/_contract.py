@@ -19,14 +19,17 @@ from abc import ABC, abstractmethod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scbd.nn import Features
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from scbd.model._alpha import AutoAlpha
-    from scbd.nn import Preprocess, Representation
+    from scbd.nn import FeatureScaling, InputTransform, Preprocess, Representation
 
 BlockName = Literal["c", "s"]
 
@@ -48,6 +51,29 @@ class Losses(NamedTuple):
     """Scalars to log beside it, by name; ``learned_c``, if there, is what ``alpha="auto"`` follows."""
     z_c: Tensor | None = None
     """Embeddings of the batch ``(B, D)`` without gradient, of objectives that can collapse: their health is logged."""
+
+
+class Sample(NamedTuple):
+    """Training cells from which is learned what needs no gradient: scales, and what stands before encoders.
+
+    Examples
+    --------
+    >>> images = torch.from_numpy(adata.obsm["single_cell_images"])
+    >>> y, e = (adata.obs[key].cat.codes.to_numpy() for key in ("gene", "well"))
+    >>> preprocess = scbd.nn.Preprocess((4, 32, 32), "uint8")
+    >>> preprocess.fit(scbd.model.Sample(lambda: [images], y, e).batches())
+    """
+
+    batches: Callable[[], Iterable[Tensor]]
+    """Reads their inputs as stored, as often as it is called."""
+    y: np.ndarray
+    """Codes of the perturbation, ``(N,)``."""
+    e: np.ndarray
+    """Of the environment."""
+    controls: np.ndarray | None = None
+    """Which of them are controls, boolean ``(N,)``, where that was said."""
+    positions: np.ndarray | None = None
+    """Codes of the position on the plate, ``(N,)``, likewise."""
 
 
 class Network(Protocol):
@@ -128,8 +154,8 @@ class EmbeddingModule(Objective):
     A network that learns whether a cell is a control, and nothing else:
 
     >>> class ControlModule(scbd.model.EmbeddingModule):
-    ...     def __init__(self, image_shape, dtype, encoder, control, **preprocess):
-    ...         super().__init__(scbd.nn.Preprocess(image_shape, dtype, **preprocess))
+    ...     def __init__(self, preprocess, encoder, control):
+    ...         super().__init__(preprocess)
     ...         self.content = scbd.nn.Features(encoder, self.preprocess.output_shape)
     ...         self.head = torch.nn.Linear(self.content.n_features, 1)
     ...         self.control = control
@@ -139,7 +165,7 @@ class EmbeddingModule(Objective):
     ...         is_control = (y == self.control).float()
     ...         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, is_control)
     ...         return scbd.model.Losses(loss)
-    >>> module = ControlModule((4, 32, 32), "uint8", "small", control=0)
+    >>> module = ControlModule(scbd.nn.Preprocess((4, 32, 32), "uint8"), "small", control=0)
     >>> module.embed(torch.zeros(2, 4, 32, 32, dtype=torch.uint8), "c", "embedding").shape
     torch.Size([2, 256])
 
@@ -149,7 +175,7 @@ class EmbeddingModule(Objective):
     content: Any
     style: Any
 
-    def __init__(self, preprocess: Preprocess) -> None:
+    def __init__(self, preprocess: Preprocess | FeatureScaling) -> None:
         super().__init__()
         self.preprocess = preprocess
         self.style = None
@@ -158,6 +184,36 @@ class EmbeddingModule(Objective):
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self.preprocess.mean.device
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether :meth:`fit` has been called, or has nothing to do."""
+        return all(bool(part.fitted) for part in (self.preprocess, *self._transforms().values()))
+
+    def fit(self, sample: Sample) -> None:
+        """Learn from training cells what needs no gradient: scales, and what stands before the encoders of features.
+
+        What stands before that of z_c is learned from perturbations, before that of z_s from environments.
+
+        Raises
+        ------
+        ValueError
+            If the cells do not allow for it, see :class:`scbd.nn.InputTransform`.
+        """
+        self.preprocess.fit(sample.batches(), sample.controls)
+        transforms = self._transforms()
+        if not transforms:
+            return
+        features = np.concatenate([self.preprocess(batch.to(self.device)).cpu().numpy() for batch in sample.batches()])
+        if "c" in transforms:
+            transforms["c"].fit(features, sample.y, sample.controls, sample.positions)
+        if "s" in transforms:
+            transforms["s"].fit(features, sample.e, sample.controls)
+
+    def _transforms(self) -> dict[BlockName, InputTransform]:
+        blocks: dict[BlockName, Any] = {"c": self.content, "s": self.style}
+        found = {name: block.transform for name, block in blocks.items() if isinstance(block, Features)}
+        return {name: transform for name, transform in found.items() if transform is not None}
 
     def width(self, block: BlockName, representation: Representation) -> int:
         """Dimension of what :meth:`embed` returns."""

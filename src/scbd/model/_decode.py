@@ -12,7 +12,7 @@ from scbd._checks import count_or
 from scbd._messages import head
 from scbd.data import read_tensor
 from scbd.model._embed import row_numbers
-from scbd.model._forward import check_finite_images
+from scbd.model._forward import check_finite_inputs
 from scbd.model._reconstruction import Reconstruction
 from scbd.model._settings import TrainSettings
 from scbd.model._train import TrainMixin
@@ -100,7 +100,8 @@ class DecodeMixin(TrainMixin):
         settings = TrainSettings.of({"lr": _LR} | training)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
-            settings = replace(settings, batch_size=_FROZEN_CELLS if n is None else n, perturbations_per_batch=p)
+            most = max(2, min(_FROZEN_CELLS, self.adata.n_obs // 2))  # of a few wells two batches
+            settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
         objective = Reconstruction(self.module, decoder, weight if joint else None)
         run = self._train(objective, settings, contrastive=joint)
         if joint:
@@ -126,7 +127,7 @@ class DecodeMixin(TrainMixin):
 
         Returns
         -------
-        float32 ``(len(indices), C, H, W)``.
+        float32 ``(len(indices), C, H, W)`` of images, ``(len(indices), F)`` of features.
 
         Raises
         ------
@@ -141,7 +142,7 @@ class DecodeMixin(TrainMixin):
             for start in range(0, len(rows), _BLOCK):
                 part = slice(start, start + _BLOCK)
                 stored = read_tensor(source, rows[part]).to(self.module.device)
-                check_finite_images(stored, rows[part])
+                check_finite_inputs(stored, rows[part])
                 images[part] = preprocess.intensities(preprocess(stored)).cpu().numpy()
         return images
 
@@ -166,7 +167,8 @@ class DecodeMixin(TrainMixin):
         Returns
         -------
         float32 ``(len(indices), C, H, W)``: expected intensities, as they are before standardisation (between 0 and 1
-        for images of uint8; arcsinh of the counts for uint16), at the size the encoders see.
+        for images of uint8; arcsinh of the counts for uint16), at the size the encoders see. Of features
+        ``(len(indices), F)``, in their own units.
 
         Raises
         ------
@@ -265,7 +267,7 @@ class DecodeMixin(TrainMixin):
         return "c" if self.module.style is None else "cs"
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        return self.get_latent_representation(adata, rows, block=block, batch_size=batch_size)
+        return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
 
     def _require_decoder(self) -> Any:
         if self.module.decoder is None:

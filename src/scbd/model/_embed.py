@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,7 @@ from scbd.model._embed_to import embed_to
 from scbd.model._forward import embedded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from scbd.nn import Representation
 
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
+# enough controls to know their mean
+_CENTRE_CELLS = 16_384
+Center = Literal["auto", "controls"] | None
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 
 
@@ -34,8 +38,12 @@ class EmbedMixin:
     if TYPE_CHECKING:  # what the model brings
         module: EmbeddingModule
         _check_if_trained: Any
+        adata: Any
+        train_indices: np.ndarray
         _require: Any
         _source: Any
+        _inputs: Any
+        _controls: Any
 
     def get_latent_representation(
         self,
@@ -44,6 +52,7 @@ class EmbedMixin:
         *,
         block: str = "c",
         representation: str = "embedding",
+        center: Center = "auto",
         batch_size: int | None = None,
         out: np.ndarray | str | os.PathLike[str] | None = None,
         enable_progress_bar: bool | None = None,
@@ -53,17 +62,22 @@ class EmbedMixin:
         Parameters
         ----------
         adata
-            Cells with images under the key, and of the kind, the model was set up with; the training data by default.
+            Cells with inputs at the place, and of the kind, the model was set up with; the training data by default.
             It need not be set up, and no label is read.
         indices
             Rows to embed, in this order; all by default. A boolean mask is one of them.
         block
             ``"c"``: the perturbation, blind to the environment; ``"s"``: the environment.
         representation
-            ``"embedding"``: z, on the unit sphere; ``"intermediate"``: r, before the projection, which the paper uses
+            ``"embedding"``: z; ``"intermediate"``: r, before the projection, which the paper uses
             for domain generalisation.
         batch_size
             Cells in a forward pass; 512 by default.
+        center
+            ``"controls"``: subtract the mean z of the training cells that are controls, so that a cell's direction says
+            in what it differs from them, and its length by how much; `None`: z as the losses see it, on the unit
+            sphere. By default centred for features, where ``setup_anndata`` was told of controls. Of ``"embedding"``
+            alone.
         out
             Where to write: an array of the right shape, or the path of an ``.npy`` file (memory-mapped, for what does
             not fit in memory; it appears under its name when complete).
@@ -77,7 +91,7 @@ class EmbedMixin:
         Raises
         ------
         KeyError, TypeError, ValueError
-            If the images are missing or not of the kind the model was trained on (other channels, or the same in
+            If the inputs are missing or not of the kind the model was trained on (other channels, or the same in
             another order), an index is out of range, the model has no such block, or an embedding would be NaN: the
             message tells whether pixels or weights are to blame.
 
@@ -96,6 +110,7 @@ class EmbedMixin:
             row_numbers(indices, source.shape[0]),
             block=block_name,
             representation=kind,
+            centers=self._centers(center, kind),
             batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
             out=out,
             enable_progress_bar=enable_progress_bar,
@@ -108,6 +123,7 @@ class EmbedMixin:
         *,
         blocks: Sequence[str] | None = None,
         representation: str = "embedding",
+        center: Center = "auto",
         dtype: Literal["float32", "float16"] = "float32",
         batch_size: int | None = None,
         block_size: int | None = None,
@@ -128,7 +144,7 @@ class EmbedMixin:
             As for :meth:`get_latent_representation`.
         blocks
             ``["c", "s"]``: those that the model has by default. Each image is read once for all of them.
-        representation
+        representation, center
             As for :meth:`get_latent_representation`.
         dtype
             Of the file. Half precision halves it, and moves a component of a unit vector by less than .0005.
@@ -172,12 +188,46 @@ class EmbedMixin:
             Path(path),
             {block: f"X_{name}_{block}" for block in named},
             representation=kind,
+            centers=self._centers(center, kind),
             dtype=dtype,
             batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
             block_size=count_or("block_size", block_size, BLOCK_SIZE),
             shard=shard,
             enable_progress_bar=enable_progress_bar,
         )
+
+    def _centers(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
+        """What to subtract from each block, if anything."""
+        known = getattr(self, "centers_", {})
+        if center not in ("auto", "controls", None):
+            msg = f"center={center!r} is not known: use 'controls', or None for z as it is."
+            raise ValueError(msg)
+        if center == "controls" and not known:
+            msg = (
+                "center='controls' needs controls among the training cells: name them with control=… in "
+                "setup_anndata, and train."
+            )
+            raise ValueError(msg)
+        of_features = self._inputs.image_key is None
+        wanted = center == "controls" or (center == "auto" and of_features)
+        return known if wanted and representation == "embedding" else {}
+
+    def _find_centers(self) -> None:
+        """Keep the mean of the controls among the training cells, for each block."""
+        controls = self._controls(self.adata)
+        self.centers_ = {}
+        if controls is None:
+            return
+        rows = self.train_indices[controls[self.train_indices]]
+        if not len(rows):
+            msg = "No training cell is a control: embeddings are not centred on controls."
+            warnings.warn(msg, UserWarning, stacklevel=3)
+            return
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CENTRE_CELLS])
+        blocks = ["c"] if self.module.style is None else ["c", "s"]
+        for block in blocks:
+            z = self.get_latent_representation(indices=rows, block=block, center=None, enable_progress_bar=False)
+            self.centers_[block] = z.mean(0)
 
     def _block(self, block: str) -> BlockName:
         """One that the model has.
@@ -201,6 +251,7 @@ def embed(
     *,
     block: BlockName,
     representation: Representation,
+    centers: Mapping[BlockName, np.ndarray],
     batch_size: int,
     out: np.ndarray | str | os.PathLike[str] | None,
     enable_progress_bar: bool | None,
@@ -213,7 +264,7 @@ def embed(
     try:
         parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
         wanted = [part if rows is None else rows[part] for part in parts]
-        with bar, closing(embedded(module, source, wanted, [block], representation)) as batches:
+        with bar, closing(embedded(module, source, wanted, [block], representation, centers)) as batches:
             for part, values in zip(parts, batches, strict=True):
                 target[part] = values[block]
                 bar.update(len(values[block]))

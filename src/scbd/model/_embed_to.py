@@ -37,6 +37,7 @@ def embed_to(
     blocks: Mapping[BlockName, str],
     *,
     representation: Representation,
+    centers: Mapping[BlockName, np.ndarray],
     dtype: str,
     batch_size: int,
     block_size: int,
@@ -50,7 +51,9 @@ def embed_to(
     _check(path, dtype)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
-    settings = {"digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays])}
+    settings = {
+        "digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays, *_told(centers)])
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path, sum(shape[0] * shape[1] * kind.itemsize for shape, kind in arrays.values()))
     file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
@@ -64,7 +67,7 @@ def embed_to(
         for block, stop in zip(todo, stops, strict=True)
         for start in range(block * rows, stop, batch_size)
     ]
-    with bar, closing(embedded(module, source, parts, list(blocks), representation)) as batches:
+    with bar, closing(embedded(module, source, parts, list(blocks), representation, centers)) as batches:
         for block, stop in zip(todo, stops, strict=True):
             values = {key: np.empty((stop - block * rows, *shape[1:]), kind) for key, (shape, kind) in arrays.items()}
             for start in range(0, stop - block * rows, batch_size):
@@ -88,6 +91,10 @@ def _check(path: Path, dtype: str) -> None:
     if dtype not in DTYPES:
         msg = f"dtype={dtype!r} is not known: use {' or '.join(DTYPES)}."
         raise ValueError(msg)
+
+
+def _told(centers: Mapping[BlockName, np.ndarray]) -> list[str]:
+    return [f"{block}: {hashlib.sha256(center.tobytes()).hexdigest()}" for block, center in centers.items()]
 
 
 def _digest(module: EmbeddingModule, source: ImageSource, obs: pd.DataFrame, settings: list[Any]) -> str:

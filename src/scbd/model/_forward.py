@@ -1,4 +1,4 @@
-"""Images to embeddings, one part of the rows after the other."""
+"""Inputs to embeddings, one part of the rows after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scbd.data import prefetch, read_tensor
 from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from scbd.data import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
@@ -26,44 +26,50 @@ def embedded(
     parts: Sequence[slice | np.ndarray],
     blocks: Sequence[BlockName],
     representation: Representation,
+    centers: Mapping[BlockName, np.ndarray],
 ) -> Generator[dict[BlockName, np.ndarray]]:
-    """Blocks of one part of the rows after the other, float32; each image is read once.
+    """Blocks of one part of the rows after the other, less their centres, float32; each input is read once.
 
     Raises
     ------
     ValueError
-        If pixels are not finite, or the model makes NaN of those that are, naming the rows.
+        If inputs are not finite, or the model makes NaN of those that are, naming the rows.
     """
     module.eval()
     memory = freed_memory_kept() if module.device.type == "cpu" else nullcontext()
     reading = (read_tensor(source, part) for part in parts)
     with memory, closing(prefetch(reading)) as batches:
-        for part, images in zip(parts, batches, strict=True):
-            images = images.to(module.device, non_blocking=True)
+        for part, inputs in zip(parts, batches, strict=True):
+            inputs = inputs.to(module.device, non_blocking=True)
             # left before the caller goes on, who may be interrupted and train
             with torch.inference_mode():
-                check_finite_images(images, part)
-                values = {name: module.embed(images, name, representation).float().cpu().numpy() for name in blocks}
+                check_finite_inputs(inputs, part)
+                values = {name: module.embed(inputs, name, representation).float().cpu().numpy() for name in blocks}
             for embedding in values.values():
                 _check_finite_embedding(module, embedding, part)
+            for name, center in centers.items():
+                if name in values:
+                    values[name] -= center
             yield values
 
 
-def check_finite_images(images: torch.Tensor, part: slice | np.ndarray) -> None:
-    """Raise if images that were read, of these rows of a table, hold a NaN or an infinity."""
-    if not images.is_floating_point() or bool(images.isfinite().all()):
+def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
+    """Raise if inputs that were read, of these rows of a table, hold a NaN or an infinity."""
+    if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
         return
-    rows = _rows(part, ~images.isfinite().flatten(1).all(1).cpu().numpy())
+    rows = _rows(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
+    whole = "images" if inputs.ndim == 4 else "features"
+    axes = "(1, 2, 3)" if inputs.ndim == 4 else "1"
     msg = (
-        f"Images of {len(rows)} of {len(images)} cells that were read together have NaN or infinite pixels (rows "
-        f"{head(rows)}): drop these cells or repair their images. np.isfinite(images).all(axis=(1, 2, 3)) tells which "
-        "others are fine."
+        f"{whole.capitalize()} of {len(rows)} of {len(inputs)} cells that were read together have NaN or infinite "
+        f"{'pixels' if inputs.ndim == 4 else 'values'} (rows {head(rows)}): drop these cells or repair their {whole}. "
+        f"np.isfinite({whole}).all(axis={axes}) tells which others are fine."
     )
     raise ValueError(msg)
 
 
 def _check_finite_embedding(module: EmbeddingModule, embedding: np.ndarray, part: slice | np.ndarray) -> None:
-    """Raise if the model makes NaN of finite pixels: then it is to blame, or the pixels are beyond all measure."""
+    """Raise if the model makes NaN of finite inputs: then it is to blame, or the inputs are beyond all measure."""
     finite = np.isfinite(embedding).all(axis=1)
     if finite.all():
         return
@@ -79,7 +85,7 @@ def _check_finite_embedding(module: EmbeddingModule, embedding: np.ndarray, part
     )
     msg = (
         f"The model makes NaN of {(~finite).sum()} of {len(finite)} cells (rows {head(_rows(part, ~finite))}) whose "
-        f"pixels are finite: {why}."
+        f"inputs are finite: {why}."
     )
     raise ValueError(msg)
 

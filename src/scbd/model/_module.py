@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
@@ -15,7 +16,6 @@ from scbd.nn import (
     Block,
     Groups,
     InvarianceReduction,
-    Preprocess,
     check_smoothing,
     check_temperature,
     gather,
@@ -27,7 +27,7 @@ from scbd.nn import (
 )
 
 if TYPE_CHECKING:
-    from scbd.nn import Likelihood
+    from scbd.nn import FeatureScaling, InputTransform, Likelihood, Preprocess
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
@@ -39,7 +39,7 @@ class Embedded(NamedTuple):
     z: tuple[Tensor, ...]
     """z_c and, unless it is left out, z_s, each ``(B, D)``."""
     passed: list[Tensor]
-    """What the images were on the way to z_c, if the form of invariance looks there: a vector a stage, and r_c."""
+    """What the inputs were on the way to z_c, if the form of invariance looks there: a vector a stage, and r_c."""
 
     def gathered(self) -> Embedded:
         """The joint batch of all processes."""
@@ -66,12 +66,12 @@ class SCBDModule(EmbeddingModule):
 
     Parameters
     ----------
-    image_shape
-        ``(C, H, W)`` of the images as stored.
-    dtype
-        Their numpy dtype.
+    preprocess
+        What prepares the inputs.
     encoder
         Name or module, see :func:`scbd.nn.build_encoder`; each block has its own.
+    transform
+        What features pass before an encoder; each block has its own.
     n_latent
         Dimension of both embeddings.
     alpha
@@ -88,16 +88,14 @@ class SCBDModule(EmbeddingModule):
         Form of the invariance loss: ``"variance"``, at every stage on the way to z_c and there, see
         :func:`scbd.nn.invariance_statistic`; or one of the contrastive forms, on z_c, see
         :func:`scbd.nn.invariance_loss`.
-    **preprocess
-        See :class:`scbd.nn.Preprocess`.
     """  # noqa: D400
 
     def __init__(
         self,
-        image_shape: tuple[int, int, int],
-        dtype: str,
+        preprocess: Preprocess | FeatureScaling,
         *,
         encoder: str | nn.Module,
+        transform: InputTransform | None = None,
         n_latent: int,
         alpha: Alpha,
         temperature: float,
@@ -105,7 +103,6 @@ class SCBDModule(EmbeddingModule):
         style_target: StyleTarget | None,
         include_self: bool,
         invariance: Invariance,
-        **preprocess: Any,
     ) -> None:
         _check_alpha(alpha, invariance)
         check_count("n_latent", n_latent)
@@ -116,7 +113,7 @@ class SCBDModule(EmbeddingModule):
                 f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
             )
             raise ValueError(msg)
-        super().__init__(Preprocess(image_shape, dtype, **preprocess))
+        super().__init__(preprocess)
         self.alpha = alpha
         self.auto_alpha = AutoAlpha() if alpha == "auto" else None
         self.temperature = temperature
@@ -124,9 +121,9 @@ class SCBDModule(EmbeddingModule):
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
-        self.content = Block(encoder, self.preprocess.output_shape, n_latent)
+        self.content = Block(encoder, preprocess.output_shape, n_latent, transform)
         if style_target:
-            self.style = Block(encoder, self.preprocess.output_shape, n_latent)
+            self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform))
         self.decoder: AdditiveDecoder | None = None  # comes with train_decoder
 
     @property

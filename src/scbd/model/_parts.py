@@ -57,7 +57,12 @@ def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
 
 
 def choose_split(
-    obs: pd.DataFrame, strata: list[np.ndarray], settings: TrainSettings, seed: int, earlier: Split | None
+    obs: pd.DataFrame,
+    strata: list[np.ndarray],
+    settings: TrainSettings,
+    seed: int,
+    earlier: Split | None,
+    train_size: float = TRAIN_SIZE,
 ) -> Split:
     """The split that was asked for; else that of an earlier run on these cells; else one at random.
 
@@ -73,6 +78,8 @@ def choose_split(
         Of a random split.
     earlier
         Of the model's last run, if that was on the same cells.
+    train_size
+        Of a random split, where none is asked for.
 
     Raises
     ------
@@ -86,12 +93,12 @@ def choose_split(
     UserWarning
         If cells are to be validated on that the model was trained on before.
     """
-    split, train_size, validation_size = settings.split, settings.train_size, settings.validation_size
-    if split is None and earlier is not None and (train_size, validation_size) == (None, None):
+    split, sizes = settings.split, (settings.train_size, settings.validation_size)
+    if split is None and earlier is not None and sizes == (None, None):
         return earlier
     if split is None:
-        train_size = TRAIN_SIZE if train_size is None else train_size
-        chosen = stratified_split(strata, train_size=train_size, validation_size=validation_size, seed=seed)
+        train_size = train_size if sizes[0] is None else sizes[0]
+        chosen = stratified_split(strata, train_size=train_size, validation_size=sizes[1], seed=seed)
     elif isinstance(split, str):
         chosen = split_by_column(obs, split)
     elif isinstance(split, Split):

@@ -1,4 +1,4 @@
-"""What a decoder is trained on: images from both embeddings, alone or beside the contrastive losses."""
+"""What a decoder is trained on: inputs from both embeddings, alone or beside the contrastive losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reconstruction(Objective):
-    """The decoder's objective: the likelihood of images given both embeddings, which stay as they are unless joint.
+    """The decoder's objective: the likelihood of inputs given both embeddings, which stay as they are unless joint.
 
     Parameters
     ----------
@@ -43,8 +43,7 @@ class Reconstruction(Objective):
     @property
     def own_settings(self) -> dict[str, Any]:
         """Of the decoder alone."""
-        width = self.decoder.pixels.in_channels * 2
-        return {"likelihood": self.decoder.likelihood, "width": width, "weight": self.weight}
+        return {"likelihood": self.decoder.likelihood, "width": self.decoder.width, "weight": self.weight}
 
     @property
     def device(self) -> torch.device:

@@ -9,15 +9,19 @@ from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
 from scbd.model._health import complaint, learned_lately, measure
 from scbd.model._module import Invariance, SCBDModule, StyleTarget
+from scbd.model._preparation import n_latent_for
 from scbd.model._summary import encoder_name, parameters
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anndata import AnnData
     from torch import nn
 
     from scbd._sizes import ImageSize
     from scbd.data import ImageDataModule
     from scbd.model._alpha import Alpha
+    from scbd.model._preparation import WhiteningChoice
     from scbd.nn import Intensity
 
 # trained in bfloat16 they end where float32 does: docs/performance.md
@@ -28,17 +32,19 @@ class SCBDModel(DecodeMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
     Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
-    clustered by the environment, from images of cells.
+    clustered by the environment, from images of cells, or from features of cells or wells.
 
     Parameters
     ----------
     adata
         Cells that :meth:`setup_anndata` was called on.
     encoder
-        ``"resnet18"``, ``"resnet50"``, ``"densenet121"``, ``"small"`` (tiny images, quick runs) or any module from
-        images to features.
+        Of images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (tiny images, quick runs); of
+        features, ``"linear"``, which begins as the identity, or ``"mlp"``; or any module from inputs to features.
+        ``"auto"`` is ``"resnet18"`` of images; of features ``"linear"`` up to 20,000 rows, ``"mlp"`` beyond.
     n_latent
-        Dimension of both embeddings; the paper uses 64 for batch correction, 128 for domain generalisation.
+        Dimension of both embeddings. By default 64, and for ``"linear"`` 300 at most, or without whitening as many as
+        there are features. The paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
         ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns and can tell of
@@ -48,8 +54,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         Temperature of the contrastive losses.
     smoothing
         How much of a cell's match is asked for whatever its perturbation (label smoothing of z_c): cells that carry a
-        perturbation without showing it need not be told apart at any price. See
-        :func:`scbd.nn.supervised_contrastive_loss`.
+        perturbation without showing it need not be told apart at any price. By default 2/3 of images, 0 of features.
+        See :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
         What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation). `None` leaves z_s out: the
         paper's ablation, with half of the parameters.
@@ -61,8 +67,18 @@ class SCBDModel(DecodeMixin, ImageModel):
         :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
         ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on coloured
         digits with the small encoder, 10 to 30 is as much as it bears.
-    image_size, intensity, standardize, augment
-        Preprocessing, see :class:`scbd.nn.Preprocess`.
+    image_size, intensity, augment
+        Preprocessing of images, see :class:`scbd.nn.Preprocess`.
+    standardize
+        Whether channels, or features, are brought to one scale.
+    clip
+        Scaled features are cut off there, see :class:`scbd.nn.FeatureScaling`.
+    whitening
+        What features pass before each encoder, learned from training cells, see :class:`scbd.nn.InputTransform`:
+        ``"within"``, ``"controls"``, ``"lda"``, ``"plda"`` or `None`; by default ``"plda"`` before ``"linear"``, and
+        nothing before others.
+    whitening_kwargs
+        Its further arguments, such as ``regularization``.
     registry
         Used by :meth:`load` for a model without data.
 
@@ -81,11 +97,11 @@ class SCBDModel(DecodeMixin, ImageModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        encoder: str | nn.Module = "resnet18",
-        n_latent: int = 64,
+        encoder: str | nn.Module = "auto",
+        n_latent: int | None = None,
         alpha: Alpha = "auto",
         temperature: float = 0.1,
-        smoothing: float = 2 / 3,
+        smoothing: float | None = None,
         style_target: StyleTarget | None = "e",
         include_self: bool = True,
         invariance: Invariance = "variance",
@@ -93,24 +109,28 @@ class SCBDModel(DecodeMixin, ImageModel):
         intensity: Intensity = "auto",
         standardize: bool = True,
         augment: bool = False,
+        clip: float | None = 20.0,
+        whitening: WhiteningChoice = "auto",
+        whitening_kwargs: Mapping[str, Any] | None = None,
         registry: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
+        encoder = self._encoder(encoder)
+        own = {"image_size": image_size, "intensity": intensity, "standardize": standardize, "augment": augment}
+        preprocess = self._preprocess(**own, clip=clip)
+        transform = self._transform(encoder, whitening, n_latent, whitening_kwargs)
         self.module = SCBDModule(
-            *self._input_kind,
+            preprocess,
             encoder=encoder,
-            n_latent=n_latent,
+            transform=transform,
+            n_latent=n_latent_for(encoder, n_latent, preprocess.output_shape[0], transform),
             alpha=alpha,
             temperature=temperature,
-            smoothing=smoothing,
+            smoothing=self._smoothing(smoothing),
             style_target=style_target,
             include_self=include_self,
             invariance=invariance,
-            image_size=image_size,
-            intensity=intensity,
-            standardize=standardize,
-            augment=augment,
         )
         self.health_: dict[str, float] = {}
         self.decoder_settings_ = {}
@@ -126,6 +146,12 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha, or where ``"auto"`` ended.
         """
         return self.health_
+
+    def _smoothing(self, smoothing: float | None) -> float:
+        """By default that of many cells which do not show what was done to them, or of wells, which do."""
+        if smoothing is not None:
+            return smoothing
+        return 0.0 if self._inputs.image_key is None else 2 / 3
 
     def _before_training(self) -> None:
         """Weights that are about to change have another health."""
@@ -147,7 +173,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha = f"{module.alpha:g}" if module.auto_alpha is None else "auto"
         if module.auto_alpha is not None and self.is_trained_:
             alpha = f"auto, {float(module.current_alpha):.2g} in the end"
-        encoder = encoder_name(self.init_params_["non_kwargs"]["encoder"])
+        encoder = encoder_name(self._encoder(self.init_params_["non_kwargs"]["encoder"]))
         networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
         return [
             ("blocks", f"{blocks}: {networks}, {parameters(module)}"),

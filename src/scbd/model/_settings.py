@@ -7,6 +7,7 @@ import math
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from scbd._checks import check_count, check_number
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Method = TypeVar("Method", bound="Callable[..., Any]")
 
+# of networks of images
+_LR = 1e-4
 _PLAN_CHECKS: dict[str, Callable[..., None]] = {
     "lr": check_number,
     "weight_decay": check_number,
@@ -47,9 +50,10 @@ class TrainSettings:
     ----------
     max_steps, max_epochs
         Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
-        heuristic: 400 epochs up to 20,000 cells, fewer beyond.
+        heuristic: 400 epochs up to 20,000 cells, fewer beyond. Of features, 50 steps of the encoder ``"linear"``,
+        400 of others.
     lr, weight_decay
-        Of AdamW.
+        Of AdamW; the rate by default 0.0001, and 0.001 of features with other encoders than ``"linear"``.
     batch_size
         Cells a batch; larger batches hold more pairs and are better, up to memory. By default 2,048, or all
         training cells if they are fewer.
@@ -64,7 +68,8 @@ class TrainSettings:
         A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
         By default a random split, stratified by y and e; or that of the model's earlier run on the same cells.
     train_size, validation_size
-        Fractions of a random split, 0.9 and the rest by default; what they leave is the test part.
+        Fractions of a random split, 0.9 and the rest by default, and all of features with ``"linear"``; what they
+        leave is the test part.
     validate_every
         Steps between validations and checkpoints. By default a twentieth of the run, or more where validation
         would take more than about a tenth of the time.
@@ -112,13 +117,13 @@ class TrainSettings:
     Examples
     --------
     >>> settings = scbd.model.TrainSettings(max_steps=2000)
-    >>> settings.lr, settings.precision
-    (0.0001, 'auto')
+    >>> settings.batch_size is None, settings.precision  # None: what suits the data
+    (True, 'auto')
     """
 
     max_steps: int | None = _count(None)
     max_epochs: int | None = _count(None)
-    lr: float = _number(1e-4)
+    lr: float | None = _number(None)
     weight_decay: float = _number(0.01)
     batch_size: int | None = _count(None, least=2)
     perturbations_per_batch: int | str | None = _count("auto", also=(str, type(None)))
@@ -161,10 +166,13 @@ class TrainSettings:
         object.__setattr__(self, "trainer_kwargs", trainer)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TrainSettings:
-        """From the arguments of a call: names that are not ours are Lightning's."""
+    def of(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> TrainSettings:
+        """From the arguments of a call, and a model's own defaults: names that are not ours are Lightning's."""
         own = {option.name for option in _options()}
         ours = {name: value for name, value in given.items() if name in own}
+        for name, value in defaults.items():
+            if ours.get(name) is None and not (name == "max_steps" and ours.get("max_epochs")):
+                ours[name] = value
         return cls(**ours, trainer_kwargs={name: value for name, value in given.items() if name not in own})
 
     @property
@@ -175,7 +183,8 @@ class TrainSettings:
     @property
     def plan(self) -> dict[str, Any]:
         """Arguments of the plan: the rates, wherever they were given, and others."""
-        return {"lr": self.lr, "weight_decay": self.weight_decay} | dict(self.plan_kwargs or {})
+        lr = _LR if self.lr is None else self.lr
+        return {"lr": lr, "weight_decay": self.weight_decay} | dict(self.plan_kwargs or {})
 
 
 def _options() -> list[Field[Any]]:

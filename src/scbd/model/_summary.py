@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scbd._keys import E_REGISTRY, IMAGE_REGISTRY, Y_REGISTRY
+from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd.nn import Features
 
 if TYPE_CHECKING:
@@ -14,21 +14,16 @@ if TYPE_CHECKING:
 
 
 def summary(model: ImageModel) -> str:
-    """Data, images, what the model is made of, its state and the next step, one line each."""
-    preprocess, images = model.module.preprocess, model._registered(IMAGE_REGISTRY)
-    shapes = [" × ".join(map(str, shape)) for shape in (images["image_shape"], preprocess.output_shape)]
-    lines = [
-        ("images", f"{shapes[0]} {images['dtype']} ({', '.join(images['channels'])})"),
-        ("", f"→ {shapes[1]}, intensity {preprocess.intensity}"),
-        *model._parts(),
-    ]
+    """Data, inputs, what the model is made of, its state and the next step, one line each."""
+    lines = [*_inputs(model), *model._parts()]
     # a model that was called trained from outside, as a callback of scvi-tools does, knows no settings
     settings = getattr(model, "training_settings_", {}) if model.is_trained_ else {}
     precision = settings.get("precision", "auto")
-    small_maps = ", small maps without their padding (exact)" * any(
-        isinstance(m, Features) for m in model.module.modules()
+    of_images = ", channels last" * (len(model.module.preprocess.output_shape) > 1)
+    of_images += ", small maps without their padding (exact)" * any(
+        isinstance(m, Features) and of_images for m in model.module.modules()
     )
-    lines.append(("compute", f"precision {precision}, channels last{small_maps}, fused AdamW"))
+    lines.append(("compute", f"precision {precision}{of_images}, fused AdamW"))
     if model.is_trained_:
         how = f" for {settings['steps']:,} steps of {settings['batch_size']:,} cells" if settings else ""
         lines += [
@@ -39,6 +34,25 @@ def summary(model: ImageModel) -> str:
     else:
         lines += [("state", "not trained"), ("next", "train()")]
     return "\n".join([f"{type(model).__name__}: {_cells(model)}", *(f"  {name:<9} {text}" for name, text in lines)])
+
+
+def _inputs(model: ImageModel) -> list[tuple[str, str]]:
+    preprocess, known = model.module.preprocess, model._registered_inputs
+    if "features" in known:
+        n = len(known["features"])
+        left_out = len(known["columns"]) - n
+        says = f"{n:,} of {model._inputs.where}, {known['dtype']}" + f", {left_out:,} constant ones left out" * bool(
+            left_out
+        )
+        content = getattr(model.module, "content", None)
+        transform = getattr(content, "transform", None)
+        how = f"→ scaled, {transform.kind} → {transform.output_shape[0]}" if transform is not None else "→ scaled"
+        return [("features", says), ("", how)]
+    shapes = [" × ".join(map(str, shape)) for shape in (known["image_shape"], preprocess.output_shape)]
+    return [
+        ("images", f"{shapes[0]} {known['dtype']} ({', '.join(known['channels'])})"),
+        ("", f"→ {shapes[1]}, intensity {preprocess.intensity}"),
+    ]
 
 
 def parameters(module: nn.Module) -> str:

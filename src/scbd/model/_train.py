@@ -15,6 +15,7 @@ from scbd._keys import E_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import ImageDataModule, Split
 from scbd.model._checkpoints import check_same_run, find_state
+from scbd.model._contract import Sample
 from scbd.model._divergence import TrainingDiverged
 from scbd.model._fit import Hardware, prepare
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from scbd.model._callbacks import History
     from scbd.model._contract import EmbeddingModule, Objective
 
-# enough cells for the statistics of channels to three digits
-_STATISTICS_CELLS = 4096
+# enough cells for the statistics of channels to three digits, and for the covariance of features
+_SAMPLED_IMAGES, _SAMPLED_ROWS = 4_096, 65_536
 
 
 class TrainingRun(NamedTuple):
@@ -57,6 +58,8 @@ class TrainMixin:
 
     if TYPE_CHECKING:  # what the model brings
         module: EmbeddingModule
+        _training_defaults: Mapping[str, Any]
+        _train_size: float
         adata: Any
         history_: dict[str, pd.DataFrame] | None
         is_trained_: bool
@@ -69,6 +72,9 @@ class TrainMixin:
         _registered: Any
         _source: Any
         _codes: Any
+        _controls: Any
+        _positions: Any
+        _find_centers: Any
         to_device: Any
 
     @takes_settings
@@ -98,7 +104,7 @@ class TrainMixin:
             If z_c has collapsed to a point, or tells no more than one; if cells are validated on that an earlier run
             was trained on.
         """
-        self._finish(self._train(self.module, TrainSettings.of(given)))
+        self._finish(self._train(self.module, TrainSettings.of(given, self._training_defaults)))
 
     def _train(self, objective: Objective, settings: TrainSettings, *, contrastive: bool = True) -> TrainingRun:
         """Train an objective: our module, or one around it. All checks come first.
@@ -134,7 +140,7 @@ class TrainMixin:
             warn_of_singletons(y[data.split.train], self._registered(Y_REGISTRY)["categories"])
             self._before_training()
         self._forget_decoder()
-        self._fit_statistics(source, data.split.train, data.seed)
+        self._fit_statistics(source, data.split.train, y, e, data.seed)
         error = None
         try:
             run.start()
@@ -160,7 +166,7 @@ class TrainMixin:
             source,
             y,
             e,
-            choose_split(self.adata.obs, [y, e], settings, seed, earlier),
+            choose_split(self.adata.obs, [y, e], settings, seed, earlier, self._train_size),
             batch_size=settings.batch_size,
             perturbations_per_batch=settings.perturbations_per_batch,
             neighbours=settings.neighbours,
@@ -207,6 +213,7 @@ class TrainMixin:
             self.training_settings_ = run.settings
             self.is_trained_ = True
         if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
+            self._find_centers()
             self._after_training(run.data)
         if run.error is not None:
             raise run.error
@@ -240,14 +247,24 @@ class TrainMixin:
         fast = device.type == "cpu" and instructions()
         return "bf16-mixed" if fast and self._unharmed_by_bfloat16 else "32-true"
 
-    def _fit_statistics(self, source: ImageSource, rows: np.ndarray, seed: int) -> None:
-        """Learn the channels' statistics once, from training cells alone."""
-        if self.module.preprocess.fitted:
+    def _fit_statistics(self, source: ImageSource, rows: np.ndarray, y: np.ndarray, e: np.ndarray, seed: int) -> None:
+        """Learn once, from training cells alone, what needs no gradient."""
+        if self.module.is_fitted:
             return
         rng = np.random.default_rng(seed)
-        rows = np.sort(rng.choice(rows, min(len(rows), _STATISTICS_CELLS), replace=False))
+        most = _SAMPLED_IMAGES if len(source.shape) == 4 else _SAMPLED_ROWS
+        rows = np.sort(rng.choice(rows, min(len(rows), most), replace=False))
         blocks = np.array_split(rows, -(-len(rows) // 512))
-        self.module.preprocess.fit(torch.from_numpy(source.read(block)) for block in blocks)
+        controls, positions = self._controls(self.adata), self._positions(self.adata)
+        self.module.fit(
+            Sample(
+                lambda: (torch.from_numpy(source.read(block)) for block in blocks),
+                y[rows],
+                e[rows],
+                None if controls is None else controls[rows],
+                None if positions is None else positions[rows],
+            )
+        )
 
     def _before_training(self) -> None:
         """For a model to forget what it found of weights that are about to change."""

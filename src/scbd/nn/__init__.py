@@ -13,14 +13,18 @@ from scbd.nn._losses import (
     supervised_contrastive_loss,
 )
 from scbd.nn._preprocess import Preprocess, random_orientation
+from scbd.nn._scaling import FeatureScaling
+from scbd.nn._transform import InputTransform
 from scbd.nn._variance import explained_variance, invariance_statistic
 
 __all__ = [
     "ENCODERS",
     "AdditiveDecoder",
     "Block",
+    "FeatureScaling",
     "Features",
     "Groups",
+    "InputTransform",
     "Preprocess",
     "Representation",
     "build_encoder",
@@ -42,8 +46,11 @@ from scbd.nn._decoders import Likelihood as Likelihood
 from scbd.nn._distributed import agree_on_buffers as agree_on_buffers
 from scbd.nn._distributed import wait_for_all as wait_for_all
 from scbd.nn._distributed import world as world
+from scbd.nn._encoders import FEATURE_ENCODERS as FEATURE_ENCODERS
+from scbd.nn._encoders import IdentityLinear as IdentityLinear
 from scbd.nn._groups import pair_codes as pair_codes
 from scbd.nn._loss_inputs import check_smoothing as check_smoothing
 from scbd.nn._loss_inputs import check_temperature as check_temperature
 from scbd.nn._losses import InvarianceReduction as InvarianceReduction
 from scbd.nn._preprocess import Intensity as Intensity
+from scbd.nn._transform import Whitening as Whitening

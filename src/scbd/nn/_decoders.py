@@ -1,4 +1,4 @@
-"""The additive decoder: what each block adds to the picture (paper, appendix A; Lachapelle et al., 2024)."""
+"""The additive decoder: what each block adds to a cell (paper, appendix A; Lachapelle et al., 2024)."""
 
 from __future__ import annotations
 
@@ -50,6 +50,22 @@ class BlockDecoder(nn.Sequential):
         return maps[..., top : top + height, left : left + width]
 
 
+class FeatureBlockDecoder(nn.Sequential):
+    """From one embedding ``(B, D)`` to hidden features ``(B, width / 2)``: two layers.
+
+    Parameters
+    ----------
+    n_latent
+        Dimension ``D``.
+    width
+        Of the hidden layer; the last has half of it.
+    """
+
+    def __init__(self, n_latent: int, width: int) -> None:
+        layers = [nn.Linear(n_latent, width), nn.GELU(), nn.Linear(width, width // 2), nn.GELU()]
+        super().__init__(*layers)
+
+
 def _keep_variance(layer: nn.Module) -> None:
     """Weights with which signals neither die nor grow on their way through the layers.
 
@@ -66,7 +82,7 @@ def _keep_variance(layer: nn.Module) -> None:
 
 
 class AdditiveDecoder(nn.Module):
-    r"""Images from both embeddings, each adding its own part: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
+    r"""Images, or features, from both embeddings, each its own part: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
 
     The sum is that of the logits (Bernoulli) or of the means (Gaussian). No part of a picture can depend on both
     blocks at once, which is what lets one block be exchanged.
@@ -76,9 +92,9 @@ class AdditiveDecoder(nn.Module):
     n_latents
         Dimensions of the embeddings: two numbers, or one for a model of a single block.
     image_shape
-        ``(C, H, W)``.
+        ``(C, H, W)`` of images, or ``(F,)`` of features.
     width
-        Channels of the layers; the paper has 256.
+        Channels of the layers, or their units; the paper has 256.
     likelihood
         ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
 
@@ -97,7 +113,7 @@ class AdditiveDecoder(nn.Module):
     def __init__(
         self,
         n_latents: tuple[int, ...],
-        image_shape: tuple[int, int, int],
+        image_shape: tuple[int, ...],
         *,
         width: int = 256,
         likelihood: Likelihood = "gaussian",
@@ -109,25 +125,29 @@ class AdditiveDecoder(nn.Module):
         if width < 2 or width % 2:
             msg = f"width={width}: the decoder's number of channels is even and at least 2."
             raise ValueError(msg)
-        channels, height, wide = image_shape
-        self.likelihood = likelihood
-        self.parts = nn.ModuleList(BlockDecoder(n, (height, wide), width) for n in n_latents)
-        self.pixels = nn.Conv2d(width // 2, channels, 1)
+        self.likelihood, self.width = likelihood, width
+        if len(image_shape) == 1:
+            self.parts = nn.ModuleList(FeatureBlockDecoder(n, width) for n in n_latents)
+            self.pixels: nn.Module = nn.Linear(width // 2, image_shape[0])
+        else:
+            channels, height, wide = image_shape
+            self.parts = nn.ModuleList(BlockDecoder(n, (height, wide), width) for n in n_latents)
+            self.pixels = nn.Conv2d(width // 2, channels, 1)
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, *embeddings: Tensor) -> Tensor:
-        """Logits or means ``(B, C, H, W)`` of embeddings ``(B, D)``, one for each block."""
+        """Logits or means ``(B, C, H, W)``, or ``(B, F)``, of embeddings ``(B, D)``, one for each block."""
         maps = [part(z) for part, z in zip(self.parts, embeddings, strict=True)]
         return self.pixels(torch.stack(maps).sum(0))
 
     def mean(self, *embeddings: Tensor) -> Tensor:
-        """Expected images ``(B, C, H, W)``, float32."""
+        """Expected images ``(B, C, H, W)``, or features ``(B, F)``, float32."""
         images = self(*embeddings).float()
         return images.sigmoid() if self.likelihood == "bernoulli" else images
 
     def negative_log_likelihood(self, images: Tensor, *embeddings: Tensor) -> Tensor:
-        """Of images ``(B, C, H, W)``: nats a value, the mean over cells, channels and pixels."""
+        """Of images ``(B, C, H, W)``, or features ``(B, F)``: nats a value, the mean over cells and values."""
         predicted = self(*embeddings).float()
         if self.likelihood == "bernoulli":
             return F.binary_cross_entropy_with_logits(predicted, images)

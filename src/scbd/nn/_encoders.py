@@ -1,4 +1,4 @@
-"""Image encoders by name or any module, and the block they make with a projection head (paper, section 2)."""
+"""Encoders by name or any module, and the block they make with a projection head (paper, section 2)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from scbd.nn._stages import Tap, find_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from scbd.nn._transform import InputTransform
 
 Representation = Literal["embedding", "intermediate"]
 
@@ -66,16 +68,35 @@ ENCODERS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def build_encoder(encoder: str | nn.Module, n_channels: int) -> nn.Module:
+class IdentityLinear(nn.Linear):
+    """A linear map without offset that begins as the identity: what it returns is an embedding already."""
+
+    def __init__(self, n_features: int) -> None:
+        super().__init__(n_features, n_features, bias=False)
+        nn.init.eye_(self.weight)
+
+
+def mlp(n_features: int) -> nn.Module:
+    """Two hidden layers, 256 and 128 wide, of features."""
+    return nn.Sequential(nn.Linear(n_features, 256), nn.GELU(), nn.Linear(256, 128), nn.GELU())
+
+
+FEATURE_ENCODERS: dict[str, Callable[[int], nn.Module]] = {"linear": IdentityLinear, "mlp": mlp}
+
+
+def build_encoder(encoder: str | nn.Module, n_channels: int, *, of_features: bool = False) -> nn.Module:
     """Make an encoder from its name, or an independent copy of a module.
 
     Parameters
     ----------
     encoder
-        ``"small"``, ``"resnet18"``, ``"resnet50"``, ``"densenet121"``, or any module that takes float images
-        ``(B, C, H, W)`` and returns features ``(B, R)``. A module is copied, weights included.
+        Of images, ``"small"``, ``"resnet18"``, ``"resnet50"``, ``"densenet121"``; of features, ``"linear"`` or
+        ``"mlp"``; or any module that takes float images ``(B, C, H, W)``, or features ``(B, F)``, and returns features
+        ``(B, R)``. A module is copied, weights included.
     n_channels
-        Number of image channels ``C``.
+        Number of image channels ``C``, or of features ``F``.
+    of_features
+        Whether the inputs are features.
 
     Raises
     ------
@@ -95,14 +116,19 @@ def build_encoder(encoder: str | nn.Module, n_channels: int) -> nn.Module:
     if not isinstance(encoder, str):
         msg = f"encoder must be a name or a torch.nn.Module, got {type(encoder).__name__}."
         raise TypeError(msg)
-    if encoder not in ENCODERS:
-        msg = f"There is no encoder {encoder!r}: use one of {', '.join(ENCODERS)}, or pass a torch.nn.Module."
+    known, others = (FEATURE_ENCODERS, ENCODERS) if of_features else (ENCODERS, FEATURE_ENCODERS)
+    if encoder not in known:
+        what = f"There is no encoder {encoder!r}"
+        if encoder in others:
+            inputs, foreign = ("features", "images") if of_features else ("images", "features")
+            what = f"encoder={encoder!r} is for {foreign}, and the inputs are {inputs}"
+        msg = f"{what}: use one of {', '.join(known)}, or pass a torch.nn.Module."
         raise ValueError(msg)
-    return ENCODERS[encoder](n_channels)
+    return known[encoder](n_channels)
 
 
 class Features(nn.Module):
-    """An encoder, ready for images of a shape: ``r = Enc(x)``, the intermediate representation.
+    """An encoder, ready for inputs of a shape: ``r = Enc(x)``, the intermediate representation.
 
     The encoder computes in channels-last layout, and without the padding of very small maps: the same mathematics,
     faster.
@@ -111,8 +137,10 @@ class Features(nn.Module):
     ----------
     encoder
         A name or a module, see :func:`build_encoder`.
-    image_shape
-        ``(C, H, W)`` as the encoder will see it.
+    input_shape
+        ``(C, H, W)`` of images, or ``(F,)`` of features, as they come.
+    transform
+        What features pass before the encoder.
 
     Attributes
     ----------
@@ -124,19 +152,23 @@ class Features(nn.Module):
     Raises
     ------
     ValueError
-        If the encoder cannot take such images, or does not return one feature vector an image.
+        If the encoder cannot take such inputs, or does not return one vector of features a cell.
 
     Examples
     --------
-    >>> features = scbd.nn.Features("small", image_shape=(4, 32, 32))
+    >>> features = scbd.nn.Features("small", (4, 32, 32))
     >>> features(torch.zeros(2, 4, 32, 32)).shape
     torch.Size([2, 256])
     """
 
-    def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, encoder: str | nn.Module, input_shape: tuple[int, ...], transform: InputTransform | None = None
+    ) -> None:
         super().__init__()
-        self.encoder = exact_small_maps(build_encoder(encoder, image_shape[0]))
-        self.n_features, stages = _dry_run(self.encoder, image_shape)
+        seen = input_shape if transform is None else transform.output_shape
+        self.transform = transform
+        self.encoder = exact_small_maps(build_encoder(encoder, seen[0], of_features=len(seen) == 1))
+        self.n_features, stages = _dry_run(self.encoder, seen)
         self.n_stages = len(stages)
         self._tap = Tap()
         for module in (*stages, self.encoder):
@@ -144,27 +176,27 @@ class Features(nn.Module):
         # the layout in which convolutions run fastest; images follow in Preprocess
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Intermediate representations ``(B, R)`` of preprocessed images ``(B, C, H, W)``."""
-        return self.encoder(images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Intermediate representations ``(B, R)`` of preprocessed inputs ``(B, C, H, W)`` or ``(B, F)``."""
+        return self.encoder(inputs if self.transform is None else self.transform(inputs))
 
     def width(self, representation: Representation) -> int:
         """Dimension of what :meth:`represent` returns."""
         return self.n_features
 
-    def represent(self, images: Tensor, representation: Representation) -> Tensor:
+    def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
         """What a cell is embedded as: without a projection, the embedding is the intermediate representation."""
-        return self(images)
+        return self(inputs)
 
-    def watched(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """What :meth:`forward` returns, and what the images were on the way: a vector a stage, and ``r``.
+    def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What :meth:`forward` returns, and what the inputs were on the way: a vector a stage, and ``r``.
 
         Stages are the encoder's last maps at each resolution, averaged over pixels: ``n_stages`` tensors of ``(B, C)``.
         """
         kept: list[Tensor] = []
         self._tap.kept = kept
         try:
-            return self(images), kept
+            return self(inputs), kept
         finally:
             self._tap.kept = None
 
@@ -172,11 +204,12 @@ class Features(nn.Module):
 class Block(Features):
     """One embedding: encoder, two-layer projection, unit sphere.
 
-    ``z = Proj(r) / |Proj(r)|`` with ``Proj = Linear(R, R) - GELU - Linear(R, D)``.
+    ``z = Proj(r) / |Proj(r)|`` with ``Proj = Linear(R, R) - GELU - Linear(R, D)``; of the encoder ``"linear"``, which
+    embeds as it is, ``z = r / |r|``.
 
     Parameters
     ----------
-    encoder, image_shape
+    encoder, input_shape, transform
         See :class:`Features`.
     n_latent
         Dimension ``D`` of the embedding.
@@ -186,17 +219,40 @@ class Block(Features):
     n_features, n_latent
         Dimensions ``R`` of the intermediate representation and ``D`` of the embedding.
 
+    Raises
+    ------
+    ValueError
+        If the encoder embeds as it is, in another number of dimensions.
+
     Examples
     --------
-    >>> block = scbd.nn.Block("small", image_shape=(4, 32, 32), n_latent=64)
+    >>> block = scbd.nn.Block("small", (4, 32, 32), n_latent=64)
     >>> block.n_features, block.n_latent
     (256, 64)
     """
 
-    def __init__(self, encoder: str | nn.Module, image_shape: tuple[int, int, int], n_latent: int) -> None:
-        super().__init__(encoder, image_shape)
+    def __init__(
+        self,
+        encoder: str | nn.Module,
+        input_shape: tuple[int, ...],
+        n_latent: int,
+        transform: InputTransform | None = None,
+    ) -> None:
+        super().__init__(encoder, input_shape, transform)
         n_features = self.n_features
-        self.projection = nn.Sequential(nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent))
+        self.projection: nn.Module
+        if isinstance(self.encoder, IdentityLinear):
+            if n_latent != n_features:
+                msg = (
+                    f"n_latent={n_latent}: without whitening, encoder='linear' embeds in the {n_features} dimensions "
+                    "of its inputs; leave n_latent out, or choose a whitening, which takes the n_latent best."
+                )
+                raise ValueError(msg)
+            self.projection = nn.Identity()
+        else:
+            self.projection = nn.Sequential(
+                nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent)
+            )
         self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
@@ -204,31 +260,33 @@ class Block(Features):
         z = self.projection(r)
         return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Embed preprocessed images ``(B, C, H, W)`` on the unit sphere, ``(B, D)``."""
-        return self.project(self.encoder(images))
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Embed preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` on the unit sphere, ``(B, D)``."""
+        return self.project(super().forward(inputs))
 
     def width(self, representation: Representation) -> int:
         """Dimension of what :meth:`represent` returns."""
         return self.n_latent if representation == "embedding" else self.n_features
 
-    def represent(self, images: Tensor, representation: Representation) -> Tensor:
+    def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
         """``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
-        r = self.encoder(images)
+        r = super().forward(inputs)
         return r if representation == "intermediate" else self.project(r)
 
 
-def _dry_run(encoder: nn.Module, image_shape: tuple[int, int, int]) -> tuple[int, list[nn.Module]]:
+def _dry_run(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, list[nn.Module]]:
     """Number of features, and the modules at the end of each stage."""
     was_training = encoder.training
     encoder.eval()  # a dry run must not move BatchNorm's statistics
     try:
         with torch.no_grad():
-            # two images, so that a squeezed batch dimension shows; a ramp, so that they differ without a random number
-            images = torch.linspace(0, 1, 2 * math.prod(image_shape)).view(2, *image_shape)
-            features, stages = find_stages(encoder, images)
+            # two cells, so that a squeezed batch dimension shows; a ramp, so that they differ without a random number
+            inputs = torch.linspace(0, 1, 2 * math.prod(input_shape)).view(2, *input_shape)
+            features, stages = find_stages(encoder, inputs)
     except (RuntimeError, ValueError, TypeError) as error:
-        msg = f"The encoder does not take images of shape {image_shape} (channels, height, width): {error}"
+        what = "features" if len(input_shape) == 1 else "images"
+        of = "" if len(input_shape) == 1 else " (channels, height, width)"
+        msg = f"The encoder does not take {what} of shape {input_shape}{of}: {error}"
         raise ValueError(msg) from error
     finally:
         encoder.train(was_training)

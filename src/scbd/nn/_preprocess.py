@@ -13,6 +13,8 @@ from scbd._sizes import resized_to
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+
     from scbd._sizes import ImageSize
 
 Intensity = Literal["auto", "scale", "arcsinh", "none"]
@@ -90,8 +92,15 @@ class Preprocess(nn.Module):
     sd: Tensor
     fitted: Tensor
 
-    def fit(self, batches: Iterable[Tensor]) -> None:
+    def fit(self, batches: Iterable[Tensor], controls: np.ndarray | None = None) -> None:
         """Learn each channel's mean and standard deviation over all pixels of some batches of stored images.
+
+        Parameters
+        ----------
+        batches
+            Images as stored, ``(B, C, H, W)`` each.
+        controls
+            Not looked at: a channel has one scale, whatever was done to a cell.
 
         Raises
         ------

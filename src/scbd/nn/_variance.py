@@ -129,7 +129,8 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
               \frac{\hat\omega^2_{s,\text{within}}}{\mathrm{sd}(\hat\omega^2_{s,\text{within}})} +
               \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Big)
 
-    over both circles of partners and all representations :math:`s`. Of order one, on either side of zero, where the
+    over both circles of partners and all representations :math:`s`; over one circle, where in the other nobody has a
+    partner (wells of which each plate has one a perturbation). Of order one, on either side of zero, where the
     environment explains nothing; its unit is the same whatever the batch, the number of labels and of environments,
     and the scale of the features. See :func:`explained_variance`.
 
@@ -163,7 +164,10 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
     design = _Design(environments, labels)
     both = [x for features in passed for x in _explained(features, design).values()]
     # where there is nothing to compare, the share is exactly zero
-    return torch.stack([x.share / x.error.clamp(min=_TINY) for x in both]).mean()
+    mean = torch.stack([x.share / x.error.clamp(min=_TINY) for x in both]).mean()
+    # a circle in which nobody has a partner says nothing, and is not averaged in as zero
+    told = torch.stack([(n > 0).any() for n in design.n_partners.values()])
+    return mean * (len(told) / told.sum().clamp(min=1))
 
 
 class _Design:

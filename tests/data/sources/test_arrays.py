@@ -37,7 +37,7 @@ def test_rows_are_read_into_a_given_array(rows):
 
 @pytest.mark.parametrize("row", [-1, 3])
 def test_a_row_that_does_not_exist_is_refused(row):
-    with pytest.raises(IndexError, match="were asked for, there are 3 images"):
+    with pytest.raises(IndexError, match="were asked for, there are 3"):
         ArraySource(np.zeros((3, 1, 4, 4), dtype="uint8")).read(np.array([0, row]))
 
 
@@ -104,6 +104,6 @@ def test_channels_first_of_any_number_and_size_are_not(shape):
 
 def test_what_a_mask_hides_is_not_shown():
     hidden = np.ma.masked_greater(np.arange(5 * 16, dtype="uint8").reshape(5, 1, 4, 4), 30)
-    with pytest.raises(TypeError, match=r"is a masked array, .*images.filled\(0\)"):
+    with pytest.raises(TypeError, match=r"is a masked array, .*filled\(0\)"):
         ArraySource(hidden)
     assert ArraySource(hidden.filled(0)).read(slice(None)).max() == 30

@@ -44,7 +44,7 @@ def test_rows_as_asked_from_any_layout(tmp_path, where, chunks, shards, compress
         assert source.read(rows, out) is out
         np.testing.assert_array_equal(out, IMAGES[rows])
         np.testing.assert_array_equal(source.read(rows), IMAGES[rows])
-    with pytest.raises(IndexError, match="Rows 0 to 23 were asked for, there are 23 images"):
+    with pytest.raises(IndexError, match="Rows 0 to 23 were asked for, there are 23"):
         source.read(np.array([0, 23]))
 
 

@@ -17,7 +17,7 @@ from conftest import contents, make_cells
 
 from scbd import SCBDModel
 from scbd.data import memory_map_h5ad, open_embedding, open_screen, write_screen
-from scbd.data._images import image_source
+from scbd.data._inputs import image_source
 
 IMAGES = "single_cell_images"
 pytestmark = pytest.mark.filterwarnings("ignore:.*([zZ]arr v[23]|Zarr format 3)")  # AnnData on its plans

@@ -9,7 +9,7 @@ import pytest
 from conftest import contents, make_plates
 
 from scbd.data import Crops, SlicedSource, write_screen
-from scbd.data._images import image_source
+from scbd.data._inputs import image_source
 from scbd.data.sources import _sliced as sliced
 from scbd.data.stores import _block_file as block_file
 from scbd.data.stores import _plan as plan

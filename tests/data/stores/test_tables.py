@@ -14,7 +14,7 @@ from anndata import AnnData
 from conftest import make_cells
 
 from scbd.data import open_embedding, open_screen, verify_screen, write_screen
-from scbd.data._images import image_source
+from scbd.data._inputs import image_source
 from scbd.data.stores._block_file import BlockFile
 from scbd.data.stores._tables import TABLES_KEY
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from zarr.storage import LocalStore, MemoryStore
 
 from scbd.data import Crops, open_screen, verify_screen, write_screen
-from scbd.data._images import image_source
+from scbd.data._inputs import image_source
 from scbd.data.sources import ArraySource
 from scbd.data.stores import _containers as containers
 

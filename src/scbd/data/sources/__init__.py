@@ -1,27 +1,26 @@
-"""Where images lie at rest: one small protocol, and what it is there for, from memory to object stores."""
+"""Where inputs lie at rest: one small protocol, and what it is there for, from memory to object stores."""
 
-from scbd.data.sources._arrays import (
-    IMAGE_DTYPES,
-    ArraySource,
-    ImageSource,
-    check_images,
-    count_rows,
-    non_finite_rows,
-    target_of,
-)
+from scbd.data.sources._arrays import ArraySource, ImageSource, count_rows, non_finite_rows, target_of
+from scbd.data.sources._columns import ColumnSource
 from scbd.data.sources._image_files import FileSource
+from scbd.data.sources._kinds import FEATURES, IMAGE_DTYPES, IMAGES, InputKind, check_features, check_images
 from scbd.data.sources._lmdb_crops import LMDBSource
 from scbd.data.sources._sliced import SlicedSource
 from scbd.data.sources._zarr_arrays import ZarrSource
 
 __all__ = [
+    "FEATURES",
+    "IMAGES",
     "IMAGE_DTYPES",
     "ArraySource",
+    "ColumnSource",
     "FileSource",
+    "InputKind",
     "SlicedSource",
     "ImageSource",
     "LMDBSource",
     "ZarrSource",
+    "check_features",
     "check_images",
     "count_rows",
     "non_finite_rows",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.sources._arrays import check_images, target_of
+from scbd.data.sources._arrays import target_of
+from scbd.data.sources._kinds import check_images
 from scbd.data.sources._packed import Packed
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data.sources._arrays import check_images, target_of
+from scbd.data.sources._arrays import target_of
 from scbd.data.sources._byte_ranges import LocalFiles, byte_ranges
+from scbd.data.sources._kinds import IMAGES, InputKind
 from scbd.data.sources._zarr_codecs import codecs_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class _Shard:
 
 
 class ZarrSource:
-    """Images in a Zarr array (format 3) whose chunks hold whole images.
+    """Images, or features, in a Zarr array (format 3) whose chunks hold whole images, or whole rows.
 
     Zarr's own reading of random rows takes milliseconds a chunk; this takes the offsets of chunks from each shard's
     index, once, and reads bytes. Checksums of compressed images are tested as they are read; testing those of others
@@ -43,6 +44,8 @@ class ZarrSource:
         Shape ``(N, C, H, W)``; sharded or not; uncompressed, or compressed with blosc (lz4, zstd, …), zstd or gzip.
     where
         How an error should call it.
+    kind
+        See :class:`ArraySource`.
     verify
         Test all checksums.
 
@@ -62,14 +65,16 @@ class ZarrSource:
 
     in_memory = False
 
-    def __init__(self, images: zarr.Array, where: str = "images", *, verify: bool = False) -> None:
-        check_images(images.shape, images.dtype, where)
-        self.shape: tuple[int, int, int, int] = images.shape  # type: ignore[assignment]
+    def __init__(
+        self, images: zarr.Array, where: str = "images", kind: InputKind = IMAGES, *, verify: bool = False
+    ) -> None:
+        kind.check(images.shape, images.dtype, where)
+        self.shape: tuple[int, ...] = images.shape
         self.dtype: np.dtype = images.dtype
         if images.chunks[1:] != images.shape[1:] or images.metadata.zarr_format != 3:
             msg = (
                 f"{where} is cut into chunks of {images.chunks} (format {images.metadata.zarr_format}): chunks must "
-                "hold whole images and be of format 3; convert the store with scbd.data.write_screen."
+                f"hold whole rows of it and be of format 3; {kind.whole_rows}."
             )
             raise ValueError(msg)
         self._images = images
@@ -90,7 +95,7 @@ class ZarrSource:
         return self._chunk_rows
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order, as stored and free to change.
+        """Inputs of these rows, in this order, as stored and free to change.
 
         Raises
         ------
@@ -209,7 +214,7 @@ class ZarrSource:
         return _Shard(offsets, lengths, dense=dense)
 
     def _key(self, number: int) -> str:
-        return self._images.metadata.encode_chunk_key((number, 0, 0, 0))
+        return self._images.metadata.encode_chunk_key((number, *(0 for _ in self.shape[1:])))
 
     def _rows_of(self, number: int) -> str:
         size = self._chunk_rows * self._chunks_per_shard

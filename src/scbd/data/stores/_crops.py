@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scbd.data._channels import channel_names, warn_of_channels
-from scbd.data._images import image_source
+from scbd.data._inputs import image_source
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,8 +29,14 @@ _TABLES = ("obs", "var", "uns")
 _MEMORY_SHARE = 0.5
 
 
-def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_KEY) -> AnnData:
-    """Open an ``.h5ad`` or Zarr store of any size: tables in memory, images where they are.
+def open_screen(
+    path: str | os.PathLike[str] | Store,
+    *,
+    image_key: str = IMAGE_KEY,
+    layer: str | None = None,
+    obsm_key: str | None = None,
+) -> AnnData:
+    """Open an ``.h5ad`` or Zarr store of any size: tables in memory, images or features where they are.
 
     Images of an uncompressed ``.h5ad`` are memory-mapped, those of a Zarr store are read by the offsets of their chunks
     (:class:`ZarrSource`). Images that can be read neither way (a compressed ``.h5ad``) are loaded. What
@@ -45,11 +51,13 @@ def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_
         An ``.h5ad`` file; a ``.zarr`` folder; the URL of a Zarr store (``s3://…``, with fsspec); or a store of Zarr's.
     image_key
         Key in ``obsm`` of the images.
+    layer, obsm_key
+        In place of images: layer with features (``"X"`` for ``X``), or key of ``obsm`` with them.
 
     Returns
     -------
-    An AnnData without ``X`` and layers: scbd models read images alone. Images are a read-only array over a
-    :class:`numpy.memmap`, a :class:`zarr.Array` or an array in memory.
+    An AnnData without other layers, and without ``X`` unless that has the features. Images or features are a read-only
+    array over a :class:`numpy.memmap`, a :class:`zarr.Array` or an array in memory.
 
     Raises
     ------
@@ -72,6 +80,8 @@ def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_
     """
     from anndata import AnnData
 
+    if layer is not None or obsm_key is not None:
+        return open_features(path, layer, obsm_key)
     group, images = open_store(path, image_key)
     _say_what_is_left(group, path)
     parts = _tables(group, image_key)
@@ -86,6 +96,33 @@ def open_screen(path: str | os.PathLike[str] | Store, *, image_key: str = IMAGE_
         warnings.warn(msg, UserWarning, stacklevel=2)
     parts = with_results(path, parts, images)
     return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
+
+
+def open_features(path: str | os.PathLike[str] | Store, layer: str | None, obsm_key: str | None) -> AnnData:
+    """The same of features, dense; see :func:`open_screen`."""
+    from anndata import AnnData
+
+    place = f"obsm/{obsm_key}" if layer is None else "X" if layer == "X" else f"layers/{layer}"
+    group = _opened(path)
+    if place not in group or not hasattr(group[place], "shape"):
+        sparse = place in group and "sparse" in str(group[place].attrs.get("encoding-type", ""))
+        what = "is sparse: make it dense and write it again" if sparse else "is not there"
+        msg = f"{place} of {path} {what}; features are a dense array (its parts: {', '.join(sorted(group))})."
+        raise KeyError(msg)
+    _say_what_is_left(group, path, place.split("/")[0])
+    parts = _tables(group, obsm_key or "")
+    features: Any = group[place]
+    if isinstance(features, h5py.Dataset):
+        if offset_of(features) is None:
+            with features.file:
+                features = _loaded(features)
+        else:
+            features = mapped(features)
+    else:
+        features = guarded(features)
+    if layer is None:
+        return AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}})
+    return AnnData(**parts | ({"X": features} if layer == "X" else {"layers": {layer: features}}))
 
 
 def open_embedding(path: str | os.PathLike[str]) -> AnnData:
@@ -139,19 +176,24 @@ def open_tables(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[d
 
 def open_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[h5py.File | zarr.Group, Images]:
     """A store as it is, and its images."""
-    is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
-    if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
-        file = open_h5(Path(path))  # type: ignore[arg-type]
-        images = _images(file, path, image_key)
-        return file, images if offset_of(images) is None else mapped(images)
-    if is_path:
-        _check_inside(Path(path))  # type: ignore[arg-type]
-    group = _open_zarr(path)
-    images = _images(group, path, image_key)
+    group = _opened(path)
+    images: Any = _images(group, path, image_key)
+    if isinstance(images, h5py.Dataset):
+        return group, images if offset_of(images) is None else mapped(images)
     if not images.attrs.get(STORE_KEY, {"complete": True})["complete"]:
         msg = f"{path} was not finished: call write_screen again with the same cells, it goes on where it stopped."
         raise ValueError(msg)
     return group, guarded(images)
+
+
+def _opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
+    """A store as it is, held to what lies inside of it."""
+    is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
+    if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
+        return open_h5(Path(path))  # type: ignore[arg-type]
+    if is_path:
+        _check_inside(Path(path))  # type: ignore[arg-type]
+    return _open_zarr(path)
 
 
 def _open_zarr(path: str | os.PathLike[str] | Store) -> zarr.Group:
@@ -195,8 +237,8 @@ def _tables(group: Any, *on_disk: str) -> dict[str, Any]:
     return parts | {"obsm": {key: read_elem(obsm[key]) for key in obsm if key not in on_disk}}
 
 
-def _say_what_is_left(group: Any, path: Any) -> None:
-    others = {name: group[name] for name in sorted(set(group) - {*_TABLES, "obsm"})}
+def _say_what_is_left(group: Any, path: Any, *read: str) -> None:
+    others = {name: group[name] for name in sorted(set(group) - {*_TABLES, "obsm", *read})}
     left = [
         name
         for name, other in others.items()
@@ -204,8 +246,8 @@ def _say_what_is_left(group: Any, path: Any) -> None:
     ]
     if left:
         msg = (
-            f"{', '.join(left)} of {path} stay on disk, since scbd reads images and tables alone: load the file with "
-            "anndata to have them, and do not write over it."
+            f"{', '.join(left)} of {path} stay on disk, since scbd reads tables and what it learns from alone: load "
+            "the file with anndata to have them, and do not write over it."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
 

@@ -5,7 +5,7 @@ import pytest
 from conftest import IMAGE_KEY, make_cells
 
 from scbd.data import ImageField, ImageSource, read_crops
-from scbd.data._images import check_like_registered, image_source
+from scbd.data._inputs import check_like_registered, image_source
 
 
 def images(channels: int, height: int, width: int) -> ImageSource:

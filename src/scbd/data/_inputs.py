@@ -1,0 +1,166 @@
+"""Inputs of a table, images or features: where they are, and that they are those a model was set up with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import zarr
+
+from scbd._keys import IMAGE_KEY
+from scbd._messages import missing_key
+from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+# the layer that is no layer
+X = "X"
+
+
+class Inputs(NamedTuple):
+    """Where in a table the inputs are: one of these is given."""
+
+    image_key: str | None = None
+    """Key of ``obsm`` with images."""
+    layer: str | None = None
+    """Layer with features, or ``"X"``."""
+    obsm_key: str | None = None
+    """Key of ``obsm`` with features."""
+
+    @classmethod
+    def found(
+        cls, adata: AnnData, image_key: str | None = None, layer: str | None = None, obsm_key: str | None = None
+    ) -> Inputs:
+        """As it was said; by default images where ``obsm`` has them, else ``X``.
+
+        Raises
+        ------
+        KeyError
+            If nothing was said, and there is neither.
+        ValueError
+            If several were said; or if nothing was, and there are images under another key.
+        """
+        said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
+        given = [name for name, key in said.items() if key is not None]
+        if len(given) > 1:
+            msg = f"Give one of {' and '.join(given)}: a model learns from images, or from one table of features."
+            raise ValueError(msg)
+        if given:
+            return cls(image_key, layer, obsm_key)
+        if IMAGE_KEY in adata.obsm:
+            return cls(image_key=IMAGE_KEY)
+        others = [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
+        if others or adata.X is None:
+            also = " It has no X either, whose features could be learned from (layer='X')." if not others else ""
+            raise KeyError(missing_key("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key") + also)
+        return cls(layer=X)
+
+    @property
+    def kind(self) -> InputKind:
+        """Images or features."""
+        return FEATURES if self.image_key is None else IMAGES
+
+    @property
+    def where(self) -> str:
+        """As code."""
+        if self.layer is None:
+            return f"obsm[{self.image_key or self.obsm_key!r}]"
+        return X if self.layer == X else f"layers[{self.layer!r}]"
+
+    def array(self, adata: AnnData) -> Any:
+        """What lies there.
+
+        Raises
+        ------
+        KeyError
+            If there is nothing.
+        """
+        if self.layer == X:
+            if adata.X is None:
+                msg = "adata has no X: name the features with layer=… or obsm_key=…, or the images with image_key=…."
+                raise KeyError(msg)
+            return adata.X
+        slot, key = (adata.layers, self.layer) if self.layer else (adata.obsm, self.image_key or self.obsm_key)
+        if key not in slot:
+            argument = next(name for name, value in self._asdict().items() if value is not None)
+            raise KeyError(missing_key("layers" if self.layer else "obsm", str(key), slot.keys(), argument))
+        return slot[key]
+
+    def source(self, adata: AnnData) -> ImageSource:
+        """Ready to be read by row, as stored.
+
+        Raises
+        ------
+        KeyError
+            If there is nothing.
+        TypeError, ValueError
+            If what lies there is neither images nor features, see :class:`~scbd.data.ArraySource`.
+        """
+        array = self.array(adata)
+        if isinstance(array, pd.DataFrame):
+            array = array.to_numpy()
+        is_sparse = hasattr(array, "toarray") or "sparse" in type(array).__module__
+        if is_sparse and not isinstance(array, np.ndarray):
+            msg = (
+                f"{self.where} is sparse ({type(array).__name__}), features are read as they are: make it dense, such "
+                "as adata.X = adata.X.toarray()."
+            )
+            raise TypeError(msg)
+        if isinstance(array, zarr.Array):
+            return ZarrSource(array, self.where, self.kind)
+        return ArraySource(array, self.where, self.kind)
+
+    def names(self, adata: AnnData) -> list[str] | None:
+        """Names of features; `None` where they have none."""
+        if self.layer is not None:
+            return adata.var_names.astype(str).tolist()
+        array = self.array(adata)
+        return [str(name) for name in array.columns] if isinstance(array, pd.DataFrame) else None
+
+
+def image_source(adata: AnnData, image_key: str) -> ImageSource:
+    """Images of a table, ready to be read by row, see :meth:`Inputs.source`."""
+    return Inputs(image_key=image_key).source(adata)
+
+
+def check_like_registered(
+    source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool | None = None
+) -> None:
+    """Raise if images differ in kind from the registered ones.
+
+    Parameters
+    ----------
+    source
+        The images.
+    registered
+        What :class:`ImageField` recorded.
+    image_key
+        Where they are.
+    resize
+        Whether the model resizes, and takes other sizes of the same proportions; `None` where that is not known yet,
+        and size is not looked at.
+
+    Raises
+    ------
+    ValueError
+        If dtype, number of channels, size or proportions differ.
+    """
+    c, *size = registered["image_shape"]
+    if source.shape[1] != c or source.dtype.name != registered["dtype"]:
+        msg = (
+            f"obsm[{image_key!r}] holds {source.shape[1]} channels of {source.dtype.name}, the model was set up with "
+            f"{c} of {registered['dtype']} ({', '.join(registered['channels'])}): convert the images to match."
+        )
+        raise ValueError(msg)
+    height, width = source.shape[2:]
+    fact = (
+        f"obsm[{image_key!r}] holds images of {height} × {width} pixels, the model was trained on {size[0]} × {size[1]}"
+    )
+    if resize is False and [height, width] != size:
+        msg = f"{fact}: resize them, or train a model with image_size=… that resizes by itself."
+        raise ValueError(msg)
+    if resize and height * size[1] != width * size[0]:
+        msg = f"{fact}, and resizing would stretch them: crop or pad them to the proportions of those."
+        raise ValueError(msg)

@@ -1,0 +1,285 @@
+"""Where a table has inputs and labels: set up once, and found again in every table that comes after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
+from scvi.model.base import BaseModelClass
+
+from scbd._keys import E_REGISTRY, FEATURE_REGISTRY, IMAGE_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
+from scbd._labels import as_columns
+from scbd.data import (
+    FeatureField,
+    ImageField,
+    Inputs,
+    LabelField,
+    check_channel_names,
+    check_like_registered,
+    known_features,
+)
+from scbd.model._confounding import warn_if_confounded
+from scbd.model._controls import check_control, controls_of
+from scbd.model._manager import ScreenManager
+from scbd.model._parts import TRAIN_SIZE
+from scbd.model._preparation import encoder_for, preparation, transform_for
+from scbd.nn import IdentityLinear
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anndata import AnnData
+    from torch import nn
+
+    from scbd.data import ImageSource
+    from scbd.model._contract import EmbeddingModule
+    from scbd.model._preparation import WhiteningChoice
+    from scbd.nn import FeatureScaling, InputTransform, Preprocess
+
+
+# of features: a linear map that begins well, and networks that begin anywhere
+_FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
+_MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
+
+
+class SetupMixin(BaseModelClass):
+    """Gives a model :meth:`setup_anndata`, and what it was set up with."""
+
+    # labels that the network has parameters for, one set a category: training cannot meet new ones
+    _fixed_labels: ClassVar[tuple[str, ...]] = ()
+
+    if TYPE_CHECKING:  # what the model brings
+        module: EmbeddingModule
+
+    def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
+        super().__init__(adata, registry)
+        source = None if adata is None else self.adata_manager._source_registry
+        if source is not None:
+            self._keep_registry(source)
+
+    @classmethod
+    def setup_anndata(
+        cls,
+        adata: AnnData,
+        y_key: str | Sequence[str],
+        e_key: str | Sequence[str],
+        image_key: str | None = None,
+        *,
+        layer: str | None = None,
+        obsm_key: str | None = None,
+        control: str | int | float | None = None,
+        position_key: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Tell the model where inputs, perturbation and environment are. Nothing in ``adata`` is changed but ``uns``.
+
+        Inputs are images, or features of cells or wells: give one of ``image_key``, ``layer`` and ``obsm_key``, or none
+        of them for images where ``obsm`` has them, else for the features of ``X``.
+
+        Parameters
+        ----------
+        adata
+            Annotated cells, or wells.
+        y_key
+            Column of ``obs`` with what was done to each cell (perturbation, gene, guide, class); a list of columns
+            stands for their cross.
+        e_key
+            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list of columns. Labels
+            are text, numbers or truth values; others, such as dates, are known by their text.
+        image_key
+            Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
+            memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channel names are read
+            from ``var["channels"]``, or from ``var_names``.
+        layer, obsm_key
+            Layer with features, ``"X"`` for ``X``; or key of ``obsm`` with them. Dense ``(N, F)`` of float16, float32
+            or float64, in memory, memory-mapped or in Zarr. Features go by ``var_names``, or by the columns of a
+            :class:`pandas.DataFrame` in ``obsm``: new tables may have others beside, and another order.
+        control
+            The perturbation of the controls. Features are scaled to what controls vary by, and embeddings of features
+            are centred on them.
+        position_key
+            Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control``, what
+            controls differ by from position to position is taken out of features.
+        **kwargs
+            Used by scvi-tools when it sets up the data of a loaded model.
+
+        Raises
+        ------
+        KeyError
+            If a key is missing.
+        TypeError, ValueError
+            If the inputs cannot be read, hold NaN or infinity (all are looked at in memory, 64 images or 4,096 rows of
+            features elsewhere), images do not have the channels that ``var["channels"]`` names, or two features have
+            one name; or if a label is missing or has one value only, or no cell is a control.
+
+        Warns
+        -----
+        UserWarning
+            If ``y`` and ``e`` are confounded, with the table; if a channel shows nothing, or is a mask; if features
+            have one value in all cells, which are left out.
+        """
+        # plain text, whatever they came as: they are saved with the model
+        y_key, e_key = _plain_key(y_key), _plain_key(e_key)
+        position_key = None if position_key is None else _plain_key(position_key)
+        image_key, layer, obsm_key = Inputs.found(adata, image_key, layer, obsm_key)
+        setup_method_args = cls._get_setup_method_args(**{k: v for k, v in locals().items() if k != "__class__"})
+        source_registry, inputs = kwargs.get("source_registry"), Inputs(image_key, layer, obsm_key)
+        fields: list[Any] = [
+            ImageField(IMAGE_REGISTRY, image_key) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
+        ]
+        labels = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
+        if position_key is not None:
+            labels.append(LabelField(POSITION_REGISTRY, position_key))
+        if source_registry is None:
+            check_control(adata.obs, as_columns(y_key), control)
+            fields += labels
+        else:
+            # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
+            fields += [f for f in labels if all(column in adata.obs for column in f.columns)]
+        manager = ScreenManager(fields=fields, setup_method_args=setup_method_args)
+        manager.register_fields(adata, **kwargs)
+        cls.register_manager(manager)
+        if source_registry is None:
+            warn_if_confounded(adata.obs, as_columns(y_key), as_columns(e_key))
+
+    @property
+    def adata(self) -> Any:
+        """Cells that are attached; others may be, if their inputs are of the kind the model was trained on.
+
+        The model keeps the labels, and the codes of labels, that it was set up with: to embed new cells they need no
+        label, and to train on them a classifier or another network with parameters for each label must know theirs.
+        """
+        return self._adata
+
+    @adata.setter
+    def adata(self, adata: AnnData) -> None:
+        if adata is None:
+            msg = "adata=None: give cells to attach."
+            raise ValueError(msg)
+        self._source(adata)
+        setup = self.registry_[_SETUP_ARGS_KEY]
+        self.setup_anndata(adata, source_registry=self.registry_, **setup)
+        self._adata = adata
+        self._adata_manager = self._get_most_recent_anndata_manager(adata, required=True)
+        self._register_manager_for_instance(self._adata_manager)
+
+    def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
+        """Print what the model, or ``adata``, was set up with.
+
+        Raises
+        ------
+        ValueError
+            If there is no data to show the set-up of.
+        """
+        super().view_anndata_setup(self._require(adata), hide_state_registries)
+
+    def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
+        """Variable names of the data the model was set up with."""
+        return np.array(self._registered_inputs["var_names"], dtype=str)
+
+    def _keep_registry(self, registry: dict[str, Any]) -> None:
+        """Be the model of the cells it was first set up with, whatever is attached."""
+        self.registry_ = registry
+        self.summary_stats = ScreenManager._get_summary_stats_from_registry(registry)
+
+    def _codes(self, adata: AnnData, key: str) -> np.ndarray:
+        """Codes of a label as it was registered; new ones are registered where the network has no parameters for them.
+
+        Raises
+        ------
+        ValueError
+            If a cell has no label, all have the same, or one has a label the network does not know.
+        """
+        registered = self._registered(key)
+        field = LabelField(key, registered["columns"])
+        field.validate_field(adata)
+        codes, unknown = field.codes(adata, registered["categories"])
+        if unknown and key in self._fixed_labels:
+            raise ValueError(field.unknown(unknown))
+        registered["categories"].extend(unknown)
+        return codes
+
+    def _preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
+        """What prepares the inputs that were registered, see :func:`preparation`."""
+        return preparation(self._registered_inputs, settings)
+
+    def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
+        """What ``"auto"`` stands for."""
+        return encoder_for(self._registered_inputs, encoder)
+
+    @property
+    def _training_defaults(self) -> Mapping[str, Any]:
+        """Arguments of ``train`` that suit the inputs and the encoder."""
+        if self._inputs.image_key is not None:
+            return {}
+        return _FEW_STEPS if self._is_linear else _MORE_STEPS
+
+    @property
+    def _train_size(self) -> float:
+        """Share of the cells to train on, by default: a map that begins well has next to nothing to be validated for.
+
+        A tenth of some wells a perturbation, drawn at random, are strangers to each other, whose loss says nothing.
+        """
+        return 1.0 if self._is_linear else TRAIN_SIZE
+
+    @property
+    def _is_linear(self) -> bool:
+        return any(isinstance(part, IdentityLinear) for part in self.module.modules())
+
+    def _transform(
+        self,
+        encoder: str | nn.Module,
+        whitening: WhiteningChoice,
+        n_latent: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> InputTransform | None:
+        """What features pass before an encoder, see :func:`transform_for`."""
+        asked = dict(settings or {})
+        if encoder == "linear" and n_latent is not None:
+            asked["n_components"] = n_latent
+        return transform_for(self._registered_inputs, encoder, whitening, asked)
+
+    @property
+    def _registered_inputs(self) -> dict[str, Any]:
+        """What was recorded of images, or of features."""
+        return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
+
+    @property
+    def _inputs(self) -> Inputs:
+        """Where they are."""
+        setup = self.registry_[_SETUP_ARGS_KEY]
+        return Inputs(*(setup.get(name) for name in Inputs._fields))
+
+    def _controls(self, adata: AnnData) -> np.ndarray | None:
+        """Which cells are controls, boolean ``(N,)``; `None` where that was not said."""
+        setup = self.registry_[_SETUP_ARGS_KEY]
+        return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
+
+    def _positions(self, adata: AnnData) -> np.ndarray | None:
+        """Codes of the position of each cell, int64 ``(N,)``; `None` where there is none."""
+        return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
+
+    def _registered(self, key: str) -> dict[str, Any]:
+        return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})
+
+    def _require(self, adata: AnnData | None) -> AnnData:
+        if adata is None and self.adata is None:
+            msg = "The model was loaded without data: pass adata."
+            raise ValueError(msg)
+        return self.adata if adata is None else adata
+
+    def _source(self, adata: AnnData) -> ImageSource:
+        """Inputs of a table, checked against what the model takes. Reads none of them."""
+        inputs, registered = self._inputs, self._registered_inputs
+        if inputs.image_key is None:
+            return known_features(adata, inputs, registered)
+        source, resize = inputs.source(adata), self.module.preprocess.image_size is not None
+        check_like_registered(source, registered, inputs.image_key, resize=resize)
+        check_channel_names(adata.var, registered, inputs.image_key)
+        return source
+
+
+def _plain_key(key: str | Sequence[str]) -> str | list[str]:
+    columns = as_columns(key)
+    return columns[0] if len(columns) == 1 else list(columns)

@@ -1,0 +1,276 @@
+"""Models of features in place of images: the same contract."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scvi
+import torch
+from anndata import AnnData
+from conftest import make_cells, make_wells
+from small_models import assert_same, weights
+
+from scbd import SCBDModel
+from scbd.data import memory_map_h5ad, open_screen
+
+# a few steps teach nothing
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+QUICK: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu", "train_size": 1.0}
+KEYS = {"y_key": "compound", "e_key": "plate", "control": "DMSO", "position_key": "well"}
+
+
+def make(wells: AnnData | None = None, keys: dict[str, Any] = KEYS, **kwargs: Any) -> SCBDModel:
+    wells = make_wells() if wells is None else wells
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(wells, **keys)
+    return SCBDModel(wells, **kwargs)
+
+
+def test_features_of_x_are_taken_where_there_are_no_images():
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    assert model.get_latent_representation().shape == (72, 10)
+    assert model.get_latent_representation(block="s").shape == (72, 10)
+    assert "10 of X, float32" in repr(model) and "plda" in repr(model) and "channels" not in repr(model)
+    cells = make_cells()
+    cells.X = np.ones((96, 2), dtype=np.float32)
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    assert SCBDModel(cells, encoder="small").module.preprocess.output_shape == (2, 16, 16)
+
+
+def test_a_linear_encoder_begins_as_the_map_it_starts_from():
+    model = make(style_target=None)
+    model.train(**QUICK, max_steps=1, lr=0.0)
+    module, wells = model.module, model.adata
+    r = model.get_latent_representation(representation="intermediate")
+    scaled = module.preprocess(torch.from_numpy(wells.X))
+    np.testing.assert_allclose(r, module.content.transform(scaled).numpy(), atol=1e-5)
+    z = model.get_latent_representation(center=None)
+    np.testing.assert_allclose(z, r / np.linalg.norm(r, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_embeddings_of_features_are_centred_on_controls():
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    controls = (model.adata.obs["compound"] == "DMSO").to_numpy()
+    plain, centred = (model.get_latent_representation(center=center) for center in (None, "auto"))
+    np.testing.assert_allclose(np.linalg.norm(plain, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(centred, plain - plain[controls].mean(0), atol=1e-5)
+    without = make(keys={"y_key": "compound", "e_key": "plate"})
+    without.train(**QUICK, max_steps=1)
+    np.testing.assert_allclose(np.linalg.norm(without.get_latent_representation(), axis=1), 1, atol=1e-5)
+    with pytest.raises(ValueError, match="center='controls' needs controls"):
+        without.get_latent_representation(center="controls")
+    with pytest.raises(ValueError, match="center='mean' is not known"):
+        model.get_latent_representation(center="mean")
+
+
+def test_controls_that_are_not_trained_on_are_no_centre():
+    model = make()
+    obs = model.adata.obs
+    obs["split"] = np.where(obs["compound"] == "DMSO", "test", "train")
+    with pytest.warns(UserWarning, match="No training cell is a control"):
+        model.train(enable_progress_bar=False, accelerator="cpu", split="split", max_steps=1)
+    assert model.centers_ == {}
+
+
+def test_saved_and_loaded_with_transform_and_centre(tmp_path):
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    z = model.get_latent_representation()
+    model.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), model.adata)
+    assert_same(weights(loaded), weights(model))
+    np.testing.assert_array_equal(loaded.get_latent_representation(), z)
+    assert loaded.module.is_fitted
+
+
+def test_new_tables_may_have_other_features_beside_and_another_order(tmp_path):
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    new = make_wells(seed=1)
+    expected = model.get_latent_representation(new)
+    turned = new[:, ::-1].copy()
+    np.testing.assert_array_equal(model.get_latent_representation(turned), expected)
+    model.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), turned)
+    np.testing.assert_array_equal(loaded.get_latent_representation(), expected)
+    with pytest.raises(ValueError, match=r"lacks 1 of the 10 features .* \(feature_3\)"):
+        model.get_latent_representation(new[:, new.var_names != "feature_3"].copy())
+    new.X[5, 2] = np.nan
+    with pytest.raises(ValueError, match=r"Features of 1 of 72 cells .* infinite values \(rows 5\)"):
+        model.get_latent_representation(new)
+
+
+def test_runs_are_the_same_and_go_on(tmp_path):
+    def trained(folder: str, *steps: int) -> SCBDModel:
+        for n, step in enumerate(steps):
+            model = make(encoder="mlp", n_latent=4)
+            where = {"checkpoint_dir": tmp_path / folder, "ckpt_path": "last" if n else None}
+            model.train(**QUICK, max_steps=step, batch_size=40, **where)
+        return model
+
+    assert_same(weights(trained("whole", 6)), weights(trained("parts", 3, 6)))
+
+
+@pytest.mark.parametrize("encoder", ["linear", "mlp", torch.nn.Linear(10, 5)], ids=["linear", "mlp", "module"])
+@pytest.mark.parametrize("whitening", ["auto", "within", "controls", "lda", "plda", None])
+def test_encoders_and_whitenings(encoder, whitening):
+    model = make(encoder=encoder, whitening=whitening)
+    model.train(**QUICK, max_steps=2)
+    assert np.isfinite(model.get_latent_representation()).all()
+    kind = None if whitening is None else whitening if whitening != "auto" else "plda" if encoder == "linear" else None
+    assert getattr(model.module.content.transform, "kind", None) == kind
+
+
+def test_n_latent_takes_the_best_directions():
+    model = make(n_latent=3)
+    assert model.module.content.transform.output_shape == (3,)
+    assert make().module.content.n_latent == 10 and make(encoder="mlp").module.content.n_latent == 64
+    with pytest.raises(ValueError, match="n_latent=3: without whitening"):
+        make(n_latent=3, whitening=None)
+    with pytest.raises(ValueError, match="n_components=11: there are 10 features"):
+        make(n_latent=11)
+
+
+def test_the_encoder_of_z_s_starts_from_environments():
+    model = make()
+    model.train(**QUICK, max_steps=1, lr=0.0)
+    z_c, z_s = (model.get_latent_representation(block=block, center=None) for block in "cs")
+    plate = model.adata.obs["plate"].cat.codes.to_numpy()
+
+    def share(z: np.ndarray) -> float:
+        means = np.stack([z[plate == p].mean(0) for p in range(4)])
+        return float(means.var(0).sum() / z.var(0).sum())
+
+    assert share(z_s) > 2 * share(z_c)
+
+
+def test_learns_compounds_and_not_plates():
+    wells = make_wells(n_compounds=20, n_plates=6, n_features=20)
+    model = make(wells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(enable_progress_bar=False, accelerator="cpu")
+    z, compound, plate = (
+        model.get_latent_representation(),
+        wells.obs["compound"].to_numpy(),
+        wells.obs["plate"].to_numpy(),
+    )
+
+    def nearest(x: np.ndarray) -> tuple[float, float]:
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        similar = x @ x.T
+        np.fill_diagonal(similar, -np.inf)
+        chosen = similar[compound != "DMSO"].argmax(1)
+        known = compound != "DMSO"
+        return float((compound[chosen] == compound[known]).mean()), float((plate[chosen] == plate[known]).mean())
+
+    (raw_compound, raw_plate), (found_compound, found_plate) = nearest(wells.X), nearest(z)
+    assert found_compound > 0.85 > raw_compound and found_plate < 0.5 < raw_plate
+
+
+def test_memory_mapped_and_zarr_features_give_the_same(tmp_path):
+    wells = make_wells()
+    model = make(wells)
+    model.train(**QUICK, max_steps=3)
+    z = model.get_latent_representation()
+    wells.uns.clear()
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    mapped = open_screen(tmp_path / "wells.h5ad", layer="X")
+    np.testing.assert_array_equal(model.get_latent_representation(mapped), z)
+    assert not isinstance(mapped.X, np.memmap) and mapped.X.flags.writeable is False
+    wells.X = memory_map_h5ad(tmp_path / "wells.h5ad", "X")
+    again = make(wells)
+    again.train(**QUICK, max_steps=3, perturbations_per_batch=None)
+    np.testing.assert_allclose(again.get_latent_representation(), z, atol=1e-5)
+
+
+def test_embed_to(tmp_path):
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    table = model.embed_to(tmp_path / "z.h5ad")
+    np.testing.assert_allclose(table.obsm["X_scbd_c"], model.get_latent_representation(), atol=1e-6)
+    np.testing.assert_allclose(table.obsm["X_scbd_s"], model.get_latent_representation(block="s"), atol=1e-6)
+
+
+def test_a_decoder_shows_features():
+    model = make()
+    model.train(**QUICK, max_steps=5)
+    model.train_decoder(enable_progress_bar=False, accelerator="cpu", max_steps=200, width=32)
+    decoded, given = model.reconstruct(), model.get_intensities()
+    assert decoded.shape == given.shape == (72, 10)
+    np.testing.assert_allclose(given, model.adata.X, atol=1e-3)
+    assert np.square(decoded - given).mean() < given.var()
+    assert model.swap_blocks([0, 1], [20, 21]).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("message", "keys"),
+    [
+        ("Give one of image_key and layer", {"image_key": "single_cell_images", "layer": "X"}),
+        ("layers has no 'log' .*Name it with layer", {"layer": "log"}),
+        ("obsm has no 'dino' .*Name it with obsm_key", {"obsm_key": "dino"}),
+        ("control='dmso': no cell has that perturbation .*Did you mean 'DMSO'", {"control": "dmso"}),
+        ("obs has no 'wells' .*Did you mean 'well'", {"position_key": "wells"}),
+        ("Every cell has the same obs\\['one'\\]", {"e_key": "one"}),
+    ],
+)
+def test_bad_set_ups_are_said(message, keys):
+    wells = make_wells()
+    wells.obs["one"] = "plate"
+    with pytest.raises((KeyError, ValueError), match=message):
+        SCBDModel.setup_anndata(wells, **KEYS | keys)
+
+
+def test_images_under_another_key_are_not_passed_over():
+    cells = make_cells()
+    cells.obsm["crops"] = cells.obsm.pop("single_cell_images")
+    cells.X = np.random.default_rng(0).normal(size=(96, 2)).astype(np.float32)
+    with pytest.raises(KeyError, match="obsm has no 'single_cell_images' .its keys: crops"):
+        SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", layer="X")
+
+
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        (
+            "encoder='resnet18' is for images, and the inputs are features: use one of linear, mlp",
+            {"encoder": "resnet18"},
+        ),
+        ("There is no encoder 'conv': use one of linear", {"encoder": "conv"}),
+        ("image_size=32 is for images", {"image_size": 32}),
+        ("augment=True is for images", {"augment": True}),
+        ("whitening='zca' is not known", {"whitening": "zca"}),
+    ],
+)
+def test_settings_of_images_are_refused(message, settings):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+def test_settings_of_features_are_refused_with_images():
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    for settings in ({"encoder": "linear"}, {"clip": 5.0}, {"whitening": "plda"}):
+        with pytest.raises(ValueError, match="for features"):
+            SCBDModel(cells, **settings)
+
+
+def test_one_well_a_perturbation_is_said():
+    wells = make_wells(n_compounds=40, n_plates=2, n_controls=1)
+    wells.obs["each"] = [f"one_{i}" for i in range(len(wells))]
+    keys = {"y_key": "each", "e_key": "plate"}
+    with pytest.warns(UserWarning, match="confounded"):
+        model = make(wells, keys)
+    with pytest.raises(ValueError, match="Each of the 82 training cells has a label of its own"):
+        model.train(**QUICK, max_steps=1)
+
+
+def test_without_whitening_a_linear_embedding_has_the_dimension_of_its_features():
+    assert make(make_wells(n_features=310)).module.content.n_latent == 300
+    assert make(make_wells(n_features=310), whitening=None).module.content.n_latent == 310

@@ -1,0 +1,78 @@
+"""One scale for all features, and no value beyond all measure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import median_abs_deviation
+
+from scbd.nn import FeatureScaling
+
+
+def table(n: int = 300, f: int = 4, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(n, f)) * [1, 10, 0.1, 1000] + [0, 5, -3, 1e4]).astype(np.float32)
+
+
+def batches(features: np.ndarray) -> list[torch.Tensor]:
+    return [torch.from_numpy(part) for part in np.array_split(features, 7)]
+
+
+def test_scale_is_that_of_median_and_mad():
+    features = table()
+    scaling = FeatureScaling(4, clip=None)
+    assert not scaling.fitted
+    scaling.fit(batches(features))
+    assert scaling.fitted
+    mad = median_abs_deviation(features, axis=0, scale="normal")
+    expected = (features - np.median(features, axis=0)) / mad
+    np.testing.assert_allclose(scaling(torch.from_numpy(features)).numpy(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_scale_is_that_of_controls_where_they_are_enough():
+    features, controls = table(), np.arange(300) < 20
+    features[~controls] *= 3
+    scaling = FeatureScaling(4, clip=None)
+    scaling.fit(batches(features), controls)
+    np.testing.assert_allclose(scaling.mean.numpy(), np.median(features[controls], axis=0), rtol=1e-6)
+    few = FeatureScaling(4, clip=None)
+    few.fit(batches(features), np.arange(300) < 15)
+    np.testing.assert_allclose(few.mean.numpy(), np.median(features, axis=0), rtol=1e-6)
+
+
+def test_outliers_are_clipped_and_constants_zero():
+    features = table()
+    features[0, 0], features[:, 1] = 1e6, 7
+    features[:, 2] = 0
+    features[:10, 2] = 5  # mostly one value: its MAD is 0
+    scaling = FeatureScaling(4, clip=20)
+    scaling.fit(batches(features))
+    scaled = scaling(torch.from_numpy(features)).numpy()
+    assert scaled[0, 0] == 20 and not scaled[:, 1].any() and 0 < scaled[0, 2] < 20
+    new = torch.from_numpy(features)
+    new[:, 1] = 8  # constant in training, and not now
+    assert not scaling(new)[:, 1].any()
+    back = scaling.intensities(scaling(new))
+    torch.testing.assert_close(back[1:, 0], new[1:, 0], rtol=1e-4, atol=1e-4)
+    assert (back[:, 1] == 7).all()
+
+
+def test_left_as_they_are():
+    scaling = FeatureScaling(4, standardize=False, clip=None)
+    features = torch.from_numpy(table()).double()
+    assert scaling.fitted and torch.equal(scaling(features), features.float())
+    assert torch.equal(scaling.intensities(features), features)
+
+
+def test_bad_input_is_said():
+    for clip in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="clip="):
+            FeatureScaling(4, clip=clip)
+    scaling = FeatureScaling(4)
+    with pytest.raises(ValueError, match="was given no features"):
+        scaling.fit([])
+    features = table()
+    features[3, 1] = np.nan
+    with pytest.raises(ValueError, match="missing or infinite features"):
+        scaling.fit(batches(features))

@@ -1,0 +1,108 @@
+"""The linear map before an encoder of features, against naive forms and what it is there for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scbd.nn import InputTransform
+
+
+def labelled(n_labels: int = 20, n: int = 30, f: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels differ in two directions, cells within a label mostly in another."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(n_labels), n)
+    features = rng.normal(size=(n_labels * n, f))
+    features[:, 0] += 3 * rng.normal(size=n_labels)[labels]
+    features[:, 1] += 2 * rng.normal(size=n_labels)[labels]
+    features[:, 2] *= 10
+    return features.astype(np.float32), labels
+
+
+def naive_within(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    centred = np.concatenate([features[labels == u] - features[labels == u].mean(0) for u in np.unique(labels)])
+    return centred.T @ centred / (len(features) - len(np.unique(labels)))
+
+
+def mapped(transform: InputTransform, features: np.ndarray) -> np.ndarray:
+    return transform(torch.from_numpy(features)).numpy()
+
+
+@given(seed=st.integers(0, 100), f=st.integers(3, 9))
+def test_within_makes_variation_within_labels_white(seed, f):
+    features, labels = labelled(f=f, seed=seed)
+    transform = InputTransform(f, "within", regularization=0)
+    transform.fit(features, labels)
+    white = mapped(transform, features).astype(np.float64)
+    np.testing.assert_allclose(naive_within(white, labels), np.eye(f), atol=1e-3)
+    np.testing.assert_allclose(white.mean(0), 0, atol=1e-3)
+
+
+def test_controls_makes_controls_white():
+    features, labels = labelled()
+    controls = labels == 0
+    transform = InputTransform(8, "controls", regularization=0)
+    transform.fit(features, labels, controls)
+    white = mapped(transform, features[controls])
+    np.testing.assert_allclose(np.cov(white, rowvar=False), np.eye(8), atol=1e-3)
+    np.testing.assert_allclose(white.mean(0), 0, atol=1e-4)  # centred on controls
+
+
+def test_discriminants_keep_what_labels_differ_in():
+    features, labels = labelled()
+    for kind in ("lda", "plda"):
+        transform = InputTransform(8, kind, n_components=2, regularization=0.01)
+        transform.fit(features, labels)
+        found = mapped(transform, features)
+        means = np.stack([found[labels == u].mean(0) for u in range(20)])
+        assert (means.var(0) / naive_within(found, labels).diagonal() > 2).all()
+    gains = np.sqrt(np.square(transform.matrix.numpy()).sum(0))
+    assert gains[0] > gains[1]  # what says more of labels counts for more
+
+
+def test_what_positions_of_controls_differ_by_is_taken_out():
+    rng = np.random.default_rng(0)
+    n_plates, n_positions = 6, 16
+    place = rng.normal(size=(n_positions, 1)) * np.array([[4.0, 0, 0, 0, 0, 0]])
+    features = (place + rng.normal(size=(n_plates, n_positions, 6))).reshape(-1, 6).astype(np.float32)
+    positions = np.tile(np.arange(n_positions), n_plates)
+    controls = positions < 8
+    labels = np.where(controls, 0, positions)  # a compound is a position
+    sizes = {}
+    for weight in (0.0, 3.0):
+        transform = InputTransform(6, "within", position_weight=weight)
+        transform.fit(features, labels, controls, positions)
+        means = np.stack([mapped(transform, features[positions == p]).mean(0) for p in range(8, n_positions)])
+        sizes[weight] = means.var(0).sum()
+    assert sizes[3.0] < 0.5 * sizes[0.0]
+
+
+def test_it_begins_as_the_identity_and_is_saved():
+    features, labels = labelled()
+    transform = InputTransform(8, n_components=3)
+    np.testing.assert_array_equal(mapped(transform, features), features[:, :3])
+    assert not transform.fitted
+    transform.fit(features, labels)
+    other = InputTransform(8, n_components=3)
+    other.load_state_dict(transform.state_dict())
+    assert other.fitted
+    np.testing.assert_array_equal(mapped(other, features), mapped(transform, features))
+
+
+def test_bad_input_is_said():
+    features, labels = labelled()
+    with pytest.raises(ValueError, match="whitening='zca' is not known: use one of within, controls, lda, plda"):
+        InputTransform(8, "zca")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="n_components=9: there are 8 features"):
+        InputTransform(8, n_components=9)
+    with pytest.raises(ValueError, match="regularization=-1"):
+        InputTransform(8, regularization=-1)
+    with pytest.raises(ValueError, match="Each of the 600 training cells has a label of its own"):
+        InputTransform(8).fit(features, np.arange(600))
+    with pytest.raises(ValueError, match="whitening='plda' learns what labels differ in"):
+        InputTransform(8).fit(features, np.zeros(600))
+    with pytest.raises(ValueError, match="fewer than two among the training cells"):
+        InputTransform(8, "controls").fit(features, labels, np.zeros(600, dtype=bool))
