@@ -81,3 +81,48 @@ def write_lmdb(folder: Path, values: Mapping[str, bytes]) -> Path:
         for key, value in values.items():
             transaction.put(key.encode(), value)
     return folder
+
+
+def cpjump1_table(n_plates: int = 5, n_compounds: int = 16, n_controls: int = 8, n_features: int = 12) -> pd.DataFrame:
+    """Wells of plates with one layout, two time points; two compounds have a second position."""
+    rng = np.random.default_rng(0)
+    compounds = [f"BRD-{i:03d}" for i in range(n_compounds)]
+    layout = [*compounds, *compounds[:2], *["DMSO"] * n_controls]
+    effects = {name: rng.normal(size=n_features) for name in compounds} | {"DMSO": np.zeros(n_features)}
+    rows = []
+    for plate in range(n_plates):
+        shift = rng.normal(size=n_features)
+        for place, compound in enumerate(layout):
+            control, number = compound == "DMSO", 0 if compound == "DMSO" else compounds.index(compound)
+            about = {
+                "Metadata_Plate": f"BR{plate:05d}",
+                "Metadata_Well": f"{chr(65 + place // 12)}{place % 12 + 1:02d}",
+                "Metadata_broad_sample": compound,
+                "Metadata_pert_iname": compound.lower(),
+                "Metadata_control_type": "negcon" if control else None,
+                "Metadata_gene": None if control else f"GENE{number % 4}",
+                "Metadata_smiles": "C",
+                "Metadata_moa": None if control else f"moa {number % 5}",
+                "Metadata_hours": 24 if plate < 2 else 48,
+            }
+            values = effects[compound] + shift + 0.3 * rng.normal(size=n_features)
+            rows.append(about | {f"Cells_{i}": value for i, value in enumerate(values)})
+    return pd.DataFrame(rows)
+
+
+def breinig2015_table(n: int = 600, n_targets: int = 5, n_features: int = 8) -> pd.DataFrame:
+    """Cells of two replicates and some targets."""
+    rng = np.random.default_rng(0)
+    target, replicate = rng.integers(n_targets, size=n), rng.integers(1, 3, size=n)
+    about = {
+        "cell_code": [f"cell_{i}" for i in range(n)],
+        "cell_id": np.arange(n),
+        "plate": [f"P{i % 2}" for i in target],
+        "replicate": replicate,
+        "well": [f"M{i:02d}" for i in target],
+        "field": rng.integers(4, size=n),
+        "target": [f"target_{i}" for i in target],
+        "split": "train",
+    }
+    features = rng.normal(size=(n, n_features)) + rng.normal(size=(n_targets, n_features))[target] + replicate[:, None]
+    return pd.DataFrame(about | {f"x{i}": features[:, i] for i in range(n_features)})

@@ -132,7 +132,7 @@ def test_help_says_what_a_user_can_know(capsys):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         said[command] = " ".join(capsys.readouterr().out.split())
-    assert "(default: 0.67)" in said["run"] and "(default: 0.0001)" in said["run"] and "0.666" not in said["run"]
+    assert "(default: 0.1)" in said["run"] and "(2/3; of features 0)" in said["run"]
     assert "(default: True)" not in said["run"] and "(default: None)" not in said["run"]
     assert "How long: " in said["run"]
     # argparse breaks names at their hyphens

@@ -64,6 +64,11 @@ def image_size(text: str) -> Any:
     return (int(height), int(width)) if width else int(height)
 
 
+def word(text: str) -> str | None:
+    """A word, or ``none``."""
+    return None if text == "none" else text
+
+
 def count_or_auto(text: str) -> Any:
     """A number, ``auto``, or ``none``."""
     return {"auto": "auto", "none": None}[text] if text in ("auto", "none") else int(text)

@@ -14,7 +14,8 @@ from scbd.model import TrainSettings
 EXPERIMENTS = (
     "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations cmnist-long "
     "cmnist-variance cmnist-map screen-map cmnist-systems screen-systems cmnist-lengths screen-lengths "
-    "screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 funk22-cellprofiler"
+    "screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 funk22-cellprofiler cpjump1 "
+    "cpjump1-settings cpjump1-ablations breinig2015"
 ).split()
 _HOW_LONG = (
     "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "
@@ -137,19 +138,27 @@ def _add_reproduce(commands: Any) -> None:
 
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cells", type=values.path_or_url, help="an .h5ad or .zarr with images in obsm")
+    parser.add_argument("cells", type=values.path_or_url, help="an .h5ad or .zarr with images in obsm, or features")
     parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
     parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
+    parser.add_argument("--layer", help="features in place of images: a layer, or X")
+    parser.add_argument("--obsm-key", help="features in place of images: an obsm key")
+    parser.add_argument("--control", help="perturbation of the controls")
+    parser.add_argument("--position-key", help="obs column of the position on the plate")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     model = parser.add_argument_group("model")
-    model.add_argument("--encoder", default="resnet18", help="small, resnet18, resnet50 or densenet121")
-    model.add_argument("--n-latent", type=int, default=64, help="dimension of both embeddings")
+    model.add_argument(
+        "--encoder",
+        default="auto",
+        help="small, resnet18, resnet50, densenet121; of features linear or mlp; auto: what suits the cells",
+    )
+    model.add_argument("--n-latent", type=int, help="dimension of both embeddings (64; of linear 300)")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
-    model.add_argument("--smoothing", type=float, default=2 / 3, help="of the perturbations, 0 for none")
+    model.add_argument("--smoothing", type=float, help="of the perturbations, 0 for none (2/3; of features 0)")
     model.add_argument(
         "--invariance",
         choices=["variance", "listing", "formula", "mean", "mass"],
@@ -164,6 +173,10 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--no-standardize", dest="standardize", action="store_false", help="keep each channel's mean and scale"
     )
     model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
+    model.add_argument("--clip", type=float, default=20.0, help="of features: cut off at so many standard deviations")
+    model.add_argument(
+        "--whitening", type=values.word, default="auto", help="of features: within, controls, lda, plda or none"
+    )
     return model
 
 
@@ -179,7 +192,9 @@ def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default=TrainSettings.perturbations_per_batch,
         help="number, 'auto' or 'none'",
     )
-    train.add_argument("--lr", type=float, default=TrainSettings.lr, help="learning rate")
+    train.add_argument(
+        "--lr", type=float, default=TrainSettings.lr, help="learning rate (0.0001; of features with mlp 0.001)"
+    )
     train.add_argument("--weight-decay", type=float, default=TrainSettings.weight_decay, help="weight decay")
     train.add_argument(
         "--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0"

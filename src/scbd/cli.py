@@ -113,7 +113,7 @@ def _select_alpha(arguments: argparse.Namespace) -> int:
 
 
 # arguments that are passed on under their own names
-_MODEL = "encoder n_latent temperature smoothing invariance image_size intensity standardize augment"
+_MODEL = "encoder n_latent temperature smoothing invariance image_size intensity standardize augment clip whitening"
 _TRAINING = (
     "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split load_best early_stopping "
     "accelerator precision preload compile"
@@ -124,8 +124,12 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     from scbd.data import open_screen
 
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
-    cells = open_screen(arguments.cells, image_key=arguments.image_key)
-    return {"adata": cells, "e_key": e_key} | _named(arguments, "y_key out image_key")
+    where = _named(arguments, "layer obsm_key")
+    cells = open_screen(arguments.cells, image_key=arguments.image_key, **where)
+    of_features = any(where.values())
+    setup = _named(arguments, "control position_key") | (where if of_features else _named(arguments, "image_key"))
+    setup = {name: value for name, value in setup.items() if value is not None}
+    return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")
 
 
 def _train_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:

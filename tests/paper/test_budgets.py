@@ -7,6 +7,7 @@ import pytest
 from scbd.paper import EXPERIMENTS
 from scbd.paper._budgets import Budget
 from scbd.workflows import DATASETS, PROTOCOLS, SYSTEMS
+from scbd.workflows._rivals import RIVALS
 from scbd.workflows._systems import FEATURES
 
 
@@ -16,7 +17,8 @@ def test_every_grid_names_what_there_is_and_nothing_twice(name, budget):
     trials = EXPERIMENTS[name].trials(budget, None)
     assert len({trial.key for trial in trials}) == len(trials) > 0
     for trial in trials:
-        assert trial.dataset in DATASETS and trial.system in {**SYSTEMS, **FEATURES} and trial.protocol in PROTOCOLS
+        assert trial.dataset in DATASETS and trial.protocol in PROTOCOLS
+        assert trial.system in {**SYSTEMS, **FEATURES, **RIVALS}
     one = EXPERIMENTS[name].trials(budget, 1)
     assert {trial.key for trial in one} <= {trial.key for trial in trials}
     assert EXPERIMENTS[name].about.endswith(".")

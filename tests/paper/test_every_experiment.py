@@ -10,7 +10,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from official import camelyon17_table, write_camelyon17, write_domains, write_lmdb, write_mnist, write_rxrx1
+from official import (
+    breinig2015_table,
+    camelyon17_table,
+    cpjump1_table,
+    write_camelyon17,
+    write_domains,
+    write_lmdb,
+    write_mnist,
+    write_rxrx1,
+)
 from pictures import is_drawn
 
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
@@ -23,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*Co
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
 # only tables
 UNDRAWN = {"cmnist-variance", "counterfactuals", "screen-neighbours"}
+UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015"}
 
 
 def mnist(folder: Path) -> Path:
@@ -70,9 +80,21 @@ def funk22_cellprofiler(folder: Path) -> Path:
     return folder
 
 
+def cpjump1(file: Path) -> Path:
+    cpjump1_table().to_parquet(file)
+    return file
+
+
+def breinig2015(file: Path) -> Path:
+    breinig2015_table().to_parquet(file)
+    return file
+
+
 FILES = {
+    "breinig2015": (breinig2015, "cells.parquet"),
     "camelyon17": (camelyon17, "camelyon17_v1.0"),
     "colored_mnist": (mnist, "mnist"),
+    "cpjump1": (cpjump1, "wells.parquet"),
     "funk22": (funk22, "crops"),
     "funk22_cellprofiler": (funk22_cellprofiler, "features.parquet"),
     "pacs": (pacs, "PACS"),

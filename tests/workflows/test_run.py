@@ -12,6 +12,7 @@ from conftest import make_cells
 
 import scbd
 from scbd import SCBDModel
+from scbd.data import Inputs
 from scbd.metrics import label_probe
 from scbd.model._module import SCBDModule
 from scbd.workflows import run
@@ -36,7 +37,7 @@ def quick_umap(request, monkeypatch):
 def only_training(monkeypatch):
     """For what is not about the scores."""
     monkeypatch.setattr("scbd.workflows._run.evaluate", lambda *args, **kwargs: pd.DataFrame({"f1": [0.5]}))
-    monkeypatch.setattr("scbd.workflows._run.pixel_pca", lambda adata, **kwargs: np.zeros((adata.n_obs, 2)))
+    monkeypatch.setattr("scbd.workflows._run.input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
     monkeypatch.setattr("scbd.workflows._run._pictures", lambda *args: None)
 
 
@@ -78,7 +79,7 @@ def test_everything_is_written(tmp_path):
         "e_key": ["plate", "well"],
         "image_key": "single_cell_images",
         "n_cells": 300,
-        "digest": digest_of(make_cells(300), ["gene", "plate", "well"], "single_cell_images"),
+        "digest": digest_of(make_cells(300), ["gene", "plate", "well"], Inputs(image_key="single_cell_images")),
     }
     assert settings["asked"] == {"model": MODEL, "training": TRAIN | {"train_size": 0.7}}
     assert settings["versions"]["scbd"] == scbd.__version__ and "commit" in settings["versions"]

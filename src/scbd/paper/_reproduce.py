@@ -16,6 +16,7 @@ from scbd.paper import (
     _long_run,
     _maps,
     _neighbours,
+    _profiles,
     _screens,
     _systems,
 )
@@ -46,6 +47,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     **_neighbours.EXPERIMENTS,
     **_counterfactuals.EXPERIMENTS,
     **_screens.EXPERIMENTS,
+    **_profiles.EXPERIMENTS,
 }
 
 
@@ -77,7 +79,8 @@ def reproduce(
         ``"screen-lengths"`` (latent-variable models trained for longer); ``"screen-neighbours"`` (batches of any cells,
         and of stretches that a disk reads fast);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
-        ``"funk22-cellprofiler"`` (batch correction).
+        ``"funk22-cellprofiler"`` (batch correction); ``"cpjump1"``, ``"breinig2015"`` (feature tables), with
+        ``"cpjump1-settings"`` (what was chosen on training plates) and ``"cpjump1-ablations"``.
     budget
         ``"smoke"``: minutes on two cores, to see that it works; ``"small"``: hours on two cores, small encoders;
         ``"paper"``: as published, for a GPU.

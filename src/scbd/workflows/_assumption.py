@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd.baselines import ERMModel
 from scbd.data import hold_out_environments
 from scbd.workflows._seeding import seed_everything
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
 
@@ -26,7 +25,7 @@ def check_assumption(
     y_key: str,
     e_key: str | Sequence[str],
     held_out: Sequence[str],
-    image_key: str = IMAGE_KEY,
+    setup_kwargs: Mapping[str, Any] | None = None,
     lrs: Sequence[float] = (1e-4, 1e-3, 1e-2),
     weight_decays: Sequence[float] = (0.0, 0.01),
     max_steps: Sequence[int] = (150, 1500),
@@ -46,8 +45,10 @@ def check_assumption(
     ----------
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
-    y_key, e_key, image_key
-        Where label, environment and images are.
+    y_key, e_key
+        Columns of label and environment.
+    setup_kwargs
+        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     held_out
         Environments to test on; the others train and validate.
     lrs, weight_decays, max_steps
@@ -85,7 +86,7 @@ def check_assumption(
     y = label_values(adata.obs, y_key).astype(str).to_numpy()
     environment = label_values(adata.obs, as_columns(e_key)).astype(str)
     split = hold_out_environments(environment, held_out, strata=[y], validation_size=validation_size, seed=seed)
-    ERMModel.setup_anndata(adata, y_key=y_key, e_key=e_key, image_key=image_key)
+    ERMModel.setup_anndata(adata, y_key=y_key, e_key=e_key, **(setup_kwargs or {}))
     rows = []
     for lr, decay, steps in product(lrs, weight_decays, max_steps):
         seed_everything(seed)

@@ -35,13 +35,16 @@ class UserCells:
     ----------
     adata
         The cells.
-    y_key, e_key, image_key
-        Where perturbation, environment and images are.
+    y_key, e_key
+        Columns of perturbation and environment.
+    setup
+        Further arguments of ``setup_anndata``.
     """
 
-    def __init__(self, adata: AnnData, y_key: str, e_key: str | Sequence[str], image_key: str) -> None:
+    def __init__(self, adata: AnnData, y_key: str, e_key: str | Sequence[str], setup: Mapping[str, Any]) -> None:
         self.adata = adata
-        self.dataset = Dataset(lambda **_: adata, y_key, as_columns(e_key), image_key=image_key)
+        self.dataset = Dataset(lambda **_: adata, y_key, as_columns(e_key), setup=setup)
+        self._inputs = self.dataset.inputs(adata)
         self._digests: dict[str | None, str] = {}
 
     def trial(
@@ -58,8 +61,8 @@ class UserCells:
         A trial names its cells by a digest: it answers for those, whatever ran in the same directory before.
         """
         dataset, digest = self.dataset, self._digest(training.get("split"))
-        about = {"y_key": dataset.y_key, "e_key": dataset.e_key, "image_key": dataset.image_key}
-        about |= {"n_cells": self.adata.n_obs, "digest": digest, "held_out": list(held_out)}
+        where = {name: key for name, key in self._inputs._asdict().items() if key is not None}
+        about = dataset.columns | where | {"n_cells": self.adata.n_obs, "digest": digest, "held_out": list(held_out)}
         return Trial("selection", "cells", system, seed, about, model, training)
 
     def check(
@@ -151,10 +154,10 @@ class UserCells:
         return frame
 
     def _digest(self, split: str | None) -> str:
-        """Of the images and of all labels that a run looks at."""
+        """Of the inputs and of all labels that a run looks at."""
         if split not in self._digests:
             labels = [self.dataset.y_key, *as_columns(self.dataset.e_key)]
-            self._digests[split] = digest_of(self.adata, labels, self.dataset.image_key, split)
+            self._digests[split] = digest_of(self.adata, labels, self._inputs, split)
         return self._digests[split]
 
     def _validates(self, split: str | None, training: Mapping[str, Any]) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scbd import datasets
 from scbd._keys import IMAGE_KEY
+from scbd.data import Inputs, digest_cells
+from scbd.workflows._folds import breinig2015_fold, cpjump1_fold
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
     from anndata import AnnData
@@ -34,8 +36,11 @@ class Dataset:
         Column of the guides, where each label has several.
     relations
         Known relations between labels, as a frame of ``source`` and ``target``.
-    image_key
-        Where in ``obsm`` the images are.
+    labels
+        Columns of what perturbations have in common, such as mechanisms, by their names in tables.
+    setup
+        Further arguments of ``setup_anndata``: where the inputs are, if not images at their usual key, or features in
+        ``X``; and which cells are controls.
     """
 
     loader: Callable[..., AnnData]
@@ -45,7 +50,22 @@ class Dataset:
     needs_path: bool = True
     guide_key: str | None = None
     relations: Callable[[AnnData], pd.DataFrame] | None = None
-    image_key: str = IMAGE_KEY
+    labels: Mapping[str, str] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Arguments of ``setup_anndata``."""
+        return {"y_key": self.y_key, "e_key": self.e_key, **self.setup}
+
+    def inputs(self, adata: AnnData) -> Inputs:
+        """Where in a table the images, or the features, are."""
+        return Inputs.found(adata, *(self.setup.get(name) for name in Inputs._fields))
+
+    def digest(self, adata: AnnData) -> str:
+        """Of all that is known of each cell, and of what it is learned from; tables of profiles are no inputs."""
+        learned_from = IMAGE_KEY in adata.obsm or any(name in self.setup for name in Inputs._fields)
+        return digest_cells(self.inputs(adata).source(adata) if learned_from else None, adata.obs)
 
     def load(self, path: str | os.PathLike[str] | None, seed: int, **kwargs: Any) -> AnnData:
         """Load the cells.
@@ -61,15 +81,23 @@ class Dataset:
     def check_path(self, path: str | os.PathLike[str] | None) -> None:
         """Raise if files are needed and no path was given."""
         if path is None and self.has_files and self.needs_path:
-            name = self.loader.__name__
+            name = self.loader.__name__.removesuffix("_fold")
             msg = f"{name} is not downloaded by scbd: see scbd.datasets.{name} for its source, and give the path."
             raise ValueError(msg)
 
 
 DATASETS = {
+    "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
     "camelyon17": Dataset(datasets.camelyon17, "tumor", "hospital"),
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
     "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
+    "cpjump1": Dataset(
+        cpjump1_fold,
+        "Metadata_broad_sample",
+        "Metadata_Plate",
+        labels={"mechanism": "Metadata_moa", "target": "Metadata_gene"},
+        setup={"layer": "X", "control": "DMSO", "position_key": "Metadata_Well"},
+    ),
     "funk22": Dataset(datasets.funk22, "gene", "well", relations=lambda adata: datasets.corum()),
     "funk22_cellprofiler": Dataset(
         datasets.funk22_cellprofiler, "gene", "well", relations=lambda adata: datasets.corum()

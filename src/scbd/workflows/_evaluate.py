@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd.baselines import pixel_pca
 from scbd.metrics import check_keys, label_probe
 
 if TYPE_CHECKING:
@@ -15,11 +16,30 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
+    from scbd.data import Inputs
+
 PCA_KEY = "X_pixel_pca"
+_COMPONENTS, _PCA_CELLS = 50, 20_000
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PCA_KEY}
 _PROBE_CELLS = 100_000
 # with fewer, a score on cells that were not trained on is mostly noise
 _HELD_OUT_CELLS = 50
+
+
+def input_pca(adata: AnnData, inputs: Inputs, seed: int = 0) -> np.ndarray:
+    """Principal components of pixels, or of features that are standardised, float32 ``(N, 50)`` or fewer."""
+    if inputs.image_key is not None:
+        return pixel_pca(adata, image_key=inputs.image_key, seed=seed)
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import StandardScaler
+
+    source = inputs.source(adata)
+    scaler, n = StandardScaler(), source.shape[0]
+    rows = np.sort(np.random.default_rng(seed).permutation(n)[:_PCA_CELLS])
+    sample = scaler.fit_transform(source.read(rows))
+    pca = PCA(min(_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
+    parts = (slice(start, start + _PCA_CELLS) for start in range(0, n, _PCA_CELLS))
+    return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
 
 
 def evaluate(

@@ -9,6 +9,8 @@ import numpy as np
 from scbd._labels import label_values
 from scbd.data import hold_out_environments, stratified_split
 from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._profile_scores import across_environments, profile_scores
+from scbd.workflows._rivals import RIVALS, Table
 from scbd.workflows._scores import correction_scores, generalization_scores, health_scores, selection_scores
 from scbd.workflows._systems import FEATURES, trained
 
@@ -82,6 +84,27 @@ def selection(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -
     return selection_scores(adata, model, scored, y_key=dataset.y_key, e_key=dataset.e_key), model
 
 
+def unseen_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Retrieve replicates, mechanisms and targets of perturbations, and on plates, that were never learned from."""
+    embedding, model = _embedded(trial, adata, dataset, directory)
+    return profile_scores(adata, embedding, dataset), model
+
+
+def labels_across_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Read labels of new cells in one environment by what was learned of them in another."""
+    embedding, model = _embedded(trial, adata, dataset, directory)
+    return across_environments(adata, embedding, dataset), model
+
+
+def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> tuple[np.ndarray, ImageModel | None]:
+    """A table corrected in closed form, or what a model has learned, from the training rows of ``obs["split"]``."""
+    if trial.system in RIVALS:
+        fit = (adata.obs["split"] == "train").to_numpy()
+        return RIVALS[trial.system](Table(adata, dataset, fit), **trial.model), None
+    model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+    return model.get_latent_representation(), model
+
+
 def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, Any]:
     net = None if dataset.relations is None else dataset.relations(adata)
     return correction_scores(
@@ -94,5 +117,7 @@ PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "batch correction": batch_correction,
     "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
+    "labels across environments": labels_across_environments,
     "selection": selection,
+    "unseen perturbations": unseen_perturbations,
 }

@@ -12,26 +12,28 @@ import pandas as pd
 
 import scbd
 from scbd._labels import label_values
-from scbd.data import digest_cells, image_source
+from scbd.data import digest_cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
 
+    from scbd.data import Inputs
 
-def digest_of(adata: AnnData, label_keys: Sequence[str], image_key: str, split: str | None = None) -> str:
-    """Digest of the images, the labels and the column of the split, if it is one: of all that a run looks at.
+
+def digest_of(adata: AnnData, label_keys: Sequence[str], inputs: Inputs, split: str | None = None) -> str:
+    """Digest of images or features, the labels and the column of the split, if it is one: of all that a run looks at.
 
     Raises
     ------
     KeyError, ValueError
-        If the images or a label are missing, or a cell has no label.
+        If inputs or a label are missing, or a cell has no label.
     """
     told = {key: label_values(adata.obs, key) for key in label_keys}
     if split is not None and split in adata.obs:
         told |= {split: adata.obs[split]}
-    return digest_cells(image_source(adata, image_key), pd.DataFrame(told))
+    return digest_cells(inputs.source(adata), pd.DataFrame(told))
 
 
 def versions(*others: str) -> dict[str, str]:

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from scbd._files import named_when_whole
-from scbd._keys import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
+from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd._outputs import check_directory, save_figure, write_table, write_text
-from scbd.baselines import pixel_pca
 from scbd.model import SCBDModel
-from scbd.workflows._evaluate import PCA_KEY, evaluate
+from scbd.workflows._datasets import Dataset
+from scbd.workflows._evaluate import PCA_KEY, evaluate, input_pca
 from scbd.workflows._provenance import digest_of, versions
 from scbd.workflows._seeding import seed_everything
 
@@ -38,7 +38,7 @@ def run(
     y_key: str,
     e_key: str | Sequence[str],
     out: str | os.PathLike[str],
-    image_key: str = IMAGE_KEY,
+    setup_kwargs: Mapping[str, Any] | None = None,
     model_kwargs: dict[str, Any] | None = None,
     train_kwargs: dict[str, Any] | None = None,
     resume: bool = False,
@@ -47,7 +47,7 @@ def run(
     """Train SCBD, embed all cells, evaluate, and write everything to a directory.
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
-    the images, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, the PCA of the pixels and the
+    the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, the PCA of the inputs and the
     UMAPs), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an
     interrupted run goes on from and a finished one can do without.
 
@@ -55,8 +55,10 @@ def run(
     ----------
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
-    y_key, e_key, image_key
-        Where perturbation, environment and images are.
+    y_key, e_key
+        Columns of perturbation and environment.
+    setup_kwargs
+        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     out
         Directory to make.
     model_kwargs, train_kwargs
@@ -91,12 +93,15 @@ def run(
         raise FileExistsError(msg)
     columns = as_columns(e_key)
     seed_everything(seed)
-    SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, image_key=image_key)
+    dataset = Dataset(lambda **_: adata, y_key, columns, setup=setup_kwargs or {})
+    SCBDModel.setup_anndata(adata, **dataset.columns)
     model = SCBDModel(adata, **(model_kwargs or {}))
     training = train_kwargs or {}
     split = training.get("split") if isinstance(training.get("split"), str) else None
-    data = {"y_key": y_key, "e_key": columns, "image_key": image_key, "n_cells": adata.n_obs}
-    data |= {"digest": digest_of(adata, [y_key, *columns], image_key, split)}
+    inputs = dataset.inputs(adata)
+    where = {name: key for name, key in inputs._asdict().items() if key is not None}
+    data = dataset.columns | where | {"n_cells": adata.n_obs}
+    data |= {"digest": digest_of(adata, [y_key, *columns], inputs, split)}
     asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
     model = _trained(model, asked, out, resume)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
@@ -105,15 +110,15 @@ def run(
             adata.obsm.pop(name, None)
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
-    adata.obsm[PCA_KEY] = pixel_pca(adata, image_key=image_key, seed=seed)
+    adata.obsm[PCA_KEY] = input_pca(adata, inputs, seed)
     e_column = CROSS.join(columns)
     adata.obs[e_column] = label_values(adata.obs, columns)
-    labels, embeddings = [y_key, e_column], blocks | {"pixel PCA": PCA_KEY}
+    labels, embeddings = [y_key, e_column], blocks | {"pixel PCA" if inputs.image_key else "feature PCA": PCA_KEY}
     table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
     _pictures(adata, model, labels, blocks, out, seed)
-    _write_cells(adata, image_key, out / "cells.h5ad")
+    _write_cells(adata, inputs.image_key, out / "cells.h5ad")
     return table
 
 
@@ -144,7 +149,7 @@ def _pictures(
     save_figure(pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)[0, 0].figure, out / "umap.png")
 
 
-def _write_cells(adata: AnnData, image_key: str, path: Path) -> None:
+def _write_cells(adata: AnnData, image_key: str | None, path: Path) -> None:
     from anndata import AnnData
 
     obsm = {key: value for key, value in adata.obsm.items() if key != image_key}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from scbd._jobs import check_shard
 from scbd._outputs import check_directory
-from scbd.data import digest_cells, image_source
 from scbd.workflows._datasets import DATASETS
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._provenance import versions
+from scbd.workflows._rivals import RIVALS
 from scbd.workflows._systems import FEATURES, SYSTEMS
 from scbd.workflows._trials import Results
 
@@ -86,7 +86,11 @@ def run_trials(
     index, n_shards = shard
     check_shard(shard)
     for trial in trials:
-        for name, known in ((trial.dataset, DATASETS), (trial.system, SYSTEMS | FEATURES), (trial.protocol, PROTOCOLS)):
+        for name, known in (
+            (trial.dataset, DATASETS),
+            (trial.system, SYSTEMS | FEATURES | RIVALS),
+            (trial.protocol, PROTOCOLS),
+        ):
             if name not in known:
                 msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
                 raise ValueError(msg)
@@ -154,8 +158,7 @@ def _with_data(trials: Iterable[Trial], path: Any) -> Iterable[tuple[Trial, AnnD
         if this != wanted:
             dataset = DATASETS[trial.dataset]
             adata = dataset.load(path, trial.seed, **trial.data)
-            source = image_source(adata, dataset.image_key) if dataset.image_key in adata.obsm else None
-            digest, wanted = digest_cells(source, adata.obs), this
+            digest, wanted = dataset.digest(adata), this
         assert adata is not None
         yield trial, adata, digest
 

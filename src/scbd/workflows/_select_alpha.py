@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scbd._keys import IMAGE_KEY
 from scbd._labels import label_values
 from scbd._outputs import save_figure, write_table
 from scbd.workflows._alpha_rule import AlphaSelection, Criterion, check_criterion, choose_alpha
 from scbd.workflows._cells import UserCells
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
     from matplotlib.figure import Figure
@@ -35,7 +34,7 @@ def select_alpha(
     n_folds: int | None = None,
     n_seeds: int = 1,
     out: str | os.PathLike[str] | None = None,
-    image_key: str = IMAGE_KEY,
+    setup_kwargs: Mapping[str, Any] | None = None,
     model_kwargs: dict[str, Any] | None = None,
     **train_kwargs: Any,
 ) -> AlphaSelection:
@@ -45,8 +44,10 @@ def select_alpha(
     ----------
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`. Give a subset if they are many: what is wanted is one number.
-    y_key, e_key, image_key
-        Where perturbation, environment and images are.
+    y_key, e_key
+        Columns of perturbation and environment.
+    setup_kwargs
+        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     alphas
         To try, at least two. By default five between 0 and 0.1, or six between 0 and 100 for the contrastive forms of
         invariance.
@@ -96,7 +97,7 @@ def select_alpha(
     if n_folds is not None and criterion != "unseen":
         msg = "n_folds is for criterion='unseen', which holds environments out."
         raise ValueError(msg)
-    cells = UserCells(adata, y_key, e_key, image_key)
+    cells = UserCells(adata, y_key, e_key, setup_kwargs or {})
     held_out = criterion == "unseen"
     cells.check(model, train_kwargs, n_seeds, varied=["alpha"], held_out=held_out)
     names = np.unique(label_values(adata.obs, e_key).astype(str))

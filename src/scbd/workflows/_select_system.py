@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd._keys import IMAGE_KEY
 from scbd.workflows._cells import UserCells
 from scbd.workflows._systems import SYSTEMS
 
@@ -88,7 +87,7 @@ def select(
     n_trials: int | None = None,
     n_seeds: int = 1,
     out: str | os.PathLike[str] | None = None,
-    image_key: str = IMAGE_KEY,
+    setup_kwargs: Mapping[str, Any] | None = None,
     model_kwargs: dict[str, Any] | None = None,
     **train_kwargs: Any,
 ) -> Selection:
@@ -100,8 +99,10 @@ def select(
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     system
         Name, see :data:`scbd.workflows.SYSTEMS`.
-    y_key, e_key, image_key
-        Where perturbation, environment and images are.
+    y_key, e_key
+        Columns of perturbation and environment.
+    setup_kwargs
+        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     model_space, training_space
         Values to try of the model's arguments and of those of ``train``; the paper's by default,
         :data:`scbd.workflows.MODEL_SPACE` and :data:`scbd.workflows.TRAINING_SPACE`.
@@ -158,7 +159,7 @@ def select(
         chosen = np.random.default_rng(0).choice(len(pairs), n_trials, replace=False)
         pairs = [pairs[i] for i in np.sort(chosen)]
     fixed = model_kwargs or {}
-    cells = UserCells(adata, y_key, e_key, image_key)
+    cells = UserCells(adata, y_key, e_key, setup_kwargs or {})
     cells.check(fixed, train_kwargs, n_seeds)
     candidates = [[cells.trial(system, seed, fixed | m, train_kwargs | t) for seed in range(n_seeds)] for m, t in pairs]
     runs = cells.run([trial for candidate in candidates for trial in candidate], out)

@@ -1,0 +1,55 @@
+"""What is held out of tables of profiles, and that nothing of it is learned from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from official import breinig2015_table, cpjump1_table
+
+from scbd.workflows import DATASETS
+from scbd.workflows._folds import breinig2015_fold, cpjump1_fold
+
+
+@pytest.fixture
+def wells(tmp_path):
+    cpjump1_table(n_compounds=230).to_parquet(tmp_path / "wells.parquet")
+    return tmp_path / "wells.parquet"
+
+
+@pytest.mark.parametrize("fold", range(5))
+def test_plates_compounds_and_control_positions_are_held_out(wells, fold):
+    obs = cpjump1_fold(wells, fold=fold).obs
+    train, control = obs["split"] == "train", obs["Metadata_broad_sample"] == "DMSO"
+    held = obs.loc[obs["new_plate"], ["Metadata_Plate", "Metadata_hours"]].drop_duplicates()
+    assert sorted(held["Metadata_hours"]) == [24, 48]  # a plate of each time point
+    unseen = set(obs.loc[obs["unseen"], "Metadata_broad_sample"])
+    assert {"BRD-000", "BRD-001"} <= unseen and len(unseen) == 102  # those with two positions, and a hundred
+    assert not train[obs["unseen"] | obs["new_plate"]].any()
+    known = obs.loc[train & control, "Metadata_Well"].unique()
+    assert len(known) == 4 and obs.loc[control, "Metadata_Well"].nunique() == 8
+    assert train[~obs["unseen"] & ~obs["new_plate"] & ~control].all()
+
+
+def test_folds_differ_and_are_the_same_each_time(wells):
+    one, again, other = (cpjump1_fold(wells, fold=fold, seed=seed).obs for fold, seed in ((0, 0), (0, 1), (1, 0)))
+    assert (one["split"] == again["split"]).all() and (one["unseen"] != other["unseen"]).any()
+
+
+@pytest.mark.parametrize("inner", range(3))
+def test_settings_are_chosen_on_what_a_fold_trains_on(wells, inner):
+    outer, obs = cpjump1_fold(wells).obs, cpjump1_fold(wells, inner=inner).obs
+    assert set(obs.index) == set(outer.index[outer["split"] == "train"])
+    assert obs.loc[obs["new_plate"], "Metadata_Plate"].nunique() == 1
+    assert 0.2 < obs["unseen"].mean() < 0.4 and (obs["split"] == "train").any()
+
+
+def test_half_of_the_cells_of_each_target_and_replicate_are_new(tmp_path):
+    breinig2015_table().to_parquet(tmp_path / "cells.parquet")
+    obs = breinig2015_fold(tmp_path / "cells.parquet", fold=1).obs
+    shares = obs.groupby(["target", "replicate"], observed=True)["split"].agg(lambda part: np.mean(part == "test"))
+    assert shares.between(0.45, 0.55).all()
+
+
+def test_a_path_is_asked_for_by_the_name_of_the_data():
+    with pytest.raises(ValueError, match="cpjump1 is not downloaded by scbd: see scbd.datasets.cpjump1"):
+        DATASETS["cpjump1"].check_path(None)
