@@ -30,7 +30,7 @@ PARTS: list[tuple[str, Any, str]] = [
     ("channel statistics", TrainMixin, "_fit_statistics"),
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),
-    ("pixel PCA", _run, "pixel_pca"),
+    ("pixel PCA", _run, "input_pca"),
     ("evaluate", _run, "evaluate"),
     ("save the model", SCBDModel, "save"),
     ("pictures", _run, "_pictures"),

@@ -14,6 +14,7 @@ import scbd
 from scbd.data import PerturbationSampler, ShuffleSampler, stratified_split
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
+from scbd.nn import Preprocess
 
 
 def step_rows(scale: Scale) -> list[Row]:
@@ -22,7 +23,8 @@ def step_rows(scale: Scale) -> list[Row]:
     sizes = [(128, 64), (512, 64), (2048, 64), (256, 32), (256, 64), (256, 100), (256, 128)]
     for size, pixels in scale.of(sizes, [(16, 32)]):
         for bf16 in (False, True):
-            module = SCBDModule((4, pixels, pixels), "uint8", encoder=scale.of("resnet18", "small"), **SETTINGS)
+            preprocess = Preprocess((4, pixels, pixels), "uint8")
+            module = SCBDModule(preprocess, encoder=scale.of("resnet18", "small"), **SETTINGS)
             optimizer, inputs = torch.optim.AdamW(module.parameters(), fused=True), batch(size, (4, pixels, pixels))
             with freed_memory_kept():
                 take_step(module, optimizer, inputs, bf16)

@@ -22,7 +22,7 @@ import scbd
 from scbd.model import Losses
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
-from scbd.nn import build_encoder
+from scbd.nn import Preprocess, build_encoder
 from scbd.nn._small_maps import SmallMapConv2d
 
 Shape = tuple[int, int, int]
@@ -80,7 +80,7 @@ def take_step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[
 
 def pair(encoder: str, shape: Shape) -> tuple[Any, Any]:
     torch.manual_seed(0)
-    ours = SCBDModule(shape, "uint8", standardize=True, encoder=encoder, **SETTINGS)
+    ours = SCBDModule(Preprocess(shape, "uint8"), encoder=encoder, **SETTINGS)
     naive = NaiveModule(encoder, shape, ours.content.n_features)
     naive.copy_from(ours)
     return (naive, torch.optim.AdamW(naive.parameters(), lr=1e-4)), (

@@ -18,6 +18,7 @@ from torch import nn
 
 from scbd.model._memory import freed_memory_kept
 from scbd.model._module import SCBDModule
+from scbd.nn import Preprocess
 
 SHAPE = (3, 32, 32)
 
@@ -32,7 +33,7 @@ def rounds(one: Callable[[], Any], other: Callable[[], Any], repeats: int) -> Ro
 def rows(scale: Scale) -> list[Row]:
     (encoder, size), repeats = scale.of(("resnet18", 2048), ("small", 16)), scale.repeats
     torch.manual_seed(0)
-    module = SCBDModule(SHAPE, "uint8", encoder=encoder, **SETTINGS)
+    module = SCBDModule(Preprocess(SHAPE, "uint8"), encoder=encoder, **SETTINGS)
     inputs = batch(size, SHAPE)
     table = []
     with freed_memory_kept():
@@ -103,7 +104,7 @@ def memory(encoder: str, size: int, repeats: int) -> Row:
 
 
 if __name__ == "__main__":  # kept or returned, ENCODER SIZE
-    module = SCBDModule(SHAPE, "uint8", encoder=sys.argv[2], **SETTINGS)
+    module = SCBDModule(Preprocess(SHAPE, "uint8"), encoder=sys.argv[2], **SETTINGS)
     inputs, optimizer = batch(int(sys.argv[3]), SHAPE), optimizer_of(module, fused=True)
     with freed_memory_kept() if sys.argv[1] == "kept" else nullcontext():
         print(np.median([timed(lambda: take_step(module, optimizer, inputs, False))[0] for _ in range(5)]))
