@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from anndata import AnnData
+from conftest import make_wells
 
 import scbd
 
@@ -54,7 +55,8 @@ def setting(screen: AnnData, hasty: None, tmp_path: Path, monkeypatch: pytest.Mo
     scbd.SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
     model = scbd.SCBDModel(screen, encoder="small")
     model.train()
-    yield {"adata": screen, "scbd": scbd, "plates": plates, "model": model, "net": screen.uns["truth"]["network"]}
+    known = {"adata": screen, "scbd": scbd, "plates": plates, "model": model, "net": screen.uns["truth"]["network"]}
+    yield known | {"wells": make_wells()}
     plt.close("all")
 
 
