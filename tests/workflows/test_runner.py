@@ -13,6 +13,7 @@ from scbd.data._digests import digest_cells
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.model._module import SCBDModule
 from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials
+from scbd.workflows._rivals import NEEDED
 from scbd.workflows._systems import MEANINGS
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -219,3 +220,11 @@ def test_nothing_is_run_when_something_is_wrong(tmp_path):
     with pytest.raises(ValueError, match="pacs is not downloaded by scbd: see scbd.datasets.pacs"):
         run_trials([Trial("domain generalization", "pacs", "SCBD")], tmp_path)
     assert not (tmp_path / "rows").exists()
+
+
+def test_a_package_that_is_missing_is_named_before_any_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(NEEDED, "Harmony", "no_such_package")
+    trials = [Trial("unseen perturbations", "cpjump1", system) for system in ("features", "Harmony")]
+    with pytest.raises(ImportError, match="Harmony, which has no row yet, needs a package more: pip install"):
+        run_trials(trials, tmp_path / "out", path="nowhere.parquet")
+    assert not (tmp_path / "out").exists()

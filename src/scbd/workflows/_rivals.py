@@ -71,6 +71,9 @@ def _harmony(table: Table, *, on: str | None = None, seed: int = 0, **settings: 
     return baselines.harmony(features, table.environments, seed=seed, **settings)
 
 
+# packages that are not installed with scbd
+NEEDED = {"Harmony": "harmonypy"}
+
 # "standardised", TVN, ComBat and Harmony see all rows by construction: each environment is moved onto the others
 RIVALS: dict[str, Callable[..., np.ndarray]] = {
     "features": lambda table: table.stored,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from scbd._outputs import check_directory
 from scbd.workflows._datasets import DATASETS
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._provenance import versions
-from scbd.workflows._rivals import RIVALS
+from scbd.workflows._rivals import NEEDED, RIVALS
 from scbd.workflows._systems import FEATURES, SYSTEMS
 from scbd.workflows._trials import Results
 
@@ -64,6 +65,8 @@ def run_trials(
     ------
     ValueError
         If a name is not known, the shard is out of range, or a row of another version is there; before any is run.
+    ImportError
+        If a system needs a package that is not installed; before any is run.
     FileExistsError
         If ``out`` is a file.
     KeyboardInterrupt
@@ -104,6 +107,10 @@ def run_trials(
         warnings.warn(msg, UserWarning, stacklevel=2)
     mine = list(trials)[index - 1 :: n_shards]
     todo = results.missing(mine)
+    for system in {trial.system for trial in todo} & set(NEEDED):
+        if importlib.util.find_spec(NEEDED[system]) is None:
+            msg = f"{system}, which has no row yet, needs a package more: pip install {NEEDED[system]}."
+            raise ImportError(msg)
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
     for number, (trial, adata, digest) in enumerate(_with_data(todo, path), start=1):
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
