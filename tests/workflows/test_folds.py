@@ -28,6 +28,7 @@ def test_plates_compounds_and_control_positions_are_held_out(wells, fold):
     known = obs.loc[train & control, "Metadata_Well"].unique()
     assert len(known) == 4 and obs.loc[control, "Metadata_Well"].nunique() == 8
     assert train[~obs["unseen"] & ~obs["new_plate"] & ~control].all()
+    assert (obs["known_position"] == (control & obs["Metadata_Well"].isin(known))).all()
 
 
 def test_folds_differ_and_are_the_same_each_time(wells):

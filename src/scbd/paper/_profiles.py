@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FOLDS = {"smoke": 1, "small": 5, "paper": 5}
 _INNER = {"smoke": 1, "small": 2, "paper": 3}
 
-# corrections as they are published, or as they did best on training plates (cpjump1-settings)
+# corrections as they are published, or as they did best on training plates in a pilot; cpjump1-settings looks again
 _RIVALS: list[tuple[str, dict[str, Any]]] = [
     ("features", {}),
     ("scaled", {}),
@@ -150,11 +150,8 @@ def _cells(system: str, seed: int, fold: int, model: dict[str, Any]) -> Trial:
 
 def profiles_report(frame: pd.DataFrame, out: Path) -> str:
     """Mean and standard deviation over folds and seeds, a line a system and its settings."""
-    asked = [
-        "on_controls regularization by_position on n_components encoder whitening whitening_kwargs alpha smoothing",
-        "max_steps",
-    ]
-    settings = [name for names in asked for name in names.split() if name in frame]
+    asked = "on_controls regularization by_position on n_components encoder whitening whitening_kwargs alpha smoothing lr"
+    settings = [name for name in [*asked.split(), "max_steps"] if name in frame]
     named = frame.assign(system=[_named(row, settings) for row in frame.to_dict("records")])
     return table(named, ["system"], _SCORES)
 

@@ -40,8 +40,9 @@ def cpjump1_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 0, 
 
     Returns
     -------
-    Wells with ``obs["split"]``, ``"train"`` or ``"test"``, ``obs["unseen"]``, whether the compound is held out, and
-    ``obs["new_plate"]``, whether the plate is.
+    Wells with ``obs["split"]``, ``"train"`` or ``"test"``, ``obs["unseen"]``, whether the compound is held out,
+    ``obs["new_plate"]``, whether the plate is, and ``obs["known_position"]``, whether this is a control at a position
+    that is learned from, on whatever plate.
     """
     wells = datasets.cpjump1(path)
     obs, rng = wells.obs, np.random.default_rng([fold, 0])
@@ -70,7 +71,8 @@ def _marked(wells: AnnData, held: set[str], unseen: set[str], rng: np.random.Gen
     positions = np.sort(well[compound == "DMSO"].unique())
     fitted = rng.permutation(positions)[: len(positions) // 2]
     obs["unseen"], obs["new_plate"] = compound.isin(unseen), plate.isin(held)
-    known = ~obs["unseen"] & ((compound != "DMSO") | well.isin(fitted))
+    obs["known_position"] = (compound == "DMSO") & well.isin(fitted)
+    known = obs["known_position"] | (~obs["unseen"] & (compound != "DMSO"))
     obs["split"] = np.where(known & ~obs["new_plate"], "train", "test")
     return wells
 

@@ -23,7 +23,7 @@ _KINDS: tuple[Literal["linear", "quadratic", "neighbours"], ...] = ("linear", "q
 def profile_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, float]:
     """Retrieval of replicates, mechanisms and targets, and how far the environment can be read.
 
-    Controls that were learned from are no negatives, and take no part.
+    Controls at positions that were learned from are no negatives, be it on new plates, and take no part.
 
     Parameters
     ----------
@@ -40,9 +40,7 @@ def profile_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> d
     ``floor`` of the last, and ``floor-corrected``; ``across positions``; ``mechanism``, ``target``: of unseen
     perturbations among all; and probes of the plate, see :func:`environment_scores`.
     """
-    control = dataset.setup["control"]
-    is_control = (label_values(adata.obs, dataset.y_key) == control).to_numpy()
-    kept = ~(is_control & (adata.obs["split"] == "train").to_numpy())
+    control, kept = dataset.setup["control"], ~adata.obs["known_position"].to_numpy()
     wells, z = adata[kept], np.asarray(embedding)[kept]
     unseen, new = wells.obs["unseen"].to_numpy(), wells.obs["new_plate"].to_numpy()
     keys: dict[str, Any] = {"y_key": dataset.y_key, "control": control}
