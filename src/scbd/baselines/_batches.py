@@ -11,37 +11,19 @@ from scbd.data import BatchSampler, ImageDataModule, PerturbationSampler, Shuffl
 if TYPE_CHECKING:
     from typing import Any
 
-    from scbd.data import ImageSource, Split, Stage
+    from scbd.data import Stage
 
 # fewer would say little of an environment's moments
 _CELLS_WANTED = 8
-# cells a batch, by default
-_LARGEST = 2048
 
 
 class EnvironmentBatches(ImageDataModule):
-    """The same number of cells from each of many environments: all, or as many as give eight cells each.
+    """The same number of cells from each of many environments: all, or as many as give eight cells each."""
 
-    Parameters
-    ----------
-    source, y, e, split, **kwargs
-        See :class:`scbd.data.ImageDataModule`; by default batches are as large as the smallest environment allows.
-    """
-
-    def __init__(
-        self,
-        source: ImageSource,
-        y: np.ndarray,
-        e: np.ndarray,
-        split: Split,
-        *,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if batch_size is None:
-            sizes = np.unique(e[split.train], return_counts=True)[1]
-            batch_size = min(_LARGEST, int(sizes.min()) * len(sizes))
-        super().__init__(source, y, e, split, batch_size=batch_size, **kwargs)
+    def _most_cells(self) -> int:
+        """As many of each environment as the smallest has."""
+        sizes = np.unique(self._e[self.split.train], return_counts=True)[1]
+        return int(sizes.min()) * len(sizes)
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
         rows = self._rows(stage)

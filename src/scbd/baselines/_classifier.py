@@ -144,14 +144,12 @@ class ClassifierModel(ImageModel):
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the module."""
         encoder = self._encoder(encoder)
-        settings = dict(preprocess)
-        whitening = {name: settings.pop(name) for name in ("whitening", "whitening_kwargs") if name in settings}
+        settings = {"whitening": "auto", "whitening_kwargs": None} | preprocess
+        whitening, how = settings.pop("whitening"), settings.pop("whitening_kwargs")
         self.module = self._module(
             self._preprocess(**settings),
             encoder=encoder,
-            transform=self._transform(
-                encoder, whitening.get("whitening", "auto"), settings=whitening.get("whitening_kwargs")
-            ),
+            transform=self._transform(encoder, whitening, settings=how),
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
             **objective,

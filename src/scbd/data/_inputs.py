@@ -38,9 +38,9 @@ class Inputs(NamedTuple):
         Raises
         ------
         KeyError
-            If nothing was said, and there is neither.
+            If nothing was said, and there is neither, or there are images under another key.
         ValueError
-            If several were said; or if nothing was, and there are images under another key.
+            If several were said.
         """
         said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
         given = [name for name, key in said.items() if key is not None]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Stage = Literal["train", "validation"]
 
+# of a batch, by default
+_CELLS = 2048
 # below this many expected positives an anchor learns little from a plainly shuffled batch
 _POSITIVES_WANTED = 8
 
@@ -149,7 +151,7 @@ class ImageDataModule(L.LightningDataModule):
             read_in_stretches = not source.in_memory and preload is None
             self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], mixed_by))
         self.split = split
-        self.batch_size = min(2048, len(split.train)) if batch_size is None else batch_size
+        self.batch_size = min(_CELLS, self._most_cells()) if batch_size is None else batch_size
         self.max_steps = max_steps
         self.first_step = first_step
         self.seed = seed
@@ -210,6 +212,10 @@ class ImageDataModule(L.LightningDataModule):
         loader = self.val_dataloader()
         loader = loader if isinstance(loader, BatchLoader) else self._loader(self.train_sampler)
         return loader.batch(loader.batches.batch(0))
+
+    def _most_cells(self) -> int:
+        """How many a batch can hold."""
+        return len(self.split.train)
 
     def _choose_perturbations_per_batch(self) -> None:
         """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""

@@ -41,11 +41,11 @@ def preparation(registered: Mapping[str, Any], settings: Mapping[str, Any]) -> P
         If a setting is for inputs of the other kind.
     """
     of_images = "image_shape" in registered
-    foreign, what = (_OF_FEATURES, "features") if of_images else (_OF_IMAGES, "images")
+    ours, theirs = ("images", "features") if of_images else ("features", "images")
+    foreign = _OF_FEATURES if of_images else _OF_IMAGES
     for name, default in foreign.items():
         if settings.get(name, default) != default:
-            inputs = "images" if of_images else "features"
-            msg = f"{name}={settings[name]!r} is for {what}, and the model was set up with {inputs}: leave it out."
+            msg = f"{name}={settings[name]!r} is for {theirs}, and the model was set up with {ours}: leave it out."
             raise ValueError(msg)
     own = {name: value for name, value in settings.items() if name not in foreign}
     if of_images:

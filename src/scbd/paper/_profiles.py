@@ -54,6 +54,11 @@ _WITHOUT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"max_steps": 1000}),
 ]
 _CLASSIFIERS = ("ERM", "DANN")
+# settings that a row of a table tells, where they were asked for
+_TOLD = (
+    *("on_controls", "regularization", "by_position", "on", "n_components"),
+    *("encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "lr", "max_steps"),
+)
 
 _SCORES = {
     "replicates seen": Column("seen, new plates", digits=3),
@@ -150,8 +155,7 @@ def _cells(system: str, seed: int, fold: int, model: dict[str, Any]) -> Trial:
 
 def profiles_report(frame: pd.DataFrame, out: Path) -> str:
     """Mean and standard deviation over folds and seeds, a line a system and its settings."""
-    asked = "on_controls regularization by_position on n_components encoder whitening whitening_kwargs alpha smoothing lr"
-    settings = [name for name in [*asked.split(), "max_steps"] if name in frame]
+    settings = [name for name in _TOLD if name in frame]
     named = frame.assign(system=[_named(row, settings) for row in frame.to_dict("records")])
     return table(named, ["system"], _SCORES)
 

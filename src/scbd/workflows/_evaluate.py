@@ -26,7 +26,7 @@ _PROBE_CELLS = 100_000
 _HELD_OUT_CELLS = 50
 
 
-def input_pca(adata: AnnData, inputs: Inputs, seed: int = 0) -> np.ndarray:
+def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
     """Principal components of pixels, or of features that are standardised, float32 ``(N, 50)`` or fewer."""
     if inputs.image_key is not None:
         return pixel_pca(adata, image_key=inputs.image_key, seed=seed)
