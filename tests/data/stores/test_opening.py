@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import anndata
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
-from conftest import make_cells
+from conftest import make_cells, make_wells
 from scipy import sparse
 
 from scbd.data import memory_map_h5ad, open_embedding, open_screen, read_crops, write_screen
@@ -127,7 +130,7 @@ def test_what_would_not_fit_in_memory_is_not_loaded(tmp_path, monkeypatch):
         del file[KEY]
         images = file.create_dataset(KEY, (50, 2, 92_681, 92_681), "uint8", chunks=(1, 1, 512, 512), compression="gzip")
         images.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    with pytest.raises(ValueError, match="would take 800.0 of .* GiB of free memory: write them once"):
+    with pytest.raises(ValueError, match="would take 800.0 of .* GiB of free memory: write it once"):
         open_screen(tmp_path / "c.h5ad")
 
 
@@ -163,3 +166,49 @@ def test_zarr_of_an_older_format_is_not_opened(tmp_path):
     (tmp_path / "empty.zarr").mkdir()
     with pytest.raises(ValueError, match="is no Zarr store of format 3"):
         open_screen(tmp_path / "empty.zarr")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:(X|layers).* stay on disk", "ignore:zarr v3 autosharding", "ignore:Consolidated metadata"
+)
+@pytest.mark.parametrize("where", [{"layer": "X"}, {"layer": "scaled"}, {"obsm_key": "dino"}])
+@pytest.mark.parametrize("how", ["mapped", "compressed", "zarr"])
+def test_features_are_opened_where_they_are(tmp_path, where, how):
+    wells = make_wells()
+    wells.layers["scaled"], wells.obsm["dino"] = 2 * wells.X, 3 * wells.X
+    expected = wells.X * {"X": 1, "scaled": 2, "dino": 3}[next(iter(where.values()))]
+    path = tmp_path / "wells"
+    if how == "zarr":
+        with anndata.settings.override(zarr_write_format=3):
+            wells.write_zarr(path)
+    else:
+        wells.write_h5ad(path, compression="gzip" if how == "compressed" else None)
+    opened = open_screen(path, **where)
+    found: Any = opened.obsm["dino"] if "obsm_key" in where else opened.layers.get("scaled", opened.X)
+    kind = {"mapped": np.memmap, "compressed": np.ndarray, "zarr": zarr.Array}[how]
+    assert isinstance(found.base if how == "mapped" else found, kind)
+    np.testing.assert_array_equal(found[:], expected)
+    assert opened.obs.equals(wells.obs) and list(opened.var_names) == list(wells.var_names)
+    # nothing of the others is read
+    assert (opened.X is None) == (where != {"layer": "X"}) and set(opened.layers) <= {"scaled"}
+
+
+def test_features_that_cannot_be_opened(tmp_path):
+    wells = make_wells()
+    wells.layers["sparse"] = sparse.csr_matrix(wells.X)
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    with pytest.raises(
+        ValueError, match=r"layers/sparse of .*wells.h5ad is no dense array \(csr_matrix\): make it dense"
+    ):
+        open_screen(tmp_path / "wells.h5ad", layer="sparse")
+    with pytest.raises(KeyError, match=r"wells.h5ad has no obsm/dino \(its parts: X, layers/sparse\)"):
+        open_screen(tmp_path / "wells.h5ad", obsm_key="dino")
+
+
+@pytest.mark.filterwarnings("ignore:X of .* stay on disk")
+def test_features_of_a_table_in_obsm_keep_their_names(tmp_path):
+    wells = make_wells()
+    wells.obsm["dino"] = pd.DataFrame(wells.X[:, :3], index=wells.obs_names, columns=list("abc"))
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    opened = open_screen(tmp_path / "wells.h5ad", obsm_key="dino")
+    pd.testing.assert_frame_equal(opened.obsm["dino"], wells.obsm["dino"])

@@ -87,7 +87,7 @@ def open_screen(
     parts = _tables(group, image_key)
     if isinstance(images, h5py.Dataset):
         with images.file:
-            images = _loaded(images)
+            images = _loaded(images, "write it once with scbd.data.write_screen(new_path, path, y_key=…)")
     elif not isinstance(images, np.ndarray) and images.chunks[1:] != images.shape[1:]:
         msg = (
             f"Chunks of {images.chunks} in {path} hold parts of images, which models do not read: convert it with "
@@ -101,21 +101,26 @@ def open_screen(
 def open_features(path: str | os.PathLike[str] | Store, layer: str | None, obsm_key: str | None) -> AnnData:
     """The same of features, dense; see :func:`open_screen`."""
     from anndata import AnnData
+    from anndata.io import read_elem
 
     place = f"obsm/{obsm_key}" if layer is None else "X" if layer == "X" else f"layers/{layer}"
     group = _opened(path)
-    if place not in group or not hasattr(group[place], "shape"):
-        sparse = place in group and "sparse" in str(group[place].attrs.get("encoding-type", ""))
-        what = "is sparse: make it dense and write it again" if sparse else "is not there"
-        msg = f"{place} of {path} {what}; features are a dense array (its parts: {', '.join(sorted(group))})."
+    if place not in group:
+        msg = f"{path} has no {place} (its parts: {', '.join(_parts_of(group))})."
         raise KeyError(msg)
+    kind = group[place].attrs.get("encoding-type")
+    if kind not in ("array", "dataframe"):
+        msg = f"{place} of {path} is no dense array ({kind}): make it dense (toarray()), and write it again."
+        raise ValueError(msg)
     _say_what_is_left(group, path, place.split("/")[0])
     parts = _tables(group, obsm_key or "")
     features: Any = group[place]
-    if isinstance(features, h5py.Dataset):
+    if kind == "dataframe":
+        features = read_elem(features)
+    elif isinstance(features, h5py.Dataset):
         if offset_of(features) is None:
             with features.file:
-                features = _loaded(features)
+                features = _loaded(features, "write the table again without compression, or as Zarr")
         else:
             features = mapped(features)
     else:
@@ -237,6 +242,12 @@ def _tables(group: Any, *on_disk: str) -> dict[str, Any]:
     return parts | {"obsm": {key: read_elem(obsm[key]) for key in obsm if key not in on_disk}}
 
 
+def _parts_of(group: Any) -> list[str]:
+    """Where features could be."""
+    inside = [f"{name}/{key}" for name in ("layers", "obsm") if name in group for key in group[name]]
+    return [*(["X"] if "X" in group else []), *inside]
+
+
 def _say_what_is_left(group: Any, path: Any, *read: str) -> None:
     others = {name: group[name] for name in sorted(set(group) - {*_TABLES, "obsm", *read})}
     left = [
@@ -252,16 +263,15 @@ def _say_what_is_left(group: Any, path: Any, *read: str) -> None:
         warnings.warn(msg, UserWarning, stacklevel=3)
 
 
-def _loaded(images: h5py.Dataset) -> np.ndarray:
-    size, free = images.size * images.dtype.itemsize, free_memory()
+def _loaded(array: h5py.Dataset, remedy: str) -> np.ndarray:
+    size, free = array.size * array.dtype.itemsize, free_memory()
     if size > _MEMORY_SHARE * free:
         msg = (
-            f"Images of {images.file.filename} are compressed or chunked, and would take {size / 2**30:.1f} of "
-            f"{free / 2**30:.1f} GiB of free memory: write them once with "
-            "scbd.data.write_screen(new_path, path, y_key=…), and open that."
+            f"{array.name} of {array.file.filename} is compressed or chunked, and would take {size / 2**30:.1f} of "
+            f"{free / 2**30:.1f} GiB of free memory: {remedy}, and open that."
         )
         raise ValueError(msg)
-    return images[...]
+    return array[...]
 
 
 def free_memory() -> int:
