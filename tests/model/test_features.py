@@ -173,6 +173,17 @@ def test_learns_compounds_and_not_plates():
     assert found_compound > 0.85 > raw_compound and found_plate < 0.5 < raw_plate
 
 
+def test_what_validates_is_taken_from_what_trains():
+    """A linear encoder trains on all cells by default, and validates when asked to."""
+    model = make()
+    model.train(enable_progress_bar=False, accelerator="cpu", max_steps=1)
+    assert len(model.train_indices) == 72 and not len(model.validation_indices)
+    model = make()
+    model.train(enable_progress_bar=False, accelerator="cpu", max_steps=1, validation_size=0.25)
+    assert len(model.train_indices) + len(model.validation_indices) == 72
+    assert 0 < len(model.validation_indices) < 36
+
+
 def test_memory_mapped_and_zarr_features_give_the_same(tmp_path):
     wells = make_wells()
     model = make(wells)

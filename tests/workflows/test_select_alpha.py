@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import make_cells
+from conftest import make_cells, make_wells
 
 import scbd
 from scbd.model import SCBDModel
@@ -40,6 +40,19 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(SCBDModel, "train", None)  # nothing is left to train
     again = select_alpha(cells, **CELLS, alphas=(0.01, 0), out=tmp_path / "sweep", n_seeds=2, **QUICK)
     pd.testing.assert_frame_equal(again.runs, found.runs)
+
+
+@pytest.mark.filterwarnings("ignore:No training cell is a control")
+def test_alpha_is_chosen_for_features(tmp_path):
+    wells = make_wells()
+    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "setup_kwargs": {"layer": "X", "control": "DMSO"}}
+    training: dict[str, Any] = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
+    how = {"alphas": (0, 0.1), "out": tmp_path, **training}
+    found = select_alpha(wells, **columns, **how)
+    assert found.alpha in (0, 0.1) and found.runs["accuracy"].notna().all()
+    wells.X[0] += 1
+    with pytest.warns(UserWarning, match="2 belong to other cells"):
+        select_alpha(wells, **columns, **how)
 
 
 @pytest.mark.parametrize("what", ["labels", "environments", "pixels", "split"])

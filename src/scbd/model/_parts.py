@@ -79,7 +79,7 @@ def choose_split(
     earlier
         Of the model's last run, if that was on the same cells.
     train_size
-        Of a random split, where none is asked for.
+        Of a random split, where none is asked for; or what validation leaves, where that is less.
 
     Raises
     ------
@@ -97,7 +97,8 @@ def choose_split(
     if split is None and earlier is not None and sizes == (None, None):
         return earlier
     if split is None:
-        train_size = train_size if sizes[0] is None else sizes[0]
+        rest = 1.0 if sizes[1] is None else 1 - sizes[1]
+        train_size = min(train_size, rest) if sizes[0] is None else sizes[0]
         chosen = stratified_split(strata, train_size=train_size, validation_size=sizes[1], seed=seed)
     elif isinstance(split, str):
         chosen = split_by_column(obs, split)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     Scored = tuple[dict[str, Any], ImageModel | None]
 
+# some cells are left to choose by, be it an encoder that would train on all of them
+_TRAIN_SIZE = 0.9
+
 
 def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Learn y in some environments, predict it in one that was never seen (paper, section 4.1).
@@ -79,6 +82,8 @@ def selection(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -
         environments = label_values(adata.obs, dataset.e_key).astype(str)
         y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
         training["split"] = hold_out_environments(environments, held_out, strata=[y], seed=trial.seed)
+    elif not {"split", "train_size", "validation_size"} & set(training):
+        training["train_size"] = _TRAIN_SIZE
     model = trained(trial, adata, dataset, directory, **training)
     scored = model.test_indices if held_out else model.validation_indices
     return selection_scores(adata, model, scored, y_key=dataset.y_key, e_key=dataset.e_key), model
