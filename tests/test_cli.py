@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import make_cells
+from conftest import make_cells, make_wells
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from pictures import is_drawn
 from PIL import Image
@@ -32,6 +33,24 @@ def test_run(tmp_path, capsys):
     assert (tmp_path / "out" / "metrics.csv").exists()
     assert main([*arguments, *settings]) == 2
     assert "already holds files" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:z_c has")
+def test_run_on_features(tmp_path, capsys):
+    wells = make_wells()
+    wells.layers["scaled"] = wells.X
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    arguments = ["run", str(tmp_path / "wells.h5ad"), "--y-key", "compound", "--e-key", "plate", "--layer", "scaled"]
+    arguments += ["--control", "DMSO", "--max-steps", "3", "--accelerator", "cpu", "--out", str(tmp_path / "out")]
+    with pytest.warns(UserWarning, match="^X of .* stay on disk"):
+        assert main([*arguments, "--position-key", "well", "--whitening", "lda", "--clip", "5"]) == 0
+    assert "feature PCA" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings["data"].items() >= {"layer": "scaled", "control": "DMSO", "position_key": "well"}.items()
+    assert settings["asked"]["model"].items() >= {"whitening": "lda", "clip": 5}.items()
+    with pytest.warns(UserWarning, match="stay on disk"):
+        assert main([*arguments[:-1], str(tmp_path / "other"), "--position-key", "Well"]) == 2
+    assert "obs has no 'Well' (its keys: compound, plate, well). Did you mean 'well'?" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")

@@ -79,7 +79,7 @@ def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, li
 
 def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
     if column not in obs:
-        raise KeyError(missing_key("obs", column, obs.columns, "y_key or e_key"))
+        raise KeyError(missing_key("obs", column, obs.columns))
     values = obs[column]
     if isinstance(values, pd.DataFrame):
         msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."

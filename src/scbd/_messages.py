@@ -16,12 +16,14 @@ def head(values: Iterable[object], n: int = 5) -> str:
     return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
 
 
-def missing_key(slot: str, key: str, keys: Iterable[object], argument: str) -> str:
-    """That a table has no such key, which ones it has, and which one may have been meant."""
+def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
+    """That a table has no such key, which ones it has, which one may have been meant, and how to say so."""
     names = [str(k) for k in keys]
     close = difflib.get_close_matches(key, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{hint} Name it with {argument}."
+    return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{hint}" + (
+        "" if argument is None else f" Name it with {argument}."
+    )
 
 
 def missing_label(argument: str, label: object, labels: Iterable[object]) -> str:

@@ -173,6 +173,16 @@ def test_nothing_to_compare_costs_nothing(y, e):
     assert torch.isfinite(features.grad).all()
 
 
+def test_partners_that_do_not_exist_are_left_out():
+    """A compound has one well on each plate: none has a partner of its own label and plate."""
+    y, e = torch.arange(60) % 20, torch.arange(60) // 20
+    features = torch.randn(60, 8, generator=torch.manual_seed(0)) + 2 * e[:, None]
+    within, across = (explained_variance(features, e, y, partners=p) for p in ("within", "across"))
+    assert within.error == 0 < across.error
+    # not an average with a zero
+    torch.testing.assert_close(invariance_statistic([features], e, y), across.share / across.error)
+
+
 def test_a_feature_that_never_changes_is_no_division_by_zero():
     features = torch.cat([torch.randn(20, 2), torch.full((20, 1), 7.0)], 1).requires_grad_()
     invariance_statistic([features], torch.arange(20) % 2, torch.arange(20) % 3).backward()

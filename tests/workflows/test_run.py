@@ -8,7 +8,7 @@ import anndata
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import make_cells
+from conftest import make_cells, make_wells
 
 import scbd
 from scbd import SCBDModel
@@ -18,7 +18,7 @@ from scbd.model._module import SCBDModule
 from scbd.workflows import run
 from scbd.workflows._provenance import digest_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
 TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
@@ -218,3 +218,22 @@ def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
     assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA"] and len(table) == 4
     assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_scbd_c_umap", "X_pixel_pca"}
     assert sorted(os.listdir(tmp_path)) == NAMES.split()
+
+
+@pytest.mark.parametrize("where", [{"layer": "X"}, {"obsm_key": "dino"}])
+def test_features_are_run_to_the_end(tmp_path, where):
+    wells = make_wells()
+    wells.obsm["dino"] = wells.X.copy()
+    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate"}
+    setup = {"control": "DMSO", "position_key": "well"} | where
+    training = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
+    table = run(wells, **columns, out=tmp_path, setup_kwargs=setup, train_kwargs=training)
+    assert table["embedding"].unique().tolist() == ["z_c", "z_s", "feature PCA"]
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    # all but the inputs
+    expected = {"X_scbd_c", "X_scbd_s", "X_scbd_c_umap", "X_scbd_s_umap", "X_feature_pca"}
+    assert set(written.obsm) == expected | {"dino"} - set(where.values()) and written.X is None
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert settings["data"].items() >= (setup | columns | {"e_key": ["plate"]}).items()
+    model = SCBDModel.load(tmp_path / "model", wells)
+    np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])

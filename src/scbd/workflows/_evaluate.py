@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from scbd.data import Inputs
 
-PCA_KEY = "X_pixel_pca"
+PIXEL_PCA_KEY, FEATURE_PCA_KEY = "X_pixel_pca", "X_feature_pca"
 _COMPONENTS, _PCA_CELLS = 50, 20_000
-_EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PCA_KEY}
+_EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
 _PROBE_CELLS = 100_000
 # with fewer, a score on cells that were not trained on is mostly noise
 _HELD_OUT_CELLS = 50

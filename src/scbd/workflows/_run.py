@@ -16,7 +16,7 @@ from scbd._labels import CROSS, as_columns, label_values
 from scbd._outputs import check_directory, save_figure, write_table, write_text
 from scbd.model import SCBDModel
 from scbd.workflows._datasets import Dataset
-from scbd.workflows._evaluate import PCA_KEY, evaluate, input_pca
+from scbd.workflows._evaluate import FEATURE_PCA_KEY, PIXEL_PCA_KEY, evaluate, input_pca
 from scbd.workflows._provenance import digest_of, versions
 from scbd.workflows._seeding import seed_everything
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anndata import AnnData
+
+    from scbd.data import Inputs
 
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # what a run leaves, and the state that it goes on from: neither is written over
@@ -47,9 +49,10 @@ def run(
     """Train SCBD, embed all cells, evaluate, and write everything to a directory.
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
-    the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, the PCA of the inputs and the
-    UMAPs), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an
-    interrupted run goes on from and a finished one can do without.
+    the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, UMAPs of both, and a PCA of
+    the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), ``metrics.csv``, ``history.csv``,
+    ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an interrupted run goes on from and a finished
+    one can do without.
 
     Parameters
     ----------
@@ -110,15 +113,16 @@ def run(
             adata.obsm.pop(name, None)
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
-    adata.obsm[PCA_KEY] = input_pca(adata, inputs, seed)
+    pca, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
+    adata.obsm[pca_key] = input_pca(adata, inputs, seed)
     e_column = CROSS.join(columns)
     adata.obs[e_column] = label_values(adata.obs, columns)
-    labels, embeddings = [y_key, e_column], blocks | {"pixel PCA" if inputs.image_key else "feature PCA": PCA_KEY}
+    labels, embeddings = [y_key, e_column], blocks | {pca: pca_key}
     table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
     _pictures(adata, model, labels, blocks, out, seed)
-    _write_cells(adata, inputs.image_key, out / "cells.h5ad")
+    _write_cells(adata, inputs, out / "cells.h5ad")
     return table
 
 
@@ -149,10 +153,10 @@ def _pictures(
     save_figure(pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)[0, 0].figure, out / "umap.png")
 
 
-def _write_cells(adata: AnnData, image_key: str | None, path: Path) -> None:
+def _write_cells(adata: AnnData, inputs: Inputs, path: Path) -> None:
     from anndata import AnnData
 
-    obsm = {key: value for key, value in adata.obsm.items() if key != image_key}
+    obsm = {key: value for key, value in adata.obsm.items() if key not in (inputs.image_key, inputs.obsm_key)}
     uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
     with named_when_whole(path) as partial:
         AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm).write_h5ad(partial)
