@@ -1,4 +1,4 @@
-"""Named data sets as AnnData, networks of known relations as frames, and a simulated screen."""
+"""Named data sets as AnnData, networks of known relations as frames, and simulated ones."""
 
 from scbd.datasets._digits import colored_digits, colored_mnist, colorize
 from scbd.datasets._domains import PACS_DOMAINS, VLCS_DOMAINS, pacs, vlcs
@@ -6,6 +6,7 @@ from scbd.datasets._funk22 import funk22, funk22_cellprofiler, funk22_guides, fu
 from scbd.datasets._networks import corum, gene_pairs, gene_sets, known_pairs
 from scbd.datasets._profiles import breinig2015, cpjump1
 from scbd.datasets._simulated import simulated_screen
+from scbd.datasets._simulated_profiles import simulated_profiles
 from scbd.datasets._wilds import camelyon17, rxrx1
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "known_pairs",
     "pacs",
     "rxrx1",
+    "simulated_profiles",
     "simulated_screen",
     "vlcs",
 ]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scbd._linear_maps import within_covariance
+from scbd.baselines import plda
+from scbd.datasets import simulated_profiles
+from scbd.metrics import replicate_retrieval
+
+SMALL: dict[str, Any] = {"n_perturbations": 40, "n_plates": 4, "n_controls": 16, "n_features": 24}
+
+
+def test_layout(tmp_path):
+    cells = simulated_profiles(**SMALL, cells_per_well=3)
+    assert cells.shape == (4 * 56 * 3, 24) and cells.X.dtype == np.float32
+    wells = cells.obs.groupby(["plate", "well"], observed=True)["perturbation"].agg(["nunique", "size", "first"])
+    assert (wells["nunique"] == 1).all() and (wells["size"] == 3).all()
+    assert (wells["first"] == "control").groupby("plate", observed=True).sum().eq(16).all()
+    places = cells.obs.groupby("perturbation", observed=True)["well"].nunique()
+    assert places.pop("control") == 16 and (places == 1).all()  # one layout
+    assert cells.obs["well"].str.fullmatch(r"[A-H](0[1-9]|1[0-2])").all()
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+
+
+def test_plates_may_have_layouts_of_their_own():
+    obs = simulated_profiles(**SMALL, one_layout=False).obs
+    assert (obs.groupby("perturbation", observed=True)["well"].nunique() > 1).all()
+
+
+def test_plate_maps_hold_a_part_of_the_perturbations_and_all_controls():
+    obs = simulated_profiles(**SMALL, n_plate_maps=2).obs
+    maps = obs.groupby("perturbation", observed=True)["plate_map"].nunique()
+    assert maps.pop("control") == 2 and (maps == 1).all()
+    assert obs.groupby("perturbation", observed=True)["plate"].nunique().drop("control").eq(2).all()
+
+
+@pytest.mark.parametrize(("n", "rows", "last"), [(80, "H", "H12"), (300, "P", "P24"), (1500, "AF", "AF48")])
+def test_plates_are_as_large_as_they_must_be(n, rows, last):
+    wells = simulated_profiles(n, 1, n_controls=16, n_features=2).obs["well"].astype(str)
+    assert max(wells, key=lambda well: (len(well), well)) <= last
+    assert wells.str.extract(r"([A-Z]+)\d+")[0].map(lambda r: (len(r), r)).max() == (len(rows), rows)
+
+
+def test_seed_decides_everything():
+    one, two, three = (simulated_profiles(**SMALL, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.X, two.X)
+    assert one.obs.equals(two.obs) and not np.array_equal(one.X, three.X)
+
+
+def test_effects_are_as_large_as_they_are_said_to_be():
+    """In units of the standard deviation between cells of a well, which is 1."""
+    nothing = dict.fromkeys(["effect_size", "plate_effect", "position_effect", "well_effect"], 0.0)
+    size: dict[str, Any] = {"n_perturbations": 300, "n_plates": 40, "n_controls": 20, "n_features": 60}
+    sd = simulated_profiles(**size, **nothing).X.std(0)
+    assert np.sqrt(np.mean(sd**2)) == pytest.approx(1, abs=0.02)
+    for name in [*nothing, "interaction"]:
+        cells = simulated_profiles(**size, **nothing | {name: 2.0})
+        total = np.sqrt(np.mean(cells.X.var(0)))
+        assert total == pytest.approx(np.sqrt(1 + 2.0**2), rel=0.25), name
+    cells = simulated_profiles(**size, **nothing, gain_effect=0.5)
+    by_plate = pd.DataFrame(cells.X).groupby(cells.obs["plate"].to_numpy()).std()
+    assert np.log(by_plate).std().mean() == pytest.approx(0.5, rel=0.15)
+
+
+def test_controls_and_inactive_complexes_do_nothing():
+    truth = simulated_profiles(**SMALL, active=0.5).uns["truth"]
+    does = (truth["effects"] != 0).any(axis=1)
+    assert does.sum() == 20 and set(truth["network"]["target"]) == set(truth["effects"].index[does])
+    assert truth["network"]["source"].value_counts().eq(4).all()
+
+
+def test_genes_of_a_complex_do_much_the_same():
+    effects = simulated_profiles(200, 1, n_controls=1).uns["truth"]["effects"]
+    alike = np.corrcoef(effects)
+    same = np.arange(200)[:, None] // 4 == np.arange(200) // 4
+    assert alike[same & ~np.eye(200, dtype=bool)].mean() == pytest.approx(0.8, abs=0.05)
+    assert abs(alike[~same].mean()) < 0.02
+
+
+def test_the_oracle_is_white_within_perturbations_up_to_its_weights():
+    cells = simulated_profiles(400, 40, n_features=20, n_controls=100, effect_size=1.0, position_effect=0.0)
+    oracle = cells.X @ cells.uns["truth"]["oracle"].to_numpy()
+    within = within_covariance(oracle, cells.obs["perturbation"].to_numpy())
+    between = np.cov(pd.DataFrame(oracle).groupby(cells.obs["perturbation"].to_numpy()).mean().drop("control").T)
+    ratio = np.diag(between) / np.diag(within)
+    # the gain of an axis is the share of the label in its variance
+    np.testing.assert_allclose(np.sqrt(np.diag(within)), ratio / (ratio + 1), atol=0.1)
+    assert np.abs(within - np.diag(np.diag(within))).max() < 0.3 * np.diag(within).max()
+
+
+@pytest.mark.filterwarnings("ignore:.*one position")
+@pytest.mark.parametrize("changed", [{}, {"interaction": 0.3}, {"one_layout": False}, {"active": 0.5}])
+def test_nothing_finds_replicates_better_than_the_oracle(changed):
+    """What is learned from five plates of 200 perturbations, on two others, above what a position gives."""
+    wells = simulated_profiles(n_plates=7, effect_size=0.35, **changed)
+    new = wells.obs["plate"].isin(["plate_6", "plate_7"]).to_numpy()
+    y = wells.obs["perturbation"].to_numpy()
+    keys: dict[str, Any] = {"y_key": "perturbation", "e_key": "plate", "control": "control", "position_key": "well"}
+    embeddings = {
+        "features": wells.X,
+        "learned": plda(wells.X, y, fit=~new),
+        "oracle": wells.X @ wells.uns["truth"]["oracle"].to_numpy(),
+    }
+    found = [replicate_retrieval(wells[new], x[new], **keys, n_permutations=10) for x in embeddings.values()]
+    scores = [each.floor_corrected for each in found]
+    assert scores[0] < scores[1] < scores[2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n_plates": 0}, "n_plates=0: give at least 1"),
+        ({"plate_effect": -1.0}, "plate_effect=-1.0: give no less than 0"),
+        ({"n_controls": -1}, "n_controls=-1: give no less than 0"),
+        ({"active": 1.5}, "active=1.5 is a share"),
+        ({"n_plate_maps": 9}, "n_plate_maps=9: there are fewer plates"),
+        ({"n_perturbations": 2000}, "2,032 wells do not fit on a plate of 1,536: ask for more plate maps"),
+    ],
+)
+def test_numbers_that_cannot_be(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        simulated_profiles(**wrong)
