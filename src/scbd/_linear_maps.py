@@ -71,9 +71,21 @@ def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
 
 
 def whitening(spread: np.ndarray, regularization: float) -> np.ndarray:
-    r"""Matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`, largest variance first."""
+    r"""Matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`, largest variance first.
+
+    Raises
+    ------
+    ValueError
+        If :math:`\lambda` is 0, and the covariance has no inverse.
+    """
     variances, axes = np.linalg.eigh(spread)
     variances, axes = variances[::-1].clip(min=0), axes[:, ::-1]
+    if not regularization and variances[-1] <= variances[0] * len(variances) * np.finfo(variances.dtype).eps:
+        msg = (
+            "regularization=0: the covariance has no inverse, as rows are fewer than features, or some features are "
+            "made of others. Give it more than 0."
+        )
+        raise ValueError(msg)
     return axes / np.sqrt(variances + regularization)
 
 

@@ -58,8 +58,37 @@ def test_outliers_are_clipped_and_constants_zero():
     assert (back[:, 1] == 7).all()
 
 
+def test_rounding_is_no_variation():
+    features = table()
+    features[:, 1] = np.float32(0.7) * (1 + 1e-7 * (np.arange(300) % 3))
+    scaling = FeatureScaling(4)
+    scaling.fit(batches(features))
+    assert scaling.sd[1] == 0 and not scaling(torch.from_numpy(features))[:, 1].any()
+    assert all(value.isfinite().all() for value in scaling.state_dict().values())
+
+
+def test_what_controls_do_not_vary_in_is_scaled_by_all(caplog):
+    features, controls = table(), np.arange(300) < 20
+    features[controls, 2] = 5
+    scaling = FeatureScaling(4, clip=None)
+    scaling.fit(batches(features), controls)
+    assert scaling.mean[2] == 5
+    mad = median_abs_deviation(features[:, 2], scale="normal")
+    np.testing.assert_allclose(scaling.sd[2].item(), mad, rtol=1e-3)
+    assert "1 features do not vary among controls" in caplog.text
+    FeatureScaling(4).fit(batches(features), np.arange(300) < 3)
+    assert "3 of them are controls, and it takes 16" in caplog.text
+
+
+def test_an_infinite_value_is_no_outlier():
+    scaling = FeatureScaling(4)
+    scaling.fit(batches(table()))
+    scaled = scaling(torch.tensor([[np.inf, -np.inf, 0.0, 1e9]]))
+    assert scaled[0, :2].isnan().all() and scaled[0, 3] == 20
+
+
 def test_left_as_they_are():
-    scaling = FeatureScaling(4, standardize=False, clip=None)
+    scaling = FeatureScaling(4, standardize=False)
     features = torch.from_numpy(table()).double()
     assert scaling.fitted and torch.equal(scaling(features), features.float())
     assert torch.equal(scaling.intensities(features), features)

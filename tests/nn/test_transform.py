@@ -31,6 +31,23 @@ def mapped(transform: InputTransform, features: np.ndarray) -> np.ndarray:
     return transform(torch.from_numpy(features)).numpy()
 
 
+def test_there_are_no_more_discriminants_than_labels_less_one():
+    """Beyond, directions are of noise, and would be as long as those of labels."""
+    features, labels = labelled(n_labels=4, f=8)
+    transform = InputTransform(8, "lda")
+    transform.fit(features, labels)
+    assert mapped(transform, features)[:, :3].std(0).min() > 0.1 and not mapped(transform, features)[:, 3:].any()
+
+
+def test_what_has_no_inverse_is_said_to():
+    features, labels = labelled(f=8)
+    features[:, 5] = 0
+    for kind in ("within", "controls", "plda"):
+        transform = InputTransform(8, kind, regularization=0)
+        with pytest.raises(ValueError, match="regularization=0: the covariance has no inverse"):
+            transform.fit(features, labels, controls=labels == 0)
+
+
 @given(seed=st.integers(0, 100), f=st.integers(3, 9))
 def test_within_makes_variation_within_labels_white(seed, f):
     features, labels = labelled(f=f, seed=seed)

@@ -81,12 +81,6 @@ def white_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regulari
     if not varying.size:
         msg = "features are constant in all rows that they would be scaled by: nothing can be learned from these."
         raise ValueError(msg)
-    if not regularization and np.linalg.matrix_rank(scaled, hermitian=True) < len(varying):
-        msg = (
-            "regularization=0: the covariance has no inverse, as rows are fewer than features, or some features are "
-            "made of others. Give it more than 0."
-        )
-        raise ValueError(msg)
     matrix = np.zeros_like(spread)
     matrix[varying, : len(varying)] = factor[varying, None] * whitening(scaled, regularization)
     return LinearMap(matrix, -mean @ matrix)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from scbd._checks import check_number
+from scbd._linear_maps import inverse_of_varying
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+logger = logging.getLogger(__name__)
 
 # standard deviations of a normal distribution in its median absolute deviation
 _MAD = 1.4826
@@ -24,7 +29,8 @@ class FeatureScaling(nn.Module):
 
     Median and median absolute deviation (MAD) are those of the controls, where these are known, else of all training
     cells: what controls vary by has the same size in every feature. A feature whose MAD is 0, being mostly one value,
-    is scaled by its standard deviation, and one that is constant becomes 0.
+    is scaled by its standard deviation; one that controls do not vary in, by what all training cells vary by; and one
+    that is constant there, too, becomes 0. Differences of a millionth of a feature's largest value are rounding.
 
     Parameters
     ----------
@@ -33,12 +39,12 @@ class FeatureScaling(nn.Module):
     standardize
         Whether to scale; `False` leaves values as they are.
     clip
-        Values are cut off at so many standard deviations; `None` leaves outliers in.
+        Scaled values are cut off at so many standard deviations; `None` leaves outliers in.
 
     Attributes
     ----------
     mean, sd
-        Buffers of shape ``(F,)``: centre and scale, 0 and 1 until :meth:`fit`.
+        Buffers of shape ``(F,)``: centre and scale, 0 and 1 until :meth:`fit`; the scale of what is constant is 0.
 
     Raises
     ------
@@ -82,7 +88,8 @@ class FeatureScaling(nn.Module):
         batches
             Features as stored, ``(B, F)`` each.
         controls
-            Which of all their rows are controls, boolean ``(N,)``; they count alone if they are at least 16.
+            Which of all their rows are controls, boolean ``(N,)``; they count alone if they are at least 16. A log
+            message says so if they are fewer.
 
         Raises
         ------
@@ -100,25 +107,45 @@ class FeatureScaling(nn.Module):
                 "the values in (np.isfinite(features).all(axis=1) tells which are fine)."
             )
             raise ValueError(msg)
+        reference = features
         if controls is not None and controls.sum() >= _CONTROLS:
-            features = features[controls]
-        centre = np.median(features, axis=0)
-        spread = _MAD * np.median(np.abs(features - centre), axis=0)
-        spread = np.where(spread > 0, spread, features.std(0, dtype=np.float64))
+            reference = features[controls]
+        elif controls is not None:
+            said = "Features are scaled by all training cells: %d of them are controls, and it takes %d."
+            logger.warning(said, controls.sum(), _CONTROLS)
+        centre = np.median(reference, axis=0)
+        spread = _spread(reference, centre)
+        if reference is not features and not spread.all():
+            still = spread == 0
+            spread[still] = _spread(features, np.median(features, axis=0))[still]
+            if n := np.count_nonzero(spread[still]):
+                logger.warning("%d features do not vary among controls, and are scaled by all training cells.", n)
         self.mean.copy_(torch.from_numpy(centre))
-        # divided by infinity, what was constant stays out of everything
-        self.sd.copy_(torch.from_numpy(np.where(spread > 0, spread, np.inf)))
+        self.sd.copy_(torch.from_numpy(spread))
         self.fitted.fill_(True)
 
     def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Prepare stored features ``(B, F)`` of any dtype, float32."""
         features = features.to(torch.float32)
-        if self.standardize:
-            features = (features - self.mean) / self.sd
-        return features if self.clip is None else features.clamp(-self.clip, self.clip)
+        if not self.standardize:
+            return features
+        # divided by infinity, what was constant stays out of everything
+        scaled = (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
+        if self.clip is None:
+            return scaled
+        # an infinite value is no outlier
+        return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
 
     def intensities(self, features: Tensor) -> Tensor:
         """What prepared features ``(B, F)`` were before they were scaled."""
         if not self.standardize:
             return features
-        return features * torch.where(self.sd.isfinite(), self.sd, 0.0) + self.mean
+        return features * self.sd + self.mean
+
+
+def _spread(features: np.ndarray, centre: np.ndarray) -> np.ndarray:
+    """MAD in standard deviations, else the standard deviation, else 0, of each feature ``(F,)``."""
+    mad = _MAD * np.median(np.abs(features - centre), axis=0)
+    sd = features.std(0, dtype=np.float64)
+    kept = [np.where(inverse_of_varying(spread, features) > 0, spread, 0) for spread in (mad, sd)]
+    return np.where(kept[0] > 0, *kept)

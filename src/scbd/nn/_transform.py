@@ -31,7 +31,7 @@ class InputTransform(nn.Module):
         The same of the controls alone (sphering).
     ``"lda"``
         After ``"within"``, the directions in which the means of labels differ most, alike in length (linear
-        discriminants, shrunken).
+        discriminants, shrunken); of L labels there are L - 1, and what is asked for beyond is 0.
     ``"plda"``
         The same, each times :math:`b / (b + 1)`, the share of its variance that belongs to labels (probabilistic
         discriminants).
@@ -144,6 +144,8 @@ class InputTransform(nn.Module):
             between = matrix.T @ covariance(means) @ matrix
             gains = self.kind == "plda"
             matrix = matrix @ discriminants(between, shrinkage=_SHRINKAGE, n_components=n_components, gains=gains)
+            if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
+                matrix[:, len(means) - 1 :] = 0
         elif n_components < matrix.shape[1]:
             # of whitened cells, the directions in which there is more than variation within labels
             matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
