@@ -93,6 +93,16 @@ def test_a_table_without_names_is_read_in_the_order_of_one_with_names():
     np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X)
 
 
+def test_numbers_are_names():
+    """AnnData calls features 0, 1, … where nobody names them."""
+    values = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
+    table = AnnData(values)
+    state = registered(table[:, :10].copy())
+    np.testing.assert_array_equal(known_features(table[:, ::-1].copy(), X, state).read(slice(None)), values[:, :10])
+    with pytest.raises(ValueError, match=r"X lacks 10 of the 10 features .*\(0, 1, 2"):
+        known_features(table[:, 10:].copy(), X, state)
+
+
 def test_missing_values_are_named_with_features_and_rows():
     wells = make_wells(n_features=5)
     wells.X[[3, 7], 1] = np.nan

@@ -22,6 +22,20 @@ def test_held_out_environments_are_never_seen():
         hold_out_environments(e, list("abcd"))
 
 
+def test_cells_without_an_environment_are_not_trained_on_unasked():
+    """They may be of the one that is held out."""
+    e = pd.Series(["a", "b", None, "c"] * 25)
+    with pytest.raises(ValueError, match=r"environments has no value for 25 of 100 cells .rows 2, 6"):
+        hold_out_environments(e, ["c"])
+
+
+def test_one_may_be_named_by_itself():
+    e = np.array(["aa", "b", "c"] * 30)
+    np.testing.assert_array_equal(hold_out_environments(e, "aa").test, np.flatnonzero(e == "aa"))
+    held = hold_out_perturbations(e, "aa", environments=e[::-1].copy(), held_out_environments="b", validation_share=0.0)
+    assert set(np.flatnonzero(e == "aa")) <= set(held.test)
+
+
 def make_labels(n_labels: int = 20, n_plates: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Each perturbation, and the control three times, on each plate."""
     layout = [f"c{i:02}" for i in range(n_labels)] + ["DMSO"] * 3

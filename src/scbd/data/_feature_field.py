@@ -72,8 +72,9 @@ class FeatureField(BaseAnnDataField):
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Check that the features of the model are there, which stay what it takes."""
-        known_features(adata_target, self.inputs, state_registry)
+        """Check that the features of the model are there, which stay what it takes, and look at their values once."""
+        source = known_features(adata_target, self.inputs, state_registry)
+        _range(source, state_registry["features"], self.inputs.where)
         return dict(state_registry)
 
     def get_field_data(self, adata: AnnData) -> Any:
@@ -95,7 +96,7 @@ class FeatureField(BaseAnnDataField):
 def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -> ImageSource:
     """The features that a model was set up with, found by name in a table that may have others and another order.
 
-    Features without names, in ``obsm``, are found by place.
+    Arrays in ``obsm`` have no names, and are read by place.
 
     Raises
     ------
@@ -107,7 +108,7 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
     source = inputs.source(adata)
     names, wanted = _names(adata, inputs, source.shape[1]), registered["features"]
     columns = registered["columns"]
-    if inputs.names(adata) is None or columns == _numbered(len(columns)):
+    if inputs.names(adata) is None:
         if len(names) != len(columns):
             msg = (
                 f"{inputs.where} has {len(names)} features, the model was set up with {len(columns)}, and without "

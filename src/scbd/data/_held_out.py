@@ -44,7 +44,7 @@ def hold_out_environments(
     Raises
     ------
     ValueError
-        If a held-out environment does not occur, or none is left to train on.
+        If a held-out environment does not occur, a cell has none, or none is left to train on.
 
     Examples
     --------
@@ -52,8 +52,8 @@ def hold_out_environments(
     >>> set(adata.obs["well"].iloc[split.test])
     {'P1_W1'}
     """
-    codes, values = pd.factorize(environments)
-    is_test = np.isin(codes, _places(values, held_out, "is in the held-out environment"))
+    codes, values = _known(environments, "environments", sort=False)
+    is_test = np.isin(codes, _places(values, _several(held_out), "is in the held-out environment"))
     if is_test.all():
         raise ValueError(_ALL_ENVIRONMENTS)
     inside = stratified_split(
@@ -130,7 +130,7 @@ def hold_out_perturbations(
     if held_out is None:
         test = order[: _how_many(share, len(order))]
     else:
-        test = _places(values, held_out, "has the held-out perturbation")
+        test = _places(values, _several(held_out), "has the held-out perturbation")
     if np.isin(test, kept).any():
         msg = f"{str(values[np.intersect1d(test, kept)[0]])!r} is to be held out and to be kept: name it once."
         raise ValueError(msg)
@@ -161,15 +161,15 @@ def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequ
     if len(codes) != n:
         msg = f"There are {n} labels and {len(codes)} environments: give one of each for a cell."
         raise ValueError(msg)
-    mask = np.isin(codes, _places(values, held_out, "is in the held-out environment"))
+    mask = np.isin(codes, _places(values, _several(held_out), "is in the held-out environment"))
     if mask.all():
         raise ValueError(_ALL_ENVIRONMENTS)
     return mask
 
 
-def _known(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of values and the values, in an order that does not depend on that of the cells."""
-    codes, values = pd.factorize(np.asarray(given), sort=True)
+def _known(given: np.ndarray | pd.Series, name: str, *, sort: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of values and the values; sorted, their order does not depend on that of the cells."""
+    codes, values = pd.factorize(np.asarray(given), sort=sort)
     missing = np.flatnonzero(codes < 0)
     if missing.size:
         msg = f"{name} has no value for {missing.size} of {len(codes)} cells (rows {head(missing)}): leave these out."

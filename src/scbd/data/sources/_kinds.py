@@ -82,5 +82,5 @@ IMAGES = InputKind(
 FEATURES = InputKind(
     check_features,
     "load it (adata.to_memory()), or open the file with scbd.data.open_screen(path, layer=…)",
-    "write it again with chunks=(1024, n_features)",
+    "write it again with chunks=(16, n_features), shards=(16384, n_features): a batch reads the chunks of its rows",
 )

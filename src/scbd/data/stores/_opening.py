@@ -42,8 +42,8 @@ def open_screen(
     (:class:`ZarrSource`). Images that can be read neither way (a compressed ``.h5ad``) are loaded. What
     :func:`add_to_screen` has added is there, too.
 
-    As long as the screen is open, writing to its own path is refused, since the images would be lost: write elsewhere,
-    or keep results with :func:`add_to_screen`.
+    As long as a screen in a local path is open, writing to that path is refused, since the images would be lost: write
+    elsewhere, or keep results with :func:`add_to_screen`. Writing over an object store is not refused, and loses them.
 
     Parameters
     ----------
@@ -193,6 +193,12 @@ def open_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[h5
 
 def _opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
     """A store as it is, held to what lies inside of it."""
+    from zarr.storage import LocalStore
+
+    if isinstance(path, LocalStore):
+        path = path.root
+    elif isinstance(path, str):
+        path = path.removeprefix("file://")
     is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
     if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
         return open_h5(Path(path))  # type: ignore[arg-type]
