@@ -220,6 +220,13 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     make_model().train(**QUICK, checkpoint_dir=tmp_path)
     with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 'auto' → 2"):
         make_model(alpha=2).train(**QUICK | {"batch_size": 12}, checkpoint_dir=tmp_path, ckpt_path="last")
+    for settings in ({"temperature": 0.5}, {"intensity": "none"}, {"augment": True}, {"include_self": False}):
+        said = f"other settings .{next(iter(settings))}: "
+        with pytest.raises(ValueError, match=said):
+            make_model(**settings).train(**QUICK, checkpoint_dir=tmp_path, ckpt_path="last")
+    with pytest.raises(ValueError, match="other settings .n_steps_alpha_warmup: None → 3"):
+        how = {"checkpoint_dir": tmp_path, "ckpt_path": "last", "plan_kwargs": {"n_steps_alpha_warmup": 3}}
+        make_model().train(**QUICK, **how)
     with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         make_model().train(**QUICK, checkpoint_dir=tmp_path / "other", ckpt_path="last")
     with pytest.raises(ValueError, match="ckpt_path='last' needs the checkpoint_dir"):

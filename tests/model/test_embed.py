@@ -180,6 +180,8 @@ def test_out(trained, tmp_path):
     assert os.listdir(tmp_path / "new") == ["z.npy"]
     with pytest.raises(ValueError, match=r"out has shape \(3, 6\), the embedding has shape \(96, 6\)"):
         trained.get_latent_representation(out=mine[:3])
+    with pytest.raises(ValueError, match="out has dtype int64, which holds no fractions"):
+        trained.get_latent_representation(out=mine.astype(int))
     with pytest.raises(ValueError, match=r"the path of an \.npy file"):
         trained.get_latent_representation(out=tmp_path / "z.csv")
 

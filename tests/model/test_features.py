@@ -11,13 +11,13 @@ import scvi
 import torch
 from anndata import AnnData
 from conftest import make_cells, make_wells
-from small_models import assert_same, weights
+from small_models import PressCtrlC, assert_same, weights
 
 from scbd import SCBDModel
 from scbd.data import memory_map_h5ad, open_screen
 
 # a few steps teach nothing
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:position_key is not used")
 QUICK: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu", "train_size": 1.0}
 KEYS = {"y_key": "compound", "e_key": "plate", "control": "DMSO", "position_key": "well"}
 
@@ -66,6 +66,68 @@ def test_embeddings_of_features_are_centred_on_controls():
         without.get_latent_representation(center="controls")
     with pytest.raises(ValueError, match="center='mean' is not known"):
         model.get_latent_representation(center="mean")
+
+
+def test_an_interrupted_run_has_the_centre_of_its_weights():
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    first = model.centers_["c"]
+    with pytest.raises(KeyboardInterrupt):
+        model.train(**QUICK, max_steps=8, lr=1e-2, callbacks=PressCtrlC(5))
+    controls = (model.adata.obs["compound"] == "DMSO").to_numpy()
+    z = model.get_latent_representation(center=None)
+    np.testing.assert_allclose(model.get_latent_representation(), z - z[controls].mean(0), atol=1e-5)
+    assert not np.allclose(model.centers_["c"], first, atol=1e-3)
+
+
+def test_a_feature_that_controls_do_not_vary_in_is_trained_on():
+    wells = make_wells()
+    controls = (wells.obs["compound"] == "DMSO").to_numpy()
+    wells.X[controls, 3] = 0  # foci that only treated cells have
+    wells.X[:, 4] = np.where(np.arange(72) < 40, 1, np.nextafter(np.float32(1), 2))  # rounding
+    model = make(wells)
+    model.train(**QUICK, max_steps=3)
+    scaled = model.module.preprocess(torch.from_numpy(wells.X)).numpy()
+    assert not scaled[controls, 3].any() and 0.5 < scaled[~controls, 3].std() < 2 and not scaled[:, 4].any()
+    assert np.isfinite(model.get_latent_representation()).all()
+
+
+def test_few_controls_among_many_cells_are_all_looked_at(monkeypatch):
+    wells = make_wells()
+    controls = (wells.obs["compound"] == "DMSO").to_numpy()
+    monkeypatch.setattr("scbd.model._train._SAMPLED_ROWS", 20)
+    model = make(wells)
+    model.train(**QUICK, max_steps=1)
+    np.testing.assert_allclose(model.module.preprocess.mean.numpy(), np.median(wells.X[controls], axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"encoder": "mlp"}, {"whitening": "controls"}, {"whitening": None}])
+def test_positions_that_nobody_looks_at_are_told(settings):
+    with pytest.warns(UserWarning, match="position_key is not used: positions of controls are taken out by whitening"):
+        make(**settings)
+
+
+def test_missing_values_of_another_table_are_named():
+    model, other = make(), make_wells(seed=1)
+    other.X[5, 2] = np.nan
+    with pytest.raises(ValueError, match=r"1 features, first of all feature_2, and in 1 of 72 cells looked at .rows 5"):
+        model.adata = other
+
+
+def test_positions_that_were_mended_are_other_labels(tmp_path):
+    wells = make_wells()
+    make(wells).train(**QUICK, max_steps=2, checkpoint_dir=tmp_path)
+    wells.obs["well"] = wells.obs["well"].astype(str).str.replace("W00", "W17")
+    with pytest.raises(ValueError, match="other cells .other labels"):
+        make(wells).train(**QUICK, max_steps=4, checkpoint_dir=tmp_path, ckpt_path="last")
+
+
+def test_a_control_may_be_a_number():
+    wells = make_wells()
+    wells.obs["compound"] = wells.obs["compound"].cat.codes.astype(int)
+    for control in (0, "0"):
+        model = make(wells, KEYS | {"control": control})
+        np.testing.assert_array_equal(model._controls(wells), wells.obs["compound"] == 0)
 
 
 def test_controls_that_are_not_trained_on_are_no_centre():

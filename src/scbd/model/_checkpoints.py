@@ -18,6 +18,8 @@ from scbd.model._files import read_header
 logger = logging.getLogger(__name__)
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+# of the settings of a run, those that are arguments of the model and of the plan
+_PARTS = ("model", "plan")
 
 
 class WholeFiles(TorchCheckpointIO):
@@ -98,7 +100,10 @@ def find_state(ckpt_path: str | os.PathLike[str] | None, directory: Path | None)
 
 def check_same_run(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     """Raise if a run is to go on from a state of one with other cells, or other settings."""
-    changed = {k: f"{k}: {saved.get(k)!r} → {v!r}" for k, v in settings.items() if saved.get(k) != v}
+    settings = {name: value for name, value in settings.items() if name not in _PARTS or name in saved}
+    before, now = (_flat(each) for each in (saved, settings))
+    names = now | {name: None for part in _PARTS for name in saved.get(part, {})}
+    changed = {k: f"{k}: {before.get(k)!r} → {now.get(k)!r}" for k in names if before.get(k) != now.get(k)}
     cells = [name for name in ("images", "labels", "split") if name in changed]
     for name in cells:
         changed[name] = f"other {name}"
@@ -135,3 +140,9 @@ def _check_whole(path: Path) -> None:
     if broken:
         msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
         raise DamagedFile(msg)
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the run, and beside them those of model and plan."""
+    inner = {name: value for part in _PARTS for name, value in settings.get(part, {}).items()}
+    return {name: value for name, value in settings.items() if name not in _PARTS} | inner

@@ -19,7 +19,7 @@ def check_control(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> 
     if control is None:
         return
     categories = label_values(obs, y_columns).cat.categories.tolist()
-    if control not in categories:
+    if _category(control, categories) is None:
         raise ValueError(missing_label("control", control, categories))
 
 
@@ -27,5 +27,12 @@ def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np
     """Mask of the controls, boolean ``(N,)``; `None` without a control, or without the columns to tell by."""
     if control is None or any(column not in obs for column in y_columns):
         return None
-    mask: np.ndarray = (label_values(obs, y_columns, allow_missing=True) == control).to_numpy()
+    labels = label_values(obs, y_columns, allow_missing=True)
+    mask: np.ndarray = (labels == _category(control, labels.cat.categories.tolist())).to_numpy()
     return mask
+
+
+def _category(control: Any, categories: Sequence[Any]) -> Any:
+    """The label that is meant, a number by its text as well; `None` if there is none."""
+    alike = [known for known in categories if known == control]
+    return next(iter(alike or [known for known in categories if str(known) == str(control)]), None)

@@ -286,6 +286,9 @@ def _target(out: Any, shape: tuple[int, int]) -> tuple[np.ndarray, Path | None]:
         if out.shape != shape:
             msg = f"out has shape {out.shape}, the embedding has shape {shape}."
             raise ValueError(msg)
+        if out.dtype.kind != "f":
+            msg = f"out has dtype {out.dtype.name}, which holds no fractions: give an array of float32."
+            raise ValueError(msg)
         return out, None
     path = Path(out)
     if path.suffix != ".npy":

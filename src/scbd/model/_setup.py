@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -99,8 +100,9 @@ class SetupMixin(BaseModelClass):
             The perturbation of the controls. Features are scaled to what controls vary by, and embeddings of features
             are centred on them.
         position_key
-            Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control``, what
-            controls differ by from position to position is taken out of features.
+            Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control``, and a
+            linear map before the encoder (``whitening`` of the model; by default up to 20,000 rows), what controls
+            differ by from position to position is taken out of features.
         **kwargs
             Used by scvi-tools when it sets up the data of a loaded model.
 
@@ -238,7 +240,17 @@ class SetupMixin(BaseModelClass):
         asked = dict(settings or {})
         if encoder == "linear" and n_latent is not None:
             asked["n_components"] = n_latent
-        return transform_for(self._registered_inputs, encoder, whitening, asked)
+        transform = transform_for(self._registered_inputs, encoder, whitening, asked)
+        if self._registered(POSITION_REGISTRY) and (
+            transform is None or transform.kind == "controls" or self.registry_[_SETUP_ARGS_KEY].get("control") is None
+        ):
+            msg = (
+                "position_key is not used: positions of controls are taken out by whitening='within', 'lda' or 'plda' "
+                "of features, where control=… names the controls. encoder='linear', the default below 20,000 rows, "
+                "has one."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=5)
+        return transform
 
     @property
     def _registered_inputs(self) -> dict[str, Any]:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from scbd.model._contract import EmbeddingModule, Objective
 
 # enough cells for the statistics of channels to three digits, and for the covariance of features
-_SAMPLED_IMAGES, _SAMPLED_ROWS = 4_096, 65_536
+_SAMPLED_IMAGES, _SAMPLED_ROWS, _SAMPLED_CONTROLS = 4_096, 65_536, 16_384
+# settings that can be compared with those of another run
+_PLAIN = (str, int, float, tuple, type(None))
 
 
 class TrainingRun(NamedTuple):
@@ -68,6 +70,7 @@ class TrainMixin:
         test_indices: np.ndarray
         training_settings_: dict[str, Any]
         registry_: dict[str, Any]
+        init_params_: dict[str, Any]
         _require: Any
         _registered: Any
         _source: Any
@@ -196,10 +199,21 @@ class TrainMixin:
             "neighbours": data.neighbours,
             "seed": data.seed,
             "first_step": data.first_step,
-            **{name: settings.plan[name] for name in ("lr", "weight_decay")},
             **objective.settings,
             **self._plan_settings,
+            **{name: settings.plan[name] for name in ("lr", "weight_decay")},
+            "plan": dict(settings.plan_kwargs or {}),
+            "model": self._model_settings,
         }
+
+    @property
+    def _model_settings(self) -> dict[str, Any]:
+        """Arguments of the model that are plain values, and which perturbation is the control."""
+        given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]}
+        given |= {"control": self.registry_["setup_args"].get("control")}
+        for name in [name for name, value in given.items() if isinstance(value, dict)]:
+            given |= given.pop(name)
+        return {name: value for name, value in given.items() if isinstance(value, _PLAIN)}
 
     def _finish(self, run: TrainingRun) -> None:
         """Keep what a run of the encoders leaves, behind what it went on from."""
@@ -212,8 +226,10 @@ class TrainMixin:
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
             self.training_settings_ = run.settings
             self.is_trained_ = True
-        if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
+            self.centers_: dict[str, np.ndarray] = {}  # were those of other weights
+        if run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt)) and self._steps():
             self._find_centers()
+        if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
             self._after_training(run.data)
         if run.error is not None:
             raise run.error
@@ -223,10 +239,10 @@ class TrainMixin:
         return getattr(self, "training_settings_", {}).get("steps", 0) if self.is_trained_ else 0
 
     def _labels(self) -> pd.DataFrame:
-        """Columns of the perturbation and of the environment."""
+        """Columns of the perturbation, of the environment, and of the position."""
         setup = self.registry_["setup_args"]
-        columns = dict.fromkeys((*as_columns(setup["y_key"]), *as_columns(setup["e_key"])))
-        return self.adata.obs[list(columns)]
+        keys = [setup[name] for name in ("y_key", "e_key", "position_key") if setup.get(name) is not None]
+        return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 
     def _earlier_split(self, images: str) -> Split | None:
         """The split of the last run, if that was on these images."""
@@ -252,10 +268,13 @@ class TrainMixin:
         if self.module.is_fitted:
             return
         rng = np.random.default_rng(seed)
-        most = _SAMPLED_IMAGES if len(source.shape) == 4 else _SAMPLED_ROWS
-        rows = np.sort(rng.choice(rows, min(len(rows), most), replace=False))
-        blocks = np.array_split(rows, -(-len(rows) // 512))
+        of_features = len(source.shape) == 2
         controls, positions = self._controls(self.adata), self._positions(self.adata)
+        sampled = rng.choice(rows, min(len(rows), _SAMPLED_ROWS if of_features else _SAMPLED_IMAGES), replace=False)
+        if of_features and controls is not None:  # may be few among all, and features are scaled by them
+            sampled = np.union1d(sampled, rng.permutation(rows[controls[rows]])[:_SAMPLED_CONTROLS])
+        rows = np.sort(sampled)
+        blocks = np.array_split(rows, -(-len(rows) // 512))
         self.module.fit(
             Sample(
                 lambda: (torch.from_numpy(source.read(block)) for block in blocks),
