@@ -186,6 +186,8 @@ def test_bad_input_gets_a_sentence():
         replicate_retrieval(wells, "Z", **{**KEYS, "e_key": "plate"})
     with pytest.raises(ValueError, match=r"No row has the control 'water' in 'y' \(it holds DMSO, a, b, c, d\)"):
         replicate_retrieval(wells, "Z", **{**KEYS, "control": "water"})
+    with pytest.raises(ValueError, match="No row has the control '7' in 'y'"):
+        replicate_retrieval(wells, "Z", **{**KEYS, "control": 7})
     with pytest.raises(ValueError, match=r"rep has the shape \(3, 8\): give one row for each of the 33 rows"):
         replicate_retrieval(wells, wells.obsm["Z"][:3], **KEYS)
     with pytest.raises(ValueError, match="queries is float64 of shape .* give a mask of the 33 rows, or row numbers"):

@@ -75,6 +75,24 @@ def test_rows_are_profiles_unless_perturbations_are_named():
     assert by_row.table.index.to_list() == ["0", "1", "2", "3", "4"]
 
 
+def test_rows_of_one_name_are_two_profiles():
+    """Of two plates that were put together."""
+    wells = make_profiles(n_wells=1)[:-1].copy()
+    expected = retrieval(wells, "Z", label_key="moa", n_permutations=10).table
+    wells.obs_names = ["0", "0", "1", "1", "2", *map(str, range(3, wells.n_obs - 2))]
+    found = retrieval(wells, "Z", label_key="moa", n_permutations=10).table
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("control", [0, [0], "0", np.int64(0)])
+def test_a_control_may_be_a_number(control):
+    wells = make_profiles()
+    expected = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10).table
+    wells.obs["y"] = wells.obs["y"].map({"DMSO": 0} | {f"p{i}": i + 1 for i in range(9)}).astype(int)
+    found = retrieval(wells, "Z", label_key="moa", y_key="y", control=control, n_permutations=10).table
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_rows_of_a_perturbation_may_name_different_labels():
     wells = make_profiles()
     wells.obs["moa"] = wells.obs["moa"].astype("category")
@@ -97,6 +115,10 @@ def test_bad_input_gets_a_sentence():
         retrieval(wells, "Z", label_key="target")
     with pytest.raises(ValueError, match="No two perturbations share a label of obs.'y'., or none has another: 8 of 8"):
         retrieval(wells, "Z", label_key="y", y_key="y", control="DMSO")
+    with pytest.raises(ValueError, match="No row has the control 'dmso' in 'y'"):
+        retrieval(wells, "Z", label_key="moa", y_key="y", control="dmso")
+    with pytest.raises(ValueError, match="control='DMSO' is a value of y_key: give y_key, too"):
+        retrieval(wells, "Z", label_key="moa", control="DMSO")
     wells.obs["one"] = "all the same"
     with pytest.raises(ValueError, match="or none has another"):
         retrieval(wells, "Z", label_key="one", y_key="y")

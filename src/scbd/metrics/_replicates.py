@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_count
-from scbd._labels import as_columns
-from scbd._messages import head
 from scbd.metrics._average_precision import Null, Scores, score_queries, unit_rows
 from scbd.metrics._retrieval_result import ReplicateRetrieval, by_label
-from scbd.metrics._table import chosen_rows, label_names, representation
+from scbd.metrics._table import chosen_rows, control_names, label_names, representation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +27,7 @@ def replicate_retrieval(
     *,
     y_key: str | Sequence[str],
     e_key: str | Sequence[str],
-    control: str | Sequence[str],
+    control: object | Sequence[object],
     position_key: str | Sequence[str] | None = None,
     queries: ArrayLike | None = None,
     fitted: ArrayLike | None = None,
@@ -166,17 +164,11 @@ def _wells(
     unit: np.ndarray,
     y_key: str | Sequence[str],
     e_key: str | Sequence[str],
-    control: str | Sequence[str],
+    control: object | Sequence[object],
     position_key: str | Sequence[str] | None,
 ) -> _Wells:
-    y, names = label_names(adata, y_key), as_columns(control)
-    absent = sorted(set(names) - set(y))
-    if absent:
-        msg = (
-            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(pd.unique(y))}): name with control "
-            "what was not perturbed."
-        )
-        raise ValueError(msg)
+    y = label_names(adata, y_key)
+    names = control_names(control, y, y_key)
     position = None if position_key is None else _Labels(label_names(adata, position_key))
     return _Wells(unit, _Labels(y), _Labels(label_names(adata, e_key)), position, np.isin(y, names))
 

@@ -9,11 +9,10 @@ import pandas as pd
 from scipy import sparse
 
 from scbd._checks import check_count
-from scbd._labels import as_columns
 from scbd._linear_maps import label_means
 from scbd.metrics._average_precision import Null, score_queries, unit_rows
 from scbd.metrics._retrieval_result import Retrieval, by_label
-from scbd.metrics._table import check_keys, chosen_rows, label_names, representation
+from scbd.metrics._table import check_keys, chosen_rows, control_names, label_names, representation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +27,7 @@ def retrieval(
     *,
     label_key: str,
     y_key: str | Sequence[str] | None = None,
-    control: str | Sequence[str] = (),
+    control: object | Sequence[object] = (),
     queries: ArrayLike | None = None,
     separator: str = "|",
     n_permutations: int = 10_000,
@@ -88,9 +87,16 @@ def retrieval(
     check_keys(adata, [], [label_key])
     x = representation(adata, rep)
     asked = chosen_rows("queries", queries, len(x))
-    names = np.asarray(adata.obs_names.astype(str)) if y_key is None else label_names(adata, y_key)
-    no_control = np.flatnonzero(~np.isin(names, as_columns(control) if len(control) else []))
-    codes, perturbations = pd.factorize(names[no_control], sort=True)
+    if y_key is None and not (isinstance(control, tuple) and not control):
+        msg = f"control={control!r} is a value of y_key: give y_key, too."
+        raise ValueError(msg)
+    if y_key is None:  # each row is one, be it that two have the same name
+        no_control, perturbations = np.arange(len(x)), np.asarray(adata.obs_names.astype(str))
+        codes = no_control
+    else:
+        names = label_names(adata, y_key)
+        no_control = np.flatnonzero(~np.isin(names, control_names(control, names, y_key)))
+        codes, perturbations = pd.factorize(names[no_control], sort=True)
     member = _labels_of(codes, adata.obs[label_key].iloc[no_control], len(perturbations), separator)
     labelled = np.flatnonzero(np.diff(member.indptr))
     unit = unit_rows(label_means(x[no_control], codes)[1])
@@ -111,7 +117,8 @@ def retrieval(
         )
         raise ValueError(msg)
     left_out = np.setdiff1d(np.flatnonzero(is_query), scores.rows)
-    table = by_label(scores, perturbations, Null(n_permutations, seed)).rename_axis("perturbation")
+    table = by_label(scores, np.arange(len(perturbations)), Null(n_permutations, seed))
+    table.index = pd.Index(perturbations[table.index], name="perturbation")
     return Retrieval(table, tuple(perturbations[left_out]))
 
 

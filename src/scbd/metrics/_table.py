@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from scipy import sparse
 
 from scbd._labels import as_columns, label_values
+from scbd._messages import head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from anndata import AnnData
     from numpy.typing import ArrayLike
@@ -65,6 +68,26 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
         msg = f"rep has NaN or infinite values in {n_bad} of {len(x)} rows: drop them."
         raise ValueError(msg)
     return x
+
+
+def control_names(control: Any, labels: np.ndarray, y_key: str | Sequence[str]) -> list[str]:
+    """What controls are called among labels ``(N,)``: one value or several, as text.
+
+    Raises
+    ------
+    ValueError
+        If no row has one of them.
+    """
+    several = isinstance(control, Iterable) and not isinstance(control, str)
+    names = [str(name) for name in (control if several else [control])]
+    absent = sorted(set(names) - set(labels))
+    if absent:
+        msg = (
+            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(pd.unique(labels))}): name with "
+            "control what was not perturbed."
+        )
+        raise ValueError(msg)
+    return names
 
 
 def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
