@@ -59,6 +59,18 @@ def test_corrections_learn_from_the_rows_they_are_given(wells, name):
             np.testing.assert_allclose(other[fit], z[fit], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"), [("sphering", {}), ("TVN", {}), ("WCCN", {}), ("standardised", {"on_controls": True})]
+)
+def test_controls_that_are_scored_against_teach_nothing(wells, name, settings):
+    """On new plates neither: negatives that were fitted on would be told apart by that."""
+    dataset, fit = DATASETS["cpjump1"], (wells.obs["split"] == "train").to_numpy()
+    scored = ((wells.obs["Metadata_broad_sample"] == "DMSO") & ~wells.obs["known_position"]).to_numpy()
+    z = RIVALS[name](Table(wells, dataset, fit), **settings)
+    wells.X[scored] += np.random.default_rng(0).normal(size=wells.X[scored].shape).astype(np.float32)
+    np.testing.assert_allclose(RIVALS[name](Table(wells, dataset, fit), **settings)[~scored], z[~scored], atol=1e-4)
+
+
 def test_labels_are_read_in_one_replicate_by_the_other(tmp_path):
     breinig2015_table(n=1200).to_parquet(tmp_path / "cells.parquet")
     dataset = DATASETS["breinig2015"]

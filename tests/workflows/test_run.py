@@ -96,6 +96,16 @@ def test_results_are_not_written_over(tmp_path, precious):
     assert path.read_text() == "precious"
 
 
+def test_cells_that_are_no_result_are_not_written_over(tmp_path):
+    """The input may lie where results are to go."""
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    before = (tmp_path / "cells.h5ad").read_bytes()
+    for resume in (False, True):
+        with pytest.raises(FileExistsError):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path, resume=resume)
+    assert (tmp_path / "cells.h5ad").read_bytes() == before
+
+
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "cells.h5ad").write_text("precious")
     with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from official import cpjump1_table
 
 import scbd.workflows._protocols
 from scbd.data import ArraySource
@@ -228,3 +229,15 @@ def test_a_package_that_is_missing_is_named_before_any_run(tmp_path, monkeypatch
     with pytest.raises(ImportError, match="Harmony, which has no row yet, needs a package more: pip install"):
         run_trials(trials, tmp_path / "out", path="nowhere.parquet")
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_other_files_under_the_same_name_are_told_of(tmp_path):
+    """A file was mended, or another one was given, and the rest of a grid is run."""
+    table = cpjump1_table()
+    table.to_parquet(tmp_path / "wells.parquet")
+    trials = [Trial("unseen perturbations", "cpjump1", system, 0, {"fold": 0}) for system in ("features", "scaled")]
+    run_trials(trials[:1], tmp_path / "out", path=tmp_path / "wells.parquet")
+    table.loc[0, "Metadata_Well"] = "H12"
+    table.to_parquet(tmp_path / "wells.parquet")
+    with pytest.warns(UserWarning, match="are of other cells than those that are loaded now, under the same name"):
+        run_trials(trials, tmp_path / "out", path=tmp_path / "wells.parquet")

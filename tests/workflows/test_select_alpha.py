@@ -11,6 +11,7 @@ from conftest import make_cells, make_wells
 import scbd
 from scbd.model import SCBDModel
 from scbd.workflows import AlphaSelection, select_alpha
+from scbd.workflows._cells import UserCells
 
 QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "lr": 1e-3, "enable_progress_bar": False} | {
     "accelerator": "cpu"
@@ -45,11 +46,16 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:No training cell is a control")
 def test_alpha_is_chosen_for_features(tmp_path):
     wells = make_wells()
-    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "setup_kwargs": {"layer": "X", "control": "DMSO"}}
+    setup = {"layer": "X", "control": "DMSO", "position_key": "well"}
+    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "setup_kwargs": setup}
+    told: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "setup": setup}
+    digest = UserCells(wells, **told).trial("SCBD", 0, {}, {}).data["digest"]
     training: dict[str, Any] = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
     how = {"alphas": (0, 0.1), "out": tmp_path, **training}
     found = select_alpha(wells, **columns, **how)
     assert found.alpha in (0, 0.1) and found.runs["accuracy"].notna().all()
+    wells.obs["well"] = wells.obs["well"].astype(str).str.replace("W00", "W17")
+    assert UserCells(wells, **told).trial("SCBD", 0, {}, {}).data["digest"] != digest
     wells.X[0] += 1
     with pytest.warns(UserWarning, match="2 belong to other cells"):
         select_alpha(wells, **columns, **how)

@@ -156,8 +156,7 @@ class UserCells:
     def _digest(self, split: str | None) -> str:
         """Of the inputs and of all labels that a run looks at."""
         if split not in self._digests:
-            labels = [self.dataset.y_key, *as_columns(self.dataset.e_key)]
-            self._digests[split] = digest_of(self.adata, labels, self._inputs, split)
+            self._digests[split] = digest_of(self.adata, self.dataset.label_columns, self._inputs, split)
         return self._digests[split]
 
     def _validates(self, split: str | None, training: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scbd import datasets
 from scbd._keys import IMAGE_KEY
+from scbd._labels import as_columns
 from scbd.data import Inputs, digest_cells
 from scbd.workflows._folds import breinig2015_fold, cpjump1_fold
 
@@ -57,6 +58,13 @@ class Dataset:
     def columns(self) -> dict[str, Any]:
         """Arguments of ``setup_anndata``."""
         return {"y_key": self.y_key, "e_key": self.e_key, **self.setup}
+
+    @property
+    def label_columns(self) -> list[str]:
+        """Columns that a model looks at: of perturbation, environment and position."""
+        position_key = self.setup.get("position_key")
+        keys = [self.y_key, self.e_key, *([] if position_key is None else [position_key])]
+        return list(dict.fromkeys(column for key in keys for column in as_columns(key)))
 
     def inputs(self, adata: AnnData) -> Inputs:
         """Where in a table the images, or the features, are."""

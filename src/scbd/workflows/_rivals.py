@@ -43,6 +43,9 @@ class Table:
         self.controls = None if control is None else self.labels == str(control)
         positions = None if position_key is None else label_values(adata.obs, position_key)
         self.positions = None if positions is None else positions.astype(str).to_numpy()
+        # controls that may be learned from on new plates as well, where plates are moved onto each other
+        known = adata.obs.get("known_position", False)
+        self.known_controls = {"fit": fit | np.asarray(known), "controls": self.controls}
         scaling = FeatureScaling(self.stored.shape[1])
         scaling.fit([torch.from_numpy(self.stored[fit])], None if self.controls is None else self.controls[fit])
         self.features = scaling(torch.from_numpy(self.stored)).numpy()
@@ -54,8 +57,8 @@ class Table:
 
 
 def _standardized(table: Table, *, on_controls: bool = False, **settings: Any) -> np.ndarray:
-    controls = table.controls if on_controls else None
-    return baselines.standardize_by_environment(table.features, table.environments, controls=controls, **settings)
+    known = table.known_controls if on_controls else {}
+    return baselines.standardize_by_environment(table.features, table.environments, **known, **settings)
 
 
 def _within(correct: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -74,14 +77,15 @@ def _harmony(table: Table, *, on: str | None = None, seed: int = 0, **settings: 
 # packages that are not installed with scbd
 NEEDED = {"Harmony": "harmonypy"}
 
-# "standardised", TVN, ComBat and Harmony see all rows by construction: each environment is moved onto the others
+# "standardised", ComBat and Harmony see all rows by construction: each environment is moved onto the others; on
+# controls, "standardised" and TVN see those of new environments that nobody is scored against
 RIVALS: dict[str, Callable[..., np.ndarray]] = {
     "features": lambda table: table.stored,
     "scaled": lambda table: table.features,
     "standardised": _standardized,
     "sphering": lambda table, **settings: baselines.sphering(table.features, **table.known, **settings),
     "TVN": lambda table, **settings: baselines.tvn(
-        table.features, table.environments, controls=table.controls, **settings
+        table.features, table.environments, **table.known_controls, **settings
     ),
     "WCCN": _within(baselines.wccn),
     "LDA": _within(baselines.lda),

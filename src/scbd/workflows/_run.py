@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # what a run leaves, and the state that it goes on from: neither is written over
-_OUTPUTS = (
-    "cells.h5ad history.csv metrics.csv model settings.json training_curves.png umap.png checkpoints/last.ckpt"
-).split()
+_STATE = ("settings.json", "checkpoints/last.ckpt")
+_OUTPUTS = ("cells.h5ad", "history.csv", "metrics.csv", "model", "training_curves.png", "umap.png", *_STATE)
 
 
 def run(
@@ -79,7 +78,7 @@ def run(
     Raises
     ------
     FileExistsError
-        If ``out`` holds a run and ``resume`` is false, or is a file.
+        If ``out`` holds a run and ``resume`` is false, or a ``cells.h5ad`` of no run, or is a file.
     KeyError, TypeError, ValueError
         If ``adata`` or a setting is not fit for training; before anything is written.
 
@@ -94,6 +93,9 @@ def run(
     if not resume and any((out / name).exists() for name in _OUTPUTS):
         msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume)."
         raise FileExistsError(msg)
+    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE):
+        msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
+        raise FileExistsError(msg)
     columns = as_columns(e_key)
     seed_everything(seed)
     dataset = Dataset(lambda **_: adata, y_key, columns, setup=setup_kwargs or {})
@@ -104,7 +106,7 @@ def run(
     inputs = dataset.inputs(adata)
     where = {name: key for name, key in inputs._asdict().items() if key is not None}
     data = dataset.columns | where | {"n_cells": adata.n_obs}
-    data |= {"digest": digest_of(adata, [y_key, *columns], inputs, split)}
+    data |= {"digest": digest_of(adata, dataset.label_columns, inputs, split)}
     asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
     model = _trained(model, asked, out, resume)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}

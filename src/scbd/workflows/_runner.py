@@ -75,7 +75,8 @@ def run_trials(
     Warns
     -----
     UserWarning
-        If rows in ``out`` are of systems that have since been changed, and so are not used.
+        If rows in ``out`` are of systems that have since been changed, and so are not used; or of other cells than
+        those that are loaded under the same name.
 
     Examples
     --------
@@ -112,8 +113,16 @@ def run_trials(
             msg = f"{system}, which has no row yet, needs a package more: pip install {NEEDED[system]}."
             raise ImportError(msg)
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
+    looked_at: set[str] = set()
     for number, (trial, adata, digest) in enumerate(_with_data(todo, path), start=1):
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
+        if digest not in looked_at and results.digests(trial) - {digest}:
+            msg = (
+                f"Rows in {results.directory} are of other cells than those that are loaded now, under the same name: "
+                "they are used all the same. Give another out for other files."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=2)
+        looked_at.add(digest)
         run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key, digest)
     if not results.missing(trials):  # no other shard of this grid is still at work
         results.fold()

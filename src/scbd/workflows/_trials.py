@@ -115,6 +115,13 @@ class Results:
         rows = read_rows(self.directory)
         return [trial for trial in trials if trial.key not in rows]
 
+    def digests(self, trial: Trial) -> set[str]:
+        """Of the cells of all rows that were to be of the same cells as this trial."""
+        wanted = json.loads(json.dumps(asdict(trial)))
+        rows = read_rows(self.directory).values()
+        alike = [row for row in rows if all(row["trial"][k] == wanted[k] for k in ("dataset", "seed", "data"))]
+        return {row["run"]["digest"] for row in alike if "digest" in row["run"]}
+
     def add(self, trial: Trial, scores: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Keep what a trial scored, and how it ran."""
         row = {"format": FORMAT, "meaning": trial.meaning, "trial": asdict(trial)}
