@@ -53,7 +53,7 @@ def test_seed_decides_everything():
 
 def test_effects_are_as_large_as_they_are_said_to_be():
     """In units of the standard deviation between cells of a well, which is 1."""
-    nothing = dict.fromkeys(["effect_size", "plate_effect", "position_effect", "well_effect"], 0.0)
+    nothing: dict[str, Any] = dict.fromkeys(["effect_size", "plate_effect", "position_effect", "well_effect"], 0.0)
     size: dict[str, Any] = {"n_perturbations": 300, "n_plates": 40, "n_controls": 20, "n_features": 60}
     sd = simulated_profiles(**size, **nothing).X.std(0)
     assert np.sqrt(np.mean(sd**2)) == pytest.approx(1, abs=0.02)

@@ -162,12 +162,12 @@ def profiles_report(frame: pd.DataFrame, out: Path) -> str:
 
 def _named(row: dict[str, Any], settings: Iterable[str]) -> str:
     """The system, and what was asked of it."""
-    told = [f"{name} {value_of(row[name])}" for name in settings if _is_there(row[name])]
-    return ", ".join([row["system"], *told])
-
-
-def _is_there(value: Any) -> bool:
-    return value is not None and value == value  # NaN is not
+    told: dict[str, Any] = {}
+    for name in settings:
+        value = row[name]
+        if value is None or value == value:  # NaN: nothing was asked
+            told |= value if isinstance(value, dict) else {name: "none" if value is None else value}
+    return ", ".join([row["system"], *(f"{name} {value_of(value)}" for name, value in told.items())])
 
 
 EXPERIMENTS = {
