@@ -14,7 +14,7 @@ PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 help:
 	@echo "make demo       coloured digits with and without invariance (minutes)"
 	@echo "make test       all tests"
-	@echo "make benchmark  every claim about speed, measured (on an idle machine; each part says how long it took)"
+	@echo "make benchmark  every claim about speed, measured (75 minutes on two idle cores; each part says how long it took)"
 	@echo "make lint types coverage notebooks docs"
 
 # torch first: what comes later then accepts the build that is there
