@@ -3,7 +3,9 @@
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._batch_probes import batch_probe, batch_probe_table
 from scbd.metrics._complexes import complex_table, relationship_interval
+from scbd.metrics._effects import perturbation_effects
 from scbd.metrics._mixing import batch_mixing
+from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
 from scbd.metrics._relationships import (
     Relations,
@@ -27,7 +29,9 @@ __all__ = [
     "batch_probe_table",
     "benchmark",
     "complex_table",
+    "environment_mmd",
     "label_probe",
+    "perturbation_effects",
     "predict_labels",
     "relationship_area",
     "relationship_average_precision",

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scbd.metrics import perturbation_effects
+from scbd.metrics._effects import _permuted
+
+KEYS: dict[str, Any] = {"y_key": "y", "control": "DMSO"}
+
+
+def table(y: np.ndarray, e: np.ndarray) -> AnnData:
+    return AnnData(obs=pd.DataFrame({"y": y.astype(str), "e": e.astype(str)}, index=np.arange(len(y)).astype(str)))
+
+
+def naive_energy(x: np.ndarray, c: np.ndarray) -> float:
+    def mean(pairs: Any) -> Any:
+        return np.mean([np.linalg.norm(a - b) for a, b in pairs])
+
+    across = mean([(a, b) for a in x for b in c])
+    return float(2 * across - mean(combinations(x, 2)) - mean(combinations(c, 2)))
+
+
+def naive_consistency(x: np.ndarray, e: np.ndarray, centre: np.ndarray) -> float:
+    unit = (x - centre) / np.linalg.norm(x - centre, axis=1, keepdims=True)
+    several = len(set(e)) > 1
+    return float(np.mean([unit[i] @ unit[j] for i, j in combinations(range(len(x)), 2) if not several or e[i] != e[j]]))
+
+
+@given(seed=st.integers(0, 1000), n_plates=st.integers(1, 3))
+@settings(max_examples=20)
+def test_both_equal_the_loops(seed, n_plates):
+    rng = np.random.default_rng(seed)
+    y = np.array(["DMSO"] * 6 + ["a"] * 4 + ["b"] * 5)
+    e = np.concatenate([np.arange(len(part)) % n_plates for part in (y[:6], y[6:10], y[10:])])
+    x = rng.normal(size=(15, 3))
+    found = perturbation_effects(table(y, e), x, e_key="e", n_permutations=1, **KEYS)
+    assert found.index.to_list() == ["a", "b"] and found["n"].to_list() == [4, 5]
+    for name in "ab":
+        of = y == name
+        assert found.loc[name, "magnitude"] == pytest.approx(naive_energy(x[of], x[:6]))
+        expected = naive_consistency(x[of], e[of], x[:6].mean(0))
+        assert found.loc[name, "consistency"] == pytest.approx(expected, abs=1e-9)
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=30)
+def test_labels_stay_in_their_environments(seed):
+    rng = np.random.default_rng(seed)
+    e, labels = rng.integers(3, size=20), rng.integers(4, size=20)
+    for permuted in _permuted(labels, e, 5, rng):
+        for environment in range(3):
+            of = e == environment
+            assert sorted(permuted[of]) == sorted(labels[of])
+
+
+def test_strong_and_consistent_are_told_apart():
+    rng = np.random.default_rng(0)
+    y = np.repeat(["DMSO", "nothing", "consistent", "strong"], [200, 20, 20, 20])
+    x = rng.normal(size=(260, 5))
+    x[y == "consistent"] += [2, 0, 0, 0, 0]
+    x[y == "strong"] *= 3  # in all directions, and on average nowhere
+    found = perturbation_effects(table(y, np.arange(260) % 4), x, e_key="e", n_permutations=200, **KEYS)
+    called = found[["magnitude_q", "consistency_q"]] < 0.05
+    assert called.loc["consistent"].all() and called.loc["strong"].to_list() == [True, False]
+    assert not called.loc["nothing"].any()
+
+
+def test_environments_explain_nothing():
+    """A perturbation that is on one plate has the effect of the plate, unless labels are permuted within it."""
+    rng = np.random.default_rng(0)
+    e = np.repeat([0, 1], 60)
+    y = np.where((e == 1) & (np.arange(120) % 3 == 0), "a", "DMSO")
+    x = rng.normal(size=(120, 4)) + 2 * e[:, None]
+    one, other = (
+        perturbation_effects(table(y, e), x, e_key=k, n_permutations=100, **KEYS).loc["a"] for k in (None, "e")
+    )
+    assert one["magnitude"] == other["magnitude"] and one["magnitude_p"] < 0.02 < 0.05 < other["magnitude_p"]
+    assert np.isfinite(one["consistency"]) and np.isnan(other["consistency"])  # of one plate alone
+
+
+def test_p_values_are_those_of_chance():
+    rng = np.random.default_rng(0)
+    y = np.repeat(["DMSO", *(f"p{i:03}" for i in range(150))], [60, *[4] * 150])
+    found = perturbation_effects(table(y, np.arange(660) % 4), rng.normal(size=(660, 6)), n_permutations=60, **KEYS)
+    for name in ("magnitude_p", "consistency_p"):
+        assert abs((found[name] <= 0.2).mean() - 0.2) < 0.12 and abs(found[name].mean() - 0.5) < 0.1
+
+
+def test_a_point_and_a_single_row():
+    y = np.array(["DMSO"] * 4 + ["a"] * 3 + ["b"])
+    found = perturbation_effects(table(y, np.zeros(8)), np.ones((8, 2)), n_permutations=20, **KEYS)
+    assert (found["magnitude"] == 0).all() and (found["magnitude_p"] == 1).all()
+    assert found.loc["a", "consistency"] == 0 and found["consistency"].isna().to_list() == [False, True]
+
+
+def test_bad_input_gets_a_sentence():
+    cells, x = table(np.array(["DMSO", "a", "a"]), np.zeros(3)), np.eye(3)
+    with pytest.raises(ValueError, match="1 of 3 rows are controls: effects need two controls, and perturbations"):
+        perturbation_effects(cells, x, **KEYS)
+    with pytest.raises(ValueError, match="No row has the control 'water'"):
+        perturbation_effects(cells, x, y_key="y", control="water")
+    with pytest.raises(ValueError, match="max_cells=0"):
+        perturbation_effects(cells, x, max_cells=0, **KEYS)
+    with pytest.raises(KeyError, match="obs has no 'z'"):
+        perturbation_effects(cells, x, y_key="z", control="DMSO")
