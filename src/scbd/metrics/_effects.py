@@ -126,7 +126,7 @@ def _magnitude(
     for start in range(0, n_permutations, _BLOCK):
         labels = _permuted(is_perturbed[0], e[both], min(_BLOCK, n_permutations - start), rng)
         null = _energy_distances(distance, labels)
-        n_larger += np.count_nonzero(null >= observed - 1e-9 * abs(observed))
+        n_larger += int(np.count_nonzero(null >= observed - 1e-9 * abs(observed)))
     return float(observed), (1 + n_larger) / (1 + n_permutations)
 
 
