@@ -15,6 +15,7 @@ from small_models import PressCtrlC, assert_same, weights
 
 from scbd import SCBDModel
 from scbd.data import memory_map_h5ad, open_screen
+from scbd.model import TrainingDiverged
 
 # a few steps teach nothing
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:position_key is not used")
@@ -78,6 +79,16 @@ def test_an_interrupted_run_has_the_centre_of_its_weights():
     z = model.get_latent_representation(center=None)
     np.testing.assert_allclose(model.get_latent_representation(), z - z[controls].mean(0), atol=1e-5)
     assert not np.allclose(model.centers_["c"], first, atol=1e-3)
+
+
+def test_a_run_that_diverges_at_once_on_other_cells_leaves_all_as_it_was():
+    model = make()
+    model.train(**QUICK, max_steps=3)
+    z, wells = model.get_latent_representation(), model.adata
+    model.adata = make_wells(n_plates=2)
+    with pytest.raises(TrainingDiverged):
+        model.train(**QUICK, max_steps=3, lr=1e30)
+    np.testing.assert_array_equal(model.get_latent_representation(wells), z)
 
 
 def test_a_feature_that_controls_do_not_vary_in_is_trained_on():

@@ -221,13 +221,14 @@ class TrainMixin:
         new = run.history.frames(run.first_step)
         both = {name: [f[name] for f in (earlier, new) if name in f and len(f[name])] for name in earlier | new}
         self.history_ = {name: pd.concat(frames) for name, frames in both.items() if frames}
-        if run.settings["steps"] > run.first_step or run.error is None:  # or the weights are those from before
+        moved = run.settings["steps"] > run.first_step or run.error is None  # or the weights are those from before
+        if moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
             self.training_settings_ = run.settings
             self.is_trained_ = True
             self.centers_: dict[str, np.ndarray] = {}  # were those of other weights
-        if run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt)) and self._steps():
+        if moved and (run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt))):
             self._find_centers()
         if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
             self._after_training(run.data)

@@ -258,7 +258,10 @@ class Block(Features):
     def project(self, r: Tensor) -> Tensor:
         """Embed intermediate representations ``(B, R)`` on the unit sphere, ``(B, D)`` in float32 or wider."""
         z = self.projection(r)
-        return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        # of what is too long for its square to be a number, a direction of length 0 would be left
+        overflown = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True).isinf()
+        return F.normalize(z, dim=1).masked_fill(overflown, torch.nan)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` on the unit sphere, ``(B, D)``."""
