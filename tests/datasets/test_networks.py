@@ -98,6 +98,17 @@ def test_complexes_of_one_name_stay_apart(tmp_path):
     assert set(corum(path)["source"]) == {"one [1]", "one [2]"}
 
 
+def test_each_network_says_what_it_is(tmp_path):
+    (tmp_path / "sets.tsv").write_text("one\tA B\n")
+    (tmp_path / "CORUM.txt").write_text("a,b\nB,A\nB,C\n")
+    (tmp_path / "all.txt").write_text(LAYOUTS["3.0"])
+    sets = gene_sets(tmp_path / "sets.tsv"), corum(tmp_path / "sets.tsv"), corum(tmp_path / "all.txt")
+    assert [net.attrs["kind"] for net in sets] == ["sets"] * 3
+    pairs = gene_pairs(tmp_path / "CORUM.txt"), known_pairs("corum", tmp_path)
+    for net in pairs:
+        assert net.attrs["kind"] == net[net["source"] == "A"].drop_duplicates().attrs["kind"] == "pairs"
+
+
 def test_each_pair_is_kept_once(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("entity1,entity2\nB,A\nA,B\nA,A\nC , A\n")

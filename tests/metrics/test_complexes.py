@@ -57,8 +57,20 @@ def test_no_p_value_is_zero():
 
 def test_pairs_are_no_complexes():
     profiles, _ = screen()
+    net = pd.DataFrame({"source": ["G0", "G2"], "target": ["G1", "G3"]})
     with pytest.raises(ValueError, match="net holds pairs of genes"):
-        complex_table(profiles, pd.DataFrame({"source": ["G0", "G1"], "target": ["G1", "G0"]}))
+        complex_table(profiles, net)
+    net.attrs["kind"] = "pairs"
+    with pytest.raises(ValueError, match="net holds pairs of genes"):
+        complex_table(profiles, net)
+
+
+def test_complexes_that_bear_names_of_genes_are_complexes_where_that_is_said():
+    profiles, net = screen()
+    named = net.assign(source=net.groupby("source")["target"].transform("first"))
+    table = complex_table(profiles, named, net_kind="sets", n_permutations=50)
+    expected = complex_table(profiles, net, n_permutations=50)
+    assert sorted(table["mean_cosine"]) == sorted(expected["mean_cosine"])
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,10 +1,15 @@
-"""Networks of known relations between genes, all as frames of ``source`` and ``target``."""
+"""Networks of known relations between genes, all as frames of ``source`` and ``target``.
+
+Each says in ``net.attrs["kind"]`` what its sources are: ``"sets"`` (names of complexes) or ``"pairs"`` (genes). Masks,
+copies and ``drop_duplicates`` keep that; ``merge`` and files lose it.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 
@@ -46,7 +51,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
     Returns
     -------
-    Frame ``source`` (complex), ``target`` (gene symbol), without repetitions.
+    Frame ``source`` (complex), ``target`` (gene symbol), without repetitions; ``attrs["kind"]`` is ``"sets"``.
 
     Raises
     ------
@@ -84,7 +89,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
     # different complexes may bear one name, and are not one complex
     name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
-    return _tidy(pd.DataFrame({"source": name, "target": genes}).explode("target"))
+    return _tidy(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -114,7 +119,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
         if path.suffix == ".gmt":
             genes = genes.partition("\t")[2]
         rows += [(name, gene) for gene in genes.split()]
-    return _tidy(pd.DataFrame(rows, columns=["source", "target"]))
+    return _tidy(pd.DataFrame(rows, columns=["source", "target"]), "sets")
 
 
 def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -141,7 +146,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
     swap = first > second
     source, target = first.mask(swap, second), second.mask(swap, first)
-    return _tidy(pd.DataFrame({"source": source, "target": target})[first != second])
+    return _tidy(pd.DataFrame({"source": source, "target": target})[first != second], "pairs")
 
 
 def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.DataFrame:
@@ -157,7 +162,8 @@ def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.Dat
 
     Returns
     -------
-    Frame ``source``, ``target``: each unordered pair once.
+    Frame ``source``, ``target``: each unordered pair once; ``attrs["kind"]`` is ``"pairs"``, so that a part of it, too,
+    is read as what it is.
 
     Raises
     ------
@@ -200,6 +206,8 @@ def _plain(column: str) -> str:
     return re.sub(r"[^a-z]", "", column.lower())
 
 
-def _tidy(net: pd.DataFrame) -> pd.DataFrame:
+def _tidy(net: pd.DataFrame, kind: Literal["pairs", "sets"]) -> pd.DataFrame:
     net = net.assign(target=net["target"].str.strip())
-    return net[net["target"] != ""].drop_duplicates().reset_index(drop=True)
+    net = net[net["target"] != ""].drop_duplicates().reset_index(drop=True)
+    net.attrs["kind"] = kind
+    return net

@@ -123,7 +123,8 @@ def simulated_screen(
     from anndata import AnnData
 
     obs = cells.assign(complex=cells["gene"].map(complexes))[["gene", "sgRNA", "complex", "well", "plate"]]
-    network = complexes.drop("nontargeting").rename_axis("target").rename("source").reset_index()
+    network = complexes.drop("nontargeting").rename_axis("target").rename("source").reset_index()[["source", "target"]]
+    network.attrs["kind"] = "sets"
     return AnnData(
         obs=obs.astype("category"),
         var=pd.DataFrame(index=list(CHANNELS)),
@@ -133,7 +134,7 @@ def simulated_screen(
                 "phenotypes": phenotypes,
                 "efficacy": library.set_index("sgRNA")[["efficacy"]],
                 "wells": wells,
-                "network": network[["source", "target"]],
+                "network": network,
             }
         },
     )

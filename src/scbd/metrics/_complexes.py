@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._known_pairs import is_pairs
-from scbd.metrics._relationships import PERCENTILES, Relations, Universe, relations_of
+from scbd.metrics._known_pairs import NetKind, read_network
+from scbd.metrics._relations import Relations, Universe, relations_of
+from scbd.metrics._relationships import PERCENTILES
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -20,6 +21,7 @@ def complex_table(
     profiles: AnnData | Relations,
     net: pd.DataFrame,
     *,
+    net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe = "profiles",
     n_permutations: int = 1000,
@@ -33,7 +35,7 @@ def complex_table(
         One row a gene, see :class:`~scbd.metrics.Relations`.
     net
         Frame with ``source`` (complex) and ``target`` (gene).
-    gene_key, universe
+    net_kind, gene_key, universe
         See :class:`~scbd.metrics.Relations`. Random sets are drawn from the universe.
     n_permutations
         Random sets of each size.
@@ -57,13 +59,16 @@ def complex_table(
     >>> sorted(table.index)
     ['complex_1', 'complex_2']
     """
-    if is_pairs(net):
-        msg = "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene."
+    relations = relations_of(profiles, net, net_kind, gene_key, universe)
+    network = read_network(net, relations.genes, net_kind)
+    if network.kind == "pairs":
+        msg = (
+            "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene. "
+            "If that is what they are, say net_kind='sets'."
+        )
         raise ValueError(msg)
-    relations = relations_of(profiles, net, gene_key, universe)
     row = pd.Series(np.arange(len(relations.genes)), index=relations.genes)
-    members = net[["source", "target"]].astype(str).drop_duplicates()
-    members = members[members["target"].isin(row.index)]
+    members = network.rows[network.rows["target"].isin(row.index)]
     sets = {name: row[targets].to_numpy() for name, targets in members.groupby("source")["target"] if len(targets) > 1}
     rng = np.random.default_rng(seed)
     observed = np.array([_mean_cosine(relations.unit[rows]) for rows in sets.values()])
@@ -95,6 +100,7 @@ def relationship_interval(
     tail: float = 0.05,
     level: float = 0.95,
     n_bootstrap: int = 200,
+    net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe = "annotated",
     seed: int = 0,
@@ -106,7 +112,7 @@ def relationship_interval(
 
     Parameters
     ----------
-    profiles, net, gene_key, universe
+    profiles, net, net_kind, gene_key, universe
         See :func:`~scbd.metrics.relationship_curve`.
     score
         ``"area"``, ``"recall"`` (with ``tail``) or ``"average_precision"``.
@@ -138,7 +144,7 @@ def relationship_interval(
     if score not in get_args(Score):
         msg = f"score={score!r} is not known: use one of {', '.join(get_args(Score))}."
         raise ValueError(msg)
-    relations = relations_of(profiles, net, gene_key, universe)
+    relations = relations_of(profiles, net, net_kind, gene_key, universe)
     n = len(relations.genes)
     one, two = np.triu_indices(n, k=1)
     cosine, related = relations.pairs()

@@ -1,9 +1,7 @@
 """Do genes that work together look alike? Precision, recall and average precision against networks of known relations.
 
-A network is a frame with ``source`` and ``target``, as decoupler and mantispy use them. It is read in one of two ways.
-Where sources are names of sets (complexes, pathways), two targets are related if they share a source; where they are
-genes themselves (pairs), source and target are related. Similarity is the cosine of two profiles. A threshold on it
-predicts a relation, in *both* tails: genes of one complex may have opposite effects.
+Similarity is the cosine of two profiles. A threshold on it predicts a relation in *both* tails, as genes of one complex
+may have opposite effects; average precision alone looks at one, the high cosines.
 
 References
 ----------
@@ -13,84 +11,21 @@ perturbative maps of transcriptional and morphological data.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
 
-from scbd.metrics._known_pairs import related_genes
+from scbd.metrics._known_pairs import NetKind
+from scbd.metrics._relations import Relations, Universe, relations_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
 
-Universe = Literal["annotated", "profiles"]
-
 # the published script's percentiles; the text says up to 100, where nothing is predicted and precision is not defined
 PERCENTILES = tuple(range(80, 100))
-
-
-class Relations:
-    """Cosines of all pairs of genes, and which of them are known to be related.
-
-    Parameters
-    ----------
-    profiles
-        One row a gene, values used as they are: see :func:`scbd.metrics.aggregate`.
-    net
-        Frame with ``source`` and ``target``.
-    gene_key
-        Column of ``obs`` with the gene symbols; ``obs_names`` by default.
-    universe
-        ``"annotated"``: genes with at least one known partner among the profiles, the paper's choice;
-        ``"profiles"``: every gene given, the choice of published map benchmarks.
-
-    Attributes
-    ----------
-    genes
-        Symbols, ``(G,)``.
-    unit
-        Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
-    cosine
-        float32 or float64 ``(G, G)``.
-    related
-        bool ``(G, G)``, symmetric, false on the diagonal.
-
-    Examples
-    --------
-    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> scbd.metrics.Relations(profiles, net)
-    Relations of 4 genes: 2 of 6 pairs are known
-    """
-
-    def __init__(
-        self, profiles: AnnData, net: pd.DataFrame, *, gene_key: str | None = None, universe: Universe = "annotated"
-    ) -> None:
-        if universe not in get_args(Universe):
-            msg = f"universe={universe!r} is not known: use 'annotated' or 'profiles'."
-            raise ValueError(msg)
-        genes, x = _profiles(profiles, gene_key)
-        related = related_genes(genes, net)
-        if universe == "annotated":
-            keep = np.flatnonzero(np.diff(related.indptr))
-            genes, x, related = genes[keep], x[keep], related[keep][:, keep]
-        self.genes = genes
-        norm = np.linalg.norm(x, axis=1, keepdims=True)
-        self.unit = x / np.where(norm > 0, norm, 1)
-        self.cosine = self.unit @ self.unit.T
-        self.related = related.toarray()
-
-    def __repr__(self) -> str:
-        """Numbers of genes and pairs, for a person."""
-        n = len(self.genes)
-        return f"Relations of {n:,} genes: {self.related.sum() // 2:,} of {n * (n - 1) // 2:,} pairs are known"
-
-    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cosine and relation of each pair once, both ``(G (G - 1) / 2,)``."""
-        upper = np.triu(np.ones(self.cosine.shape, dtype=bool), k=1)
-        return self.cosine[upper], self.related[upper]
 
 
 def relationship_curve(
@@ -99,6 +34,7 @@ def relationship_curve(
     *,
     percentiles: Sequence[float] = PERCENTILES,
     diagonal: bool = True,
+    net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe = "annotated",
 ) -> pd.DataFrame:
@@ -118,7 +54,7 @@ def relationship_curve(
     diagonal
         Take percentiles over the full square matrix, each gene's cosine of 1 with itself included, as the published
         script does; ``False`` takes them over pairs of different genes.
-    gene_key, universe
+    net_kind, gene_key, universe
         See :class:`Relations`.
 
     Returns
@@ -138,7 +74,7 @@ def relationship_curve(
     >>> curve.columns.to_list()
     ['percentile', 'precision', 'recall']
     """
-    relations = relations_of(profiles, net, gene_key, universe)
+    relations = relations_of(profiles, net, net_kind, gene_key, universe)
     cosine, related = relations.pairs()
     # the square matrix from its upper half: a product's lower half may differ in the last bit, and ties would break
     reference = np.concatenate([cosine, cosine, np.ones(len(relations.genes))]) if diagonal else cosine
@@ -185,6 +121,7 @@ def relationship_recall(
     net: pd.DataFrame | None = None,
     *,
     tail: float = 0.05,
+    net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe = "annotated",
 ) -> float:
@@ -195,7 +132,7 @@ def relationship_recall(
 
     Parameters
     ----------
-    profiles, net, gene_key, universe
+    profiles, net, net_kind, gene_key, universe
         See :func:`relationship_curve`.
     tail
         Size of each tail; an embedding without information recovers ``2 tail``.
@@ -214,7 +151,7 @@ def relationship_recall(
     if not 0 < tail < 0.5:
         msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
         raise ValueError(msg)
-    cosine, related = relations_of(profiles, net, gene_key, universe).pairs()
+    cosine, related = relations_of(profiles, net, net_kind, gene_key, universe).pairs()
     ordered, known = np.sort(cosine), cosine[related]
     # first and last place of each value among the sorted ones, from 0 to 1
     first = np.searchsorted(ordered, known, side="left") / (len(ordered) - 1)
@@ -226,6 +163,7 @@ def relationship_average_precision(
     profiles: AnnData | Relations,
     net: pd.DataFrame | None = None,
     *,
+    net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe = "annotated",
 ) -> float:
@@ -233,7 +171,7 @@ def relationship_average_precision(
 
     Parameters
     ----------
-    profiles, net, gene_key, universe
+    profiles, net, net_kind, gene_key, universe
         See :func:`relationship_curve`.
 
     Raises
@@ -247,7 +185,7 @@ def relationship_average_precision(
     >>> 0 <= scbd.metrics.relationship_average_precision(profiles, net) <= 1
     True
     """
-    cosine, related = relations_of(profiles, net, gene_key, universe).pairs()
+    cosine, related = relations_of(profiles, net, net_kind, gene_key, universe).pairs()
     ordered, known = np.sort(cosine), np.sort(cosine[related])
     # precision just below each known relation, ties taken together as scikit-learn does
     values = np.unique(known)
@@ -255,40 +193,6 @@ def relationship_average_precision(
     n_known = len(known) - np.searchsorted(known, values, side="left")
     gained = n_known - np.append(n_known[1:], 0)
     return float(np.sum(gained * n_known / n_at_least) / len(known))
-
-
-def relations_of(
-    profiles: AnnData | Relations, net: pd.DataFrame | None, gene_key: str | None, universe: Universe
-) -> Relations:
-    """Relations as given, or made from profiles and a network."""
-    if isinstance(profiles, Relations):
-        return profiles
-    if net is None:
-        msg = "net is missing: give a frame with source and target, for example scbd.datasets.corum()."
-        raise ValueError(msg)
-    return Relations(profiles, net, gene_key=gene_key, universe=universe)
-
-
-def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Symbols and finite values, one row a gene."""
-    if gene_key is not None and gene_key not in profiles.obs:
-        msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
-        raise KeyError(msg)
-    genes = profiles.obs_names if gene_key is None else profiles.obs[gene_key]
-    genes = np.asarray(genes, dtype=object).astype(str)
-    names, counts = np.unique(genes, return_counts=True)
-    if (counts > 1).any():
-        msg = (
-            f"{(counts > 1).sum()} genes have several profiles ({', '.join(names[counts > 1][:5])}): average them, for "
-            "example with scbd.metrics.aggregate."
-        )
-        raise ValueError(msg)
-    x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
-    bad = ~np.isfinite(x).all(axis=1)
-    if bad.any():
-        msg = f"{bad.sum()} profiles hold NaN or infinity ({', '.join(genes[bad][:5])}): drop them or repair them."
-        raise ValueError(msg)
-    return genes, x.astype(np.promote_types(x.dtype, np.float32))
 
 
 def _outside(ordered: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:

@@ -1,0 +1,142 @@
+"""Cosines of all pairs of genes, and which of them a network knows to be related.
+
+A network is a frame with ``source`` and ``target``, as decoupler and mantispy use them. It is read in one of two ways.
+Where sources are names of sets (complexes, pathways), two targets are related if they share a source; where they are
+genes themselves (pairs), source and target are related. Networks of :mod:`scbd.datasets` say which they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from scbd.metrics._known_pairs import NetKind, read_network, related_genes
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+Universe = Literal["annotated", "profiles"]
+
+
+class Relations:
+    """Cosines of all pairs of genes, and which of them are known to be related.
+
+    Parameters
+    ----------
+    profiles
+        One row a gene, values used as they are: see :func:`scbd.metrics.aggregate`.
+    net
+        Frame with ``source`` and ``target``.
+    net_kind
+        ``"sets"``: sources are names of sets, and targets that share one are related; ``"pairs"``: sources are genes,
+        related to their targets; ``"auto"``: as ``net.attrs["kind"]`` says, which the loaders of :mod:`scbd.datasets`
+        set. A network that says nothing is read as pairs if at least 95 % of its sources are genes (targets too, or
+        profiled), as sets if at most 5 % are, and is refused between. So a list of pairs whose sources are neither
+        targets nor profiled looks like sets, and regulons that are named by their factor look like pairs: say it there.
+    gene_key
+        Column of ``obs`` with the gene symbols; ``obs_names`` by default.
+    universe
+        ``"annotated"``: genes with at least one known partner among the profiles, the paper's choice;
+        ``"profiles"``: every gene given, the choice of published map benchmarks.
+
+    Attributes
+    ----------
+    genes
+        Symbols, ``(G,)``.
+    net_kind
+        How the network was read, ``"pairs"`` or ``"sets"``.
+    unit
+        Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
+    cosine
+        float32 or float64 ``(G, G)``.
+    related
+        bool ``(G, G)``, symmetric, false on the diagonal.
+
+    Raises
+    ------
+    KeyError
+        If ``net`` lacks a column, or ``obs`` lacks ``gene_key``.
+    ValueError
+        If it is not plain what ``net`` holds, no gene has a known partner, genes repeat, or profiles are not finite.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> scbd.metrics.Relations(profiles, net)
+    Relations of 4 genes: 2 of 6 pairs are known (net of sets)
+    """
+
+    def __init__(
+        self,
+        profiles: AnnData,
+        net: pd.DataFrame,
+        *,
+        net_kind: NetKind = "auto",
+        gene_key: str | None = None,
+        universe: Universe = "annotated",
+    ) -> None:
+        if universe not in get_args(Universe):
+            msg = f"universe={universe!r} is not known: use 'annotated' or 'profiles'."
+            raise ValueError(msg)
+        genes, x = _profiles(profiles, gene_key)
+        network = read_network(net, genes, net_kind)
+        related = related_genes(genes, network)
+        if universe == "annotated":
+            keep = np.flatnonzero(np.diff(related.indptr))
+            genes, x, related = genes[keep], x[keep], related[keep][:, keep]
+        self.genes, self.net_kind = genes, network.kind
+        norm = np.linalg.norm(x, axis=1, keepdims=True)
+        self.unit = x / np.where(norm > 0, norm, 1)
+        self.cosine = self.unit @ self.unit.T
+        self.related = related.toarray()
+
+    def __repr__(self) -> str:
+        """Numbers of genes and pairs, for a person."""
+        n, n_known = len(self.genes), self.related.sum() // 2
+        return f"Relations of {n:,} genes: {n_known:,} of {n * (n - 1) // 2:,} pairs are known (net of {self.net_kind})"
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and relation of each pair once, both ``(G (G - 1) / 2,)``."""
+        upper = np.triu(np.ones(self.cosine.shape, dtype=bool), k=1)
+        return self.cosine[upper], self.related[upper]
+
+
+def relations_of(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame | None,
+    net_kind: NetKind,
+    gene_key: str | None,
+    universe: Universe,
+) -> Relations:
+    """Relations as given, or made from profiles and a network."""
+    if isinstance(profiles, Relations):
+        return profiles
+    if net is None:
+        msg = "net is missing: give a frame with source and target, for example scbd.datasets.corum()."
+        raise ValueError(msg)
+    return Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe)
+
+
+def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Symbols and finite values, one row a gene."""
+    if gene_key is not None and gene_key not in profiles.obs:
+        msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
+        raise KeyError(msg)
+    genes = profiles.obs_names if gene_key is None else profiles.obs[gene_key]
+    genes = np.asarray(genes, dtype=object).astype(str)
+    names, counts = np.unique(genes, return_counts=True)
+    if (counts > 1).any():
+        msg = (
+            f"{(counts > 1).sum()} genes have several profiles ({', '.join(names[counts > 1][:5])}): average them, for "
+            "example with scbd.metrics.aggregate."
+        )
+        raise ValueError(msg)
+    x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
+    bad = ~np.isfinite(x).all(axis=1)
+    if bad.any():
+        msg = f"{bad.sum()} profiles hold NaN or infinity ({', '.join(genes[bad][:5])}): drop them or repair them."
+        raise ValueError(msg)
+    return genes, x.astype(np.promote_types(x.dtype, np.float32))
