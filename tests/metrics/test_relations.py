@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,11 +10,13 @@ from anndata import AnnData
 from scbd.datasets import known_pairs, simulated_screen
 from scbd.metrics import (
     Relations,
+    complex_table,
     relationship_average_precision,
     relationship_curve,
     relationship_interval,
     relationship_recall,
 )
+from scbd.metrics import _relations as module
 
 
 def profiles(n: int = 10, seed: int = 0) -> AnnData:
@@ -56,3 +60,58 @@ def test_each_score_reads_the_net_as_said():
             assert score(adata, regulons, net_kind=kind) == score(relations)
         pd.testing.assert_frame_equal(relationship_curve(adata, regulons, net_kind=kind), relationship_curve(relations))
     assert "8 genes" in repr(Relations(adata, regulons)) and "net of pairs" in repr(Relations(adata, regulons))
+
+
+NET = pd.DataFrame({"source": list("aaabbb"), "target": [f"G{i}" for i in range(6)]})
+SCORES = relationship_curve, relationship_recall, relationship_average_precision, relationship_interval
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+    "beside", [{"net": NET}, {"net_kind": "sets"}, {"gene_key": "symbol"}, {"universe": "profiles"}], ids=str
+)
+def test_what_relations_have_already_cannot_be_given_beside_them(score, beside):
+    """It was taken and not heeded: the score of another network was that of the first."""
+    with pytest.raises(ValueError, match=f"{next(iter(beside))} cannot be given beside Relations"):
+        score(Relations(profiles(), NET), **beside)
+
+
+def test_a_table_of_complexes_takes_a_net_beside_relations_and_nothing_else_of_them():
+    relations = Relations(profiles(), NET)
+    assert set(complex_table(relations, NET, n_permutations=20).index) == {"a", "b"}
+    with pytest.raises(ValueError, match="gene_key and universe cannot be given beside Relations"):
+        complex_table(relations, NET, gene_key="symbol", universe="profiles")
+
+
+@pytest.mark.parametrize("block", [1, 25, 1 << 24])
+def test_pairs_are_the_upper_triangle_however_they_are_made(monkeypatch, block):
+    monkeypatch.setattr(module, "_BLOCK", block)
+    relations = Relations(profiles(), NET, universe="profiles")
+    upper = np.triu_indices(10, k=1)
+    cosine, related = relations.pairs()
+    np.testing.assert_allclose(cosine, (relations.unit @ relations.unit.T)[upper], atol=1e-15)
+    np.testing.assert_array_equal(cosine, relations.cosine[upper])
+    np.testing.assert_array_equal(relations.cosine, relations.cosine.T)
+    np.testing.assert_allclose(np.diag(relations.cosine), 1)
+    np.testing.assert_array_equal(related, relations.related[upper])
+    ordered, known = relations.ranked
+    np.testing.assert_array_equal(ordered, np.sort(cosine))
+    np.testing.assert_array_equal(known, np.sort(cosine[related]))
+
+
+def test_scores_hold_the_pairs_once(monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK", 1 << 16)
+    n = 1_500
+    x = np.random.default_rng(0).normal(size=(n, 8)).astype(np.float32)
+    adata = AnnData(X=x, obs=pd.DataFrame(index=[f"G{i}" for i in range(n)]))
+    net = pd.DataFrame({"source": [f"c{i // 5}" for i in range(n)], "target": adata.obs_names})
+    tracemalloc.start()
+    try:
+        relations = Relations(adata, net)
+        relationship_curve(relations)
+        relationship_recall(relations)
+        relationship_average_precision(relations)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * 4 * n * (n - 1) / 2

@@ -29,3 +29,9 @@ def curve(x: np.ndarray, genes: list[str], net: pd.DataFrame, percentiles: list[
         hits = [t for c, t in zip(cosine, truth, strict=True) if c >= high or c <= low]
         points.append((sum(hits) / len(hits) if hits else np.nan, sum(hits) / sum(truth)))
     return points
+
+
+def limits(cosine: np.ndarray, grid: np.ndarray, n_genes: int | None) -> np.ndarray:
+    """Percentiles of all pairs, or of the square matrix: each pair twice, and each gene with itself."""
+    square = cosine if n_genes is None else np.concatenate([cosine, cosine, np.ones(n_genes)])
+    return np.percentile(square, grid)

@@ -23,11 +23,14 @@ def complex_table(
     *,
     net_kind: NetKind = "auto",
     gene_key: str | None = None,
-    universe: Universe = "profiles",
+    universe: Universe | None = None,
     n_permutations: int = 1000,
     seed: int = 0,
 ) -> pd.DataFrame:
     """How similar the genes of each complex are, against random sets of genes of its size.
+
+    One-tailed: similar, not opposite. Random sets are drawn from all profiles by default, other than the scores over
+    pairs, which leave out genes without a known partner.
 
     Parameters
     ----------
@@ -36,7 +39,8 @@ def complex_table(
     net
         Frame with ``source`` (complex) and ``target`` (gene).
     net_kind, gene_key, universe
-        See :class:`~scbd.metrics.Relations`. Random sets are drawn from the universe.
+        See :class:`~scbd.metrics.Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets
+        are drawn from their genes, and neither ``gene_key`` nor ``universe`` can be given.
     n_permutations
         Random sets of each size.
     seed
@@ -59,7 +63,10 @@ def complex_table(
     >>> sorted(table.index)
     ['complex_1', 'complex_2']
     """
-    relations = relations_of(profiles, net, net_kind, gene_key, universe)
+    if isinstance(profiles, Relations):
+        relations = relations_of(profiles, None, gene_key=gene_key, universe=universe)
+    else:
+        relations = Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe or "profiles")
     network = read_network(net, relations.genes, net_kind)
     if network.kind == "pairs":
         msg = (
@@ -102,7 +109,7 @@ def relationship_interval(
     n_bootstrap: int = 200,
     net_kind: NetKind = "auto",
     gene_key: str | None = None,
-    universe: Universe = "annotated",
+    universe: Universe | None = None,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Confidence interval of a score by bootstrap over genes.

@@ -7,11 +7,13 @@ genes themselves (pairs), source and target are related. Networks of :mod:`scbd.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from scipy import sparse
+from scipy.spatial.distance import squareform
 
 from scbd.metrics._known_pairs import NetKind, read_network, related_genes
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 Universe = Literal["annotated", "profiles"]
+
+# cosines of a product that are held beside those that are kept
+_BLOCK = 1 << 24
 
 
 class Relations:
@@ -39,8 +44,8 @@ class Relations:
     gene_key
         Column of ``obs`` with the gene symbols; ``obs_names`` by default.
     universe
-        ``"annotated"``: genes with at least one known partner among the profiles, the paper's choice;
-        ``"profiles"``: every gene given, the choice of published map benchmarks.
+        ``"annotated"``, the default: genes with at least one known partner among the profiles, the paper's choice;
+        ``"profiles"``: every gene given, the choice of published map benchmarks. Scores of the two do not compare.
 
     Attributes
     ----------
@@ -51,7 +56,7 @@ class Relations:
     unit
         Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
     cosine
-        float32 or float64 ``(G, G)``.
+        float32 or float64 ``(G, G)``, made when it is first asked for, as ``related`` is; scores need neither.
     related
         bool ``(G, G)``, symmetric, false on the diagonal.
 
@@ -90,34 +95,80 @@ class Relations:
         self.genes, self.net_kind = genes, network.kind
         norm = np.linalg.norm(x, axis=1, keepdims=True)
         self.unit = x / np.where(norm > 0, norm, 1)
-        self.cosine = self.unit @ self.unit.T
-        self.related = related.toarray()
+        self._related = related
 
     def __repr__(self) -> str:
         """Numbers of genes and pairs, for a person."""
-        n, n_known = len(self.genes), self.related.sum() // 2
+        n, n_known = len(self.genes), self._related.nnz // 2
         return f"Relations of {n:,} genes: {n_known:,} of {n * (n - 1) // 2:,} pairs are known (net of {self.net_kind})"
+
+    @cached_property
+    def cosine(self) -> np.ndarray:
+        """Of each gene with each, ``(G, G)``."""
+        square = squareform(self._cosines(), checks=False)
+        np.fill_diagonal(square, np.einsum("gd,gd->g", self.unit, self.unit))
+        return square
+
+    @cached_property
+    def related(self) -> np.ndarray:
+        """Whether two genes are known to be related, bool ``(G, G)``."""
+        return self._related.toarray()
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosine and relation of each pair once, both ``(G (G - 1) / 2,)``."""
-        upper = np.triu(np.ones(self.cosine.shape, dtype=bool), k=1)
-        return self.cosine[upper], self.related[upper]
+        cosine = self._cosines()
+        related = np.zeros(len(cosine), dtype=bool)
+        related[self._known_places()] = True
+        return cosine, related
+
+    @cached_property
+    def ranked(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines of all pairs, and of those that are known, both in rising order: all scores are read off these."""
+        cosine = self._cosines()
+        known = np.sort(cosine[self._known_places()])
+        cosine.sort()
+        return cosine, known
+
+    def _cosines(self) -> np.ndarray:
+        """Of each pair once, row by row of the upper triangle."""
+        n = len(self.genes)
+        cosine = np.empty(n * (n - 1) // 2, dtype=self.unit.dtype)
+        size = max(1, _BLOCK // n)
+        end = 0
+        for start in range(0, n, size):
+            block = self.unit[start : start + size] @ self.unit[start:].T
+            for i, row in enumerate(block, start=1):
+                begin, end = end, end + len(row) - i
+                cosine[begin:end] = row[i:]
+        return cosine
+
+    def _known_places(self) -> np.ndarray:
+        """Where the known pairs are among all."""
+        one, two = (side.astype(np.int64) for side in sparse.triu(self._related, k=1).nonzero())
+        return one * len(self.genes) - one * (one + 1) // 2 + two - one - 1
 
 
 def relations_of(
     profiles: AnnData | Relations,
     net: pd.DataFrame | None,
-    net_kind: NetKind,
-    gene_key: str | None,
-    universe: Universe,
+    net_kind: NetKind = "auto",
+    gene_key: str | None = None,
+    universe: Universe | None = None,
 ) -> Relations:
     """Relations as given, or made from profiles and a network."""
     if isinstance(profiles, Relations):
+        asked = {"net": net is not None, "net_kind": net_kind != "auto", "gene_key": gene_key, "universe": universe}
+        if said := [name for name, given in asked.items() if given]:
+            msg = (
+                f"{' and '.join(said)} cannot be given beside Relations, which have their own: leave out what they "
+                "were made with, or make other Relations."
+            )
+            raise ValueError(msg)
         return profiles
     if net is None:
         msg = "net is missing: give a frame with source and target, for example scbd.datasets.corum()."
         raise ValueError(msg)
-    return Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe)
+    return Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe or "annotated")
 
 
 def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
