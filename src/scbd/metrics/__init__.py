@@ -7,8 +7,9 @@ from scbd.metrics._effects import perturbation_effects
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
+from scbd.metrics._relations import Relations
+from scbd.metrics._relationship_chance import relationship_chance
 from scbd.metrics._relationships import (
-    Relations,
     relationship_area,
     relationship_average_precision,
     relationship_curve,
@@ -35,6 +36,7 @@ __all__ = [
     "predict_labels",
     "relationship_area",
     "relationship_average_precision",
+    "relationship_chance",
     "relationship_curve",
     "relationship_interval",
     "relationship_recall",
