@@ -5,16 +5,7 @@ import pandas as pd
 import pytest
 from anndata import AnnData
 
-from scbd.metrics import (
-    Relations,
-    complex_table,
-    relationship_area,
-    relationship_average_precision,
-    relationship_curve,
-    relationship_interval,
-    relationship_recall,
-)
-from scbd.metrics._complexes import _Ordered
+from scbd.metrics import Relations, complex_table
 
 
 def screen(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
@@ -49,10 +40,31 @@ def test_p_values_are_uniform_without_information():
     assert abs((p < 0.1).mean() - 0.1) < 0.06
 
 
+def test_few_complexes_among_many_are_found():
+    """A thousand random sets give no p value that is small enough for five among two thousand."""
+    profiles, net = screen(n_sets=2000, size=3, found=5)
+    table = complex_table(profiles, net)
+    assert set(table.index[table["fdr"] < 0.05]) == {f"complex {i}" for i in range(5)}
+    assert table["p_value"].min() == pytest.approx(1 / 40_000)
+
+
+def test_small_p_values_are_no_more_frequent_than_they_say():
+    p = np.concatenate(
+        [complex_table(*screen(n_sets=150, found=0, seed=seed), n_permutations=40)["p_value"] for seed in range(8)]
+    )
+    for t in (0.003, 0.01, 0.03, 0.1, 0.3):
+        assert (p <= t).mean() < t + 3.5 * np.sqrt(t * (1 - t) / len(p))
+    assert (p <= 0.003).any()
+
+
 def test_no_p_value_is_zero():
     """Of ten random sets none may be as good: that is one of eleven, and not nothing."""
     profiles, net = screen()
-    assert complex_table(profiles, net, n_permutations=10)["p_value"].min() == pytest.approx(1 / 11)
+    with pytest.warns(
+        UserWarning, match=r"max_permutations=10 is few for 20 complexes.* would be 1 at best. 399 bring"
+    ):
+        table = complex_table(profiles, net, n_permutations=1000, max_permutations=10)
+    assert table["p_value"].min() == pytest.approx(1 / 11)
 
 
 def test_pairs_are_no_complexes():
@@ -73,41 +85,15 @@ def test_complexes_that_bear_names_of_genes_are_complexes_where_that_is_said():
     assert sorted(table["mean_cosine"]) == sorted(expected["mean_cosine"])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_resample_of_each_gene_once_gives_the_scores_themselves(seed):
-    profiles, net = screen(seed=seed)
-    relations = Relations(profiles, net)
-    one, two = np.triu_indices(len(relations.genes), k=1)
-    cosine, related = relations.pairs()
-    order = np.argsort(cosine, kind="stable")
-    ordered = _Ordered(cosine[order], related[order], one[order], two[order])
-    each = np.ones(len(relations.genes), dtype=int)
-    assert ordered.score(each, "average_precision", 0.05) == pytest.approx(relationship_average_precision(relations))
-    assert ordered.score(each, "recall", 0.05) == pytest.approx(relationship_recall(relations))
-    area = relationship_area(relationship_curve(relations))
-    assert ordered.score(each, "area", 0.05) == pytest.approx(area)
-
-
-@pytest.mark.parametrize("score", ["average_precision", "recall", "area"])
-def test_intervals_hold_the_score_and_shrink_with_more_genes(score):
-    widths = []
-    for n_sets in (15, 60):
-        profiles, net = screen(n_sets=n_sets, found=n_sets // 3)
-        low, high = relationship_interval(profiles, net, score=score, n_bootstrap=60)
-        assert low < high
-        widths.append(high - low)
-    assert widths[1] < widths[0]
-    assert relationship_interval(profiles, net, score=score, n_bootstrap=60) == (low, high)
-
-
-def test_an_interval_leaves_as_many_on_either_side():
+def test_relations_of_another_net_know_no_complex():
     profiles, net = screen()
-    ends = {level: relationship_interval(profiles, net, level=level, n_bootstrap=41) for level in (0.0, 0.5, 0.9, 1.0)}
-    low, high = np.array(list(ends.values())).T
-    assert low[0] == high[0]  # of no coverage: the median
-    assert (np.diff(low) < 0).all() and (np.diff(high) > 0).all()
+    relations = Relations(profiles[:8], net)
+    with pytest.raises(ValueError, match="No complex of net has two of the 8 genes"):
+        complex_table(relations, net[8:])
 
 
-def test_unknown_score():
-    with pytest.raises(ValueError, match="score='f1' is not known"):
-        relationship_interval(*screen(), score="f1")  # type: ignore[arg-type]
+def test_bad_numbers_of_permutations():
+    with pytest.raises(ValueError, match="n_permutations=0 cannot be"):
+        complex_table(*screen(), n_permutations=0)
+    with pytest.raises(ValueError, match="max_permutations=0 cannot be"):
+        complex_table(*screen(), max_permutations=0)

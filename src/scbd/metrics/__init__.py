@@ -2,13 +2,14 @@
 
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._batch_probes import batch_probe, batch_probe_table
-from scbd.metrics._complexes import complex_table, relationship_interval
 from scbd.metrics._effects import perturbation_effects
+from scbd.metrics._complexes import complex_table
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
 from scbd.metrics._relations import Relations
 from scbd.metrics._relationship_chance import relationship_chance
+from scbd.metrics._relationship_interval import relationship_interval
 from scbd.metrics._relationships import (
     relationship_area,
     relationship_average_precision,

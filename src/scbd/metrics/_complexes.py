@@ -1,20 +1,25 @@
-"""Which complexes a map finds, and how sure its scores are."""
+"""Which complexes a map finds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+import math
+import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from scipy.stats import false_discovery_control
 
+from scbd._checks import check_count
 from scbd.metrics._known_pairs import NetKind, read_network
+from scbd.metrics._random_sets import mean_cosine, sequential_p_values
 from scbd.metrics._relations import Relations, Universe, relations_of
-from scbd.metrics._relationships import PERCENTILES
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-Score = Literal["area", "recall", "average_precision"]
+# false discovery rate at which a complex counts as found
+_CALLED_AT = 0.05
 
 
 def complex_table(
@@ -25,6 +30,7 @@ def complex_table(
     gene_key: str | None = None,
     universe: Universe | None = None,
     n_permutations: int = 1000,
+    max_permutations: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """How similar the genes of each complex are, against random sets of genes of its size.
@@ -42,19 +48,32 @@ def complex_table(
         See :class:`~scbd.metrics.Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets
         are drawn from their genes, and neither ``gene_key`` nor ``universe`` can be given.
     n_permutations
-        Random sets of each size.
+        Random sets of each size to begin with. Complexes that fewer than ten of them reach are compared with more.
+    max_permutations
+        Random sets of a size at most; no p value is below ``1 / (max_permutations + 1)``. By default 20 for each
+        complex, so that one found alone among all has a false discovery rate below 5 %.
     seed
         Seed of the random sets.
 
     Returns
     -------
     Frame indexed by complex, most significant first: ``size`` (genes with a profile, at least two), ``mean_cosine``
-    over its pairs, ``p_value`` (one-sided), ``fdr`` (Benjamini and Hochberg), ``genes``.
+    over its pairs, ``p_value`` (one-sided, by sequential permutation; never too small, however early it ended),
+    ``fdr`` (Benjamini and Hochberg), ``genes``.
 
     Raises
     ------
     ValueError
         If ``net`` holds pairs rather than complexes, or no complex has two genes with profiles.
+
+    Warns
+    -----
+    UserWarning
+        If ``max_permutations`` is too small for a complex to be found alone.
+
+    References
+    ----------
+    Besag and Clifford (1991), Sequential Monte Carlo p-values.
 
     Examples
     --------
@@ -63,35 +82,24 @@ def complex_table(
     >>> sorted(table.index)
     ['complex_1', 'complex_2']
     """
+    check_count("n_permutations", n_permutations)
     if isinstance(profiles, Relations):
         relations = relations_of(profiles, None, gene_key=gene_key, universe=universe)
     else:
         relations = Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe or "profiles")
-    network = read_network(net, relations.genes, net_kind)
-    if network.kind == "pairs":
-        msg = (
-            "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene. "
-            "If that is what they are, say net_kind='sets'."
-        )
-        raise ValueError(msg)
-    row = pd.Series(np.arange(len(relations.genes)), index=relations.genes)
-    members = network.rows[network.rows["target"].isin(row.index)]
-    sets = {name: row[targets].to_numpy() for name, targets in members.groupby("source")["target"] if len(targets) > 1}
-    rng = np.random.default_rng(seed)
-    observed = np.array([_mean_cosine(relations.unit[rows]) for rows in sets.values()])
+        net_kind = relations.net_kind
+    sets = _sets(net, relations.genes, net_kind)
+    most = _ceiling(max_permutations, n_permutations, len(sets))
+    unit = relations.unit.astype(np.float64)
     sizes = np.array([len(rows) for rows in sets.values()])
-    p = np.empty(len(sets))
-    for size in np.unique(sizes):
-        drawn = rng.random((n_permutations, len(row))).argpartition(size - 1, axis=1)[:, :size]
-        null = np.sort(_mean_cosine(relations.unit[drawn]))
-        at_least = n_permutations - np.searchsorted(null, observed[sizes == size], side="left")
-        p[sizes == size] = (1 + at_least) / (1 + n_permutations)
+    observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
+    p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
     table = pd.DataFrame(
         {
             "size": sizes,
             "mean_cosine": observed,
             "p_value": p,
-            "fdr": _benjamini_hochberg(p),
+            "fdr": false_discovery_control(p),
             "genes": [" ".join(relations.genes[rows]) for rows in sets.values()],
         },
         index=pd.Index(sets, name="complex"),
@@ -99,123 +107,35 @@ def complex_table(
     return table.sort_values(["p_value", "mean_cosine"], ascending=[True, False])
 
 
-def relationship_interval(
-    profiles: AnnData | Relations,
-    net: pd.DataFrame | None = None,
-    *,
-    score: Score = "average_precision",
-    tail: float = 0.05,
-    level: float = 0.95,
-    n_bootstrap: int = 200,
-    net_kind: NetKind = "auto",
-    gene_key: str | None = None,
-    universe: Universe | None = None,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Confidence interval of a score by bootstrap over genes.
-
-    Genes are drawn with replacement; a pair then counts as often as both of its genes were drawn, and a gene's pairs
-    with its own copies do not count.
-
-    Parameters
-    ----------
-    profiles, net, net_kind, gene_key, universe
-        See :func:`~scbd.metrics.relationship_curve`.
-    score
-        ``"area"``, ``"recall"`` (with ``tail``) or ``"average_precision"``.
-    tail
-        See :func:`~scbd.metrics.relationship_recall`.
-    level
-        Coverage.
-    n_bootstrap
-        Number of resamples.
-    seed
-        Seed of the resamples.
-
-    Returns
-    -------
-    Lower and upper end.
-
-    Raises
-    ------
-    ValueError
-        If the score is not known, see also :func:`~scbd.metrics.relationship_curve`.
-
-    Examples
-    --------
-    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> low, high = scbd.metrics.relationship_interval(profiles, net, n_bootstrap=20)
-    >>> low <= high
-    True
-    """
-    if score not in get_args(Score):
-        msg = f"score={score!r} is not known: use one of {', '.join(get_args(Score))}."
+def _sets(net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind) -> dict[str, np.ndarray]:
+    """Rows of the genes of each set that has at least two."""
+    network = read_network(net, genes, net_kind)
+    if network.kind == "pairs":
+        msg = (
+            "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene. "
+            "If that is what they are, say net_kind='sets'."
+        )
         raise ValueError(msg)
-    relations = relations_of(profiles, net, net_kind, gene_key, universe)
-    n = len(relations.genes)
-    one, two = np.triu_indices(n, k=1)
-    cosine, related = relations.pairs()
-    order = np.argsort(cosine, kind="stable")
-    ordered = _Ordered(cosine[order], related[order], one[order], two[order])
-    rng = np.random.default_rng(seed)
-    values = []
-    for _ in range(n_bootstrap):
-        weight = np.bincount(rng.integers(n, size=n), minlength=n)
-        values.append(ordered.score(weight, score, tail))
-    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    row = pd.Series(np.arange(len(genes)), index=genes)
+    members = network.rows[network.rows["target"].isin(row.index)].groupby("source")["target"]
+    sets = {str(name): row[targets].to_numpy() for name, targets in members if len(targets) > 1}
+    if not sets:
+        msg = f"No complex of net has two of the {len(genes)} genes: were the Relations made with another net?"
+        raise ValueError(msg)
+    return sets
 
 
-class _Ordered:
-    """Pairs in order of their cosine: every score of a resample is a few cumulative sums."""
-
-    def __init__(self, cosine: np.ndarray, related: np.ndarray, one: np.ndarray, two: np.ndarray) -> None:
-        self._cosine, self._related, self._one, self._two = cosine, related, one, two
-
-    def score(self, weight: np.ndarray, score: Score, tail: float) -> float:
-        """One score when gene ``i`` was drawn ``weight[i]`` times."""
-        pairs = (weight[self._one] * weight[self._two]).astype(np.float64)
-        known = pairs * self._related
-        up_to, known_up_to = np.cumsum(pairs), np.cumsum(known)
-        if known_up_to[-1] == 0:
-            return np.nan
-        if score == "average_precision":
-            above, known_above = up_to[-1] - up_to + pairs, known_up_to[-1] - known_up_to + known
-            return float(np.sum(known * known_above / np.maximum(above, 1)) / known_up_to[-1])
-        if score == "recall":
-            first, last = (up_to - pairs) / (up_to[-1] - 1), (up_to - 1) / (up_to[-1] - 1)
-            return float(np.sum(known[(first > 1 - tail) | (last < tail)]) / known_up_to[-1])
-        # percentiles over the square matrix: each pair twice, and a gene's cosine of 1 with each of its copies
-        n_square = 2 * up_to[-1] + np.square(weight.astype(np.float64)).sum()
-        points = np.array([_outside(pairs, up_to, known_up_to, n_square, p) for p in PERCENTILES])
-        precision, recall = points[:, 1] / np.maximum(points[:, 0], 1), points[:, 1] / known_up_to[-1]
-        return float(-np.trapezoid(precision, recall))
-
-
-def _outside(
-    pairs: np.ndarray, up_to: np.ndarray, known: np.ndarray, n_square: float, percentile: float
-) -> tuple[float, float]:
-    """Weight of all pairs, and of related ones, outside of the two percentiles of the square matrix.
-
-    There a pair of weight w takes 2 w places in a row, the first at ``2 (up_to - w)``.
-    """
-    below = np.searchsorted(2 * (up_to - pairs), np.floor((100 - percentile) / 100 * (n_square - 1)), side="right")
-    under = np.searchsorted(2 * up_to, np.ceil(percentile / 100 * (n_square - 1)) + 1, side="left")
-    all_pairs, related = np.append(0.0, up_to), np.append(0.0, known)
-    return (
-        all_pairs[below] + all_pairs[-1] - all_pairs[under],
-        related[below] + related[-1] - related[under],
-    )
-
-
-def _mean_cosine(unit: np.ndarray) -> np.ndarray:
-    """Mean cosine over pairs of the rows of ``(…, size, D)``: no pair is formed."""
-    size = unit.shape[-2]
-    total = np.square(unit.sum(axis=-2)).sum(axis=-1) - np.square(unit).sum(axis=(-2, -1))
-    return total / (size * (size - 1))
-
-
-def _benjamini_hochberg(p: np.ndarray) -> np.ndarray:
-    from scipy.stats import false_discovery_control
-
-    return false_discovery_control(p) if len(p) else p
+def _ceiling(asked: int | None, n_first: int, n_sets: int) -> int:
+    """How many permutations at most: by default so many that a single set can be called."""
+    needed = math.ceil(n_sets / _CALLED_AT) - 1
+    if asked is None:
+        return max(n_first, needed)
+    check_count("max_permutations", asked)
+    if asked < needed:
+        best = min(1, n_sets / (asked + 1))
+        msg = (
+            f"max_permutations={asked:,} is few for {n_sets:,} complexes: were one of them alone found, its false "
+            f"discovery rate would be {best:.2g} at best. {needed:,} bring it to {_CALLED_AT:g}."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
+    return asked
