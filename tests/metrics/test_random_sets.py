@@ -46,7 +46,7 @@ def test_what_is_common_is_counted_no_longer_than_needed(monkeypatch):
     monkeypatch.setattr(module, "_count_as_alike", counted)
     x = unit(40, 2)
     observed = np.array([-1.0, np.quantile((x @ x.T)[np.triu_indices(40, k=1)], 0.75), 2.0])
-    p = sequential_p_values(x, np.array([2, 2, 2]), observed, 8, 100, np.random.default_rng(0))
-    assert [n for n, _ in rounds] == [8, 8, 16, 32, 36]
+    p = sequential_p_values(x, np.array([2, 2, 2]), observed, 8, 400, np.random.default_rng(0))
+    assert [n for n, _ in rounds] == [8, 8, 16, 32, 64, 128, 144]
     assert rounds[0][1] == 3 and rounds[-1][1] == 1
-    assert p[0] == 1 and 0.1 < p[1] < 0.5 and p[2] == pytest.approx(1 / 101)
+    assert p[0] == 1 and 0.1 < p[1] < 0.5 and p[2] == pytest.approx(1 / 401)

@@ -48,7 +48,7 @@ def complex_table(
         See :class:`~scbd.metrics.Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets
         are drawn from their genes, and neither ``gene_key`` nor ``universe`` can be given.
     n_permutations
-        Random sets of each size to begin with. Complexes that fewer than ten of them reach are compared with more.
+        Random sets of each size to begin with. Complexes that fewer than 20 of them reach are compared with more.
     max_permutations
         Random sets of a size at most; no p value is below ``1 / (max_permutations + 1)``. By default 20 for each
         complex, so that one found alone among all has a false discovery rate below 5 %.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 # random sets that are as alike as a given one after which its p value is known well enough
-_ENOUGH = 10
+_ENOUGH = 20
 # random orders that are dealt at a time, and numbers that these hold
 _ORDERS, _BLOCK = 2_048, 1 << 24
 # the same genes added in another order
@@ -22,9 +22,9 @@ def sequential_p_values(
 ) -> np.ndarray:
     """How often random sets are at least as alike as each given one, counted for longer where that is rare.
 
-    The number of random sets doubles. A set is done with after the first round in which ten of them reach it, and its
+    The number of random sets doubles. A set is done with after the first round in which 20 of them reach it, and its
     ``p = (1 + reached) / (1 + drawn)`` stays. That is valid: let round ``r`` be the first with
-    ``11 / (1 + drawn) <= t``, or the last. A set with ``p <= t`` was not done before it, and had
+    ``21 / (1 + drawn) <= t``, or the last. A set with ``p <= t`` was not done before it, and had
     ``(1 + reached) / (1 + drawn) <= t`` in it; so of sets without likeness a share of at most ``t`` has ``p <= t``,
     as in round ``r`` alone.
 
