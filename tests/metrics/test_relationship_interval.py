@@ -7,13 +7,10 @@ from anndata import AnnData
 
 from scbd.metrics import (
     Relations,
-    relationship_area,
     relationship_average_precision,
-    relationship_curve,
+    relationship_difference,
     relationship_interval,
-    relationship_recall,
 )
-from scbd.metrics._relationship_interval import _Ordered
 
 
 def screen(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
@@ -25,21 +22,6 @@ def screen(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tu
     genes = [f"G{i}" for i in range(len(x))]
     net = pd.DataFrame({"source": [f"complex {i // size}" for i in range(len(x))], "target": genes})
     return AnnData(X=x, obs=pd.DataFrame(index=genes)), net
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_resample_of_each_gene_once_gives_the_scores_themselves(seed):
-    profiles, net = screen(seed=seed)
-    relations = Relations(profiles, net)
-    one, two = np.triu_indices(len(relations.genes), k=1)
-    cosine, related = relations.pairs()
-    order = np.argsort(cosine, kind="stable")
-    ordered = _Ordered(cosine[order], related[order], one[order], two[order])
-    each = np.ones(len(relations.genes), dtype=int)
-    assert ordered.score(each, "average_precision", 0.05) == pytest.approx(relationship_average_precision(relations))
-    assert ordered.score(each, "recall", 0.05) == pytest.approx(relationship_recall(relations))
-    area = relationship_area(relationship_curve(relations))
-    assert ordered.score(each, "area", 0.05) == pytest.approx(area)
 
 
 @pytest.mark.parametrize("score", ["average_precision", "recall", "area"])
@@ -65,3 +47,51 @@ def test_an_interval_leaves_as_many_on_either_side():
 def test_unknown_score():
     with pytest.raises(ValueError, match="score='f1' is not known"):
         relationship_interval(*screen(), score="f1")  # type: ignore[arg-type]
+
+
+def noisy(profiles: AnnData, sd: float, seed: int) -> AnnData:
+    x = profiles.X + sd * np.random.default_rng(seed).normal(size=profiles.shape)
+    return AnnData(X=x, obs=profiles.obs)
+
+
+def test_a_difference_is_surer_than_the_scores_it_is_of():
+    profiles, net = screen(n_sets=40, found=20)
+    better, worse = (Relations(noisy(profiles, sd, 1), net) for sd in (0.1, 3))
+    found = relationship_difference(better, worse, n_bootstrap=100)
+    expected = relationship_average_precision(better) - relationship_average_precision(worse)
+    assert found.difference == pytest.approx(expected)
+    assert 0 < found.low < found.difference < found.high
+    widths = [np.diff(relationship_interval(one, n_bootstrap=100))[0] for one in (better, worse)]
+    assert found.high - found.low < min(widths)
+    assert relationship_difference(better, better, n_bootstrap=20) == (0, 0, 0)
+
+
+def test_only_maps_of_the_same_relations_differ_by_something():
+    profiles, net = screen()
+    relations = Relations(profiles, net)
+    for other in (Relations(profiles[::-1], net), Relations(profiles, net[:8]), Relations(profiles, net[4:8])):
+        with pytest.raises(ValueError, match="The genes or relations of the two differ"):
+            relationship_difference(relations, other)
+
+
+def test_one_complex_does_not_tell_of_others():
+    profiles, net = screen()
+    with pytest.raises(ValueError, match="All relations are of one complex"):
+        relationship_interval(profiles, net[:4], universe="profiles")
+
+
+def heavy(seed: int) -> Relations:
+    """Twenty complexes of twelve genes, of which each has a strength of its own."""
+    rng = np.random.default_rng(seed)
+    of_complex = 0.9 * np.abs(rng.normal(size=(20, 1))) * rng.normal(size=(20, 16))
+    x = np.repeat(of_complex, 12, axis=0) + rng.normal(size=(240, 16))
+    genes = [f"G{i}" for i in range(240)]
+    net = pd.DataFrame({"source": [f"complex {i // 12}" for i in range(240)], "target": genes})
+    return Relations(AnnData(X=x, obs=pd.DataFrame(index=genes)), net)
+
+
+def test_few_large_complexes_are_as_uncertain_as_they_are():
+    """Genes drawn one by one gave intervals of little more than half of this width."""
+    scores = [relationship_average_precision(heavy(seed)) for seed in range(100)]
+    widths = [np.diff(relationship_interval(heavy(seed), n_bootstrap=100))[0] for seed in range(10)]
+    assert np.mean(widths) > 0.85 * 3.92 * np.std(scores)

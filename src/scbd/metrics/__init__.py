@@ -9,7 +9,7 @@ from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
 from scbd.metrics._relations import Relations
 from scbd.metrics._relationship_chance import relationship_chance
-from scbd.metrics._relationship_interval import relationship_interval
+from scbd.metrics._relationship_interval import RelationshipDifference, relationship_difference, relationship_interval
 from scbd.metrics._relationships import (
     relationship_area,
     relationship_average_precision,
@@ -23,6 +23,7 @@ from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
 
 __all__ = [
     "Relations",
+    "RelationshipDifference",
     "ReplicateRetrieval",
     "Retrieval",
     "aggregate",
@@ -39,6 +40,7 @@ __all__ = [
     "relationship_average_precision",
     "relationship_chance",
     "relationship_curve",
+    "relationship_difference",
     "relationship_interval",
     "relationship_recall",
     "replicate_retrieval",

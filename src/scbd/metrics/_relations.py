@@ -59,6 +59,8 @@ class Relations:
         float32 or float64 ``(G, G)``, made when it is first asked for, as ``related`` is; scores need neither.
     related
         bool ``(G, G)``, symmetric, false on the diagonal.
+    known
+        The same, sparse.
 
     Raises
     ------
@@ -95,11 +97,11 @@ class Relations:
         self.genes, self.net_kind = genes, network.kind
         norm = np.linalg.norm(x, axis=1, keepdims=True)
         self.unit = x / np.where(norm > 0, norm, 1)
-        self._related = related
+        self.known = related
 
     def __repr__(self) -> str:
         """Numbers of genes and pairs, for a person."""
-        n, n_known = len(self.genes), self._related.nnz // 2
+        n, n_known = len(self.genes), self.known.nnz // 2
         return f"Relations of {n:,} genes: {n_known:,} of {n * (n - 1) // 2:,} pairs are known (net of {self.net_kind})"
 
     @cached_property
@@ -112,7 +114,7 @@ class Relations:
     @cached_property
     def related(self) -> np.ndarray:
         """Whether two genes are known to be related, bool ``(G, G)``."""
-        return self._related.toarray()
+        return self.known.toarray()
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosine and relation of each pair once, both ``(G (G - 1) / 2,)``."""
@@ -144,7 +146,7 @@ class Relations:
 
     def _known_places(self) -> np.ndarray:
         """Where the known pairs are among all."""
-        one, two = (side.astype(np.int64) for side in sparse.triu(self._related, k=1).nonzero())
+        one, two = (side.astype(np.int64) for side in sparse.triu(self.known, k=1).nonzero())
         return one * len(self.genes) - one * (one + 1) // 2 + two - one - 1
 
 

@@ -1,13 +1,15 @@
-"""How sure a score of known relations is."""
+"""How sure a score of known relations is, and how sure the difference of two."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
+from scbd._checks import check_count
 from scbd.metrics._relations import Relations, Universe, relations_of
-from scbd.metrics._relationships import PERCENTILES
+from scbd.metrics._relationships import check_tail
+from scbd.metrics._resampling import Resampled, Score, blocks_of, interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
 
     from scbd.metrics._known_pairs import NetKind
 
-Score = Literal["area", "recall", "average_precision"]
+
+class RelationshipDifference(NamedTuple):
+    """How much higher a score is for one embedding than for another, with a confidence interval."""
+
+    difference: float
+    low: float
+    high: float
 
 
 def relationship_interval(
@@ -31,10 +39,12 @@ def relationship_interval(
     universe: Universe | None = None,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Confidence interval of a score by bootstrap over genes.
+    """Confidence interval of a score by bootstrap over complexes: what other complexes would have given.
 
-    Genes are drawn with replacement; a pair then counts as often as both of its genes were drawn, and a gene's pairs
-    with its own copies do not count.
+    Genes of one complex are no independent evidence, so that whole complexes are drawn with replacement, never single
+    genes. Complexes that share genes are drawn as one; of pairs, a gene and its partners are. The quantiles are those
+    of Student's t for as many complexes as hold the relations: where a few large ones hold most, the interval is wide,
+    as it should be.
 
     Parameters
     ----------
@@ -58,7 +68,11 @@ def relationship_interval(
     Raises
     ------
     ValueError
-        If the score is not known, see also :func:`~scbd.metrics.relationship_curve`.
+        If the score is not known, all relations are of one complex, or see :func:`~scbd.metrics.relationship_curve`.
+
+    References
+    ----------
+    Hesterberg (2015), What teachers should know about the bootstrap.
 
     Examples
     --------
@@ -67,61 +81,82 @@ def relationship_interval(
     >>> low <= high
     True
     """
+    relations = relations_of(profiles, net, net_kind, gene_key, universe)
+    (values,), n_effective = _resampled([relations], score, tail, n_bootstrap, seed)
+    return interval(values[1:], level, n_effective)
+
+
+def relationship_difference(
+    profiles: Relations,
+    other: Relations,
+    *,
+    score: Score = "average_precision",
+    tail: float = 0.05,
+    level: float = 0.95,
+    n_bootstrap: int = 200,
+    seed: int = 0,
+) -> RelationshipDifference:
+    """How much higher a score is for one embedding than for another, over the same draws of complexes.
+
+    Complexes that are easy are easy for most embeddings. The difference is therefore surer than the scores: it may be
+    clear where the intervals of the two overlap.
+
+    Parameters
+    ----------
+    profiles, other
+        Of the same genes in the same order, with the same network.
+    score, tail, level, n_bootstrap, seed
+        See :func:`relationship_interval`.
+
+    Returns
+    -------
+    :class:`RelationshipDifference`: ``difference`` (score of the first minus that of the other), ``low``, ``high``.
+
+    Raises
+    ------
+    ValueError
+        If genes or relations of the two differ, or see :func:`relationship_interval`.
+
+    Examples
+    --------
+    >>> keys = {"gene_key": "gene", "guide_key": "sgRNA"}
+    >>> z_c, z_s = (scbd.metrics.aggregate(adata, f"X_scbd_{block}", **keys) for block in "cs")
+    >>> one, two = scbd.metrics.Relations(z_c, net), scbd.metrics.Relations(z_s, net)
+    >>> found = scbd.metrics.relationship_difference(one, two, n_bootstrap=20)
+    >>> found.low <= found.high
+    True
+    """
+    if list(profiles.genes) != list(other.genes) or (profiles.known != other.known).nnz:
+        msg = (
+            f"The genes or relations of the two differ ({len(profiles.genes):,} and {len(other.genes):,} genes): make "
+            "both Relations from profiles of the same genes in the same order, with one net and one universe."
+        )
+        raise ValueError(msg)
+    (one, two), n_effective = _resampled([profiles, other], score, tail, n_bootstrap, seed)
+    low, high = interval(one[1:] - two[1:], level, n_effective)
+    return RelationshipDifference(float(one[0] - two[0]), low, high)
+
+
+def _resampled(
+    several: list[Relations], score: Score, tail: float, n_bootstrap: int, seed: int
+) -> tuple[list[np.ndarray], float]:
+    """The score of each, first as it is, then of the same resamples; and among how many complexes relations spread."""
     if score not in get_args(Score):
         msg = f"score={score!r} is not known: use one of {', '.join(get_args(Score))}."
         raise ValueError(msg)
-    relations = relations_of(profiles, net, net_kind, gene_key, universe)
-    n = len(relations.genes)
-    one, two = np.triu_indices(n, k=1)
-    cosine, related = relations.pairs()
-    order = np.argsort(cosine, kind="stable")
-    ordered = _Ordered(cosine[order], related[order], one[order], two[order])
+    check_tail(tail)
+    check_count("n_bootstrap", n_bootstrap)
+    blocks = blocks_of(several[0].known)
+    n = int(blocks.max()) + 1
     rng = np.random.default_rng(seed)
+    drawn = [np.bincount(rng.integers(n, size=n), minlength=n).astype(float) for _ in range(n_bootstrap)]
     values = []
-    for _ in range(n_bootstrap):
-        weight = np.bincount(rng.integers(n, size=n), minlength=n)
-        values.append(ordered.score(weight, score, tail))
-    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-class _Ordered:
-    """Pairs in order of their cosine: every score of a resample is a few cumulative sums."""
-
-    def __init__(self, cosine: np.ndarray, related: np.ndarray, one: np.ndarray, two: np.ndarray) -> None:
-        self._cosine, self._related, self._one, self._two = cosine, related, one, two
-
-    def score(self, weight: np.ndarray, score: Score, tail: float) -> float:
-        """One score when gene ``i`` was drawn ``weight[i]`` times."""
-        pairs = (weight[self._one] * weight[self._two]).astype(np.float64)
-        known = pairs * self._related
-        up_to, known_up_to = np.cumsum(pairs), np.cumsum(known)
-        if known_up_to[-1] == 0:
-            return np.nan
-        if score == "average_precision":
-            above, known_above = up_to[-1] - up_to + pairs, known_up_to[-1] - known_up_to + known
-            return float(np.sum(known * known_above / np.maximum(above, 1)) / known_up_to[-1])
-        if score == "recall":
-            first, last = (up_to - pairs) / (up_to[-1] - 1), (up_to - 1) / (up_to[-1] - 1)
-            return float(np.sum(known[(first > 1 - tail) | (last < tail)]) / known_up_to[-1])
-        # percentiles over the square matrix: each pair twice, and a gene's cosine of 1 with each of its copies
-        n_square = 2 * up_to[-1] + np.square(weight.astype(np.float64)).sum()
-        points = np.array([_outside(pairs, up_to, known_up_to, n_square, p) for p in PERCENTILES])
-        precision, recall = points[:, 1] / np.maximum(points[:, 0], 1), points[:, 1] / known_up_to[-1]
-        return float(-np.trapezoid(precision, recall))
-
-
-def _outside(
-    pairs: np.ndarray, up_to: np.ndarray, known: np.ndarray, n_square: float, percentile: float
-) -> tuple[float, float]:
-    """Weight of all pairs, and of related ones, outside of the two percentiles of the square matrix.
-
-    There a pair of weight w takes 2 w places in a row, the first at ``2 (up_to - w)``.
-    """
-    below = np.searchsorted(2 * (up_to - pairs), np.floor((100 - percentile) / 100 * (n_square - 1)), side="right")
-    under = np.searchsorted(2 * up_to, np.ceil(percentile / 100 * (n_square - 1)) + 1, side="left")
-    all_pairs, related = np.append(0.0, up_to), np.append(0.0, known)
-    return (
-        all_pairs[below] + all_pairs[-1] - all_pairs[under],
-        related[below] + related[-1] - related[under],
-    )
+    for relations in several:
+        pairs = Resampled(relations, blocks)
+        n_effective = pairs.n_effective()
+        if n_effective <= 1:
+            msg = "All relations are of one complex: how much others would differ, it cannot tell. Give a larger net."
+            raise ValueError(msg)
+        itself = pairs.score(np.ones(n), score, tail)
+        values.append(np.array([itself, *(pairs.score(row, score, tail, n / (n - 1)) for row in drawn)]))
+    return values, n_effective

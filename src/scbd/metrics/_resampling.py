@@ -1,0 +1,125 @@
+"""Scores of known relations when whole complexes are drawn again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from scipy import sparse, stats
+
+from scbd.metrics._relations import Relations
+from scbd.metrics._relationships import PERCENTILES, is_in_a_tail
+
+Score = Literal["area", "recall", "average_precision"]
+
+
+def blocks_of(related: sparse.csr_array) -> np.ndarray:
+    """Code ``(G,)`` of the group of genes that each is drawn with.
+
+    The gene with the most partners and these are one, then that with the most of those left, and so on. Of complexes
+    without common genes these are the complexes; many that overlap are one; of pairs, it is a hub and its partners.
+    """
+    n = related.shape[0]
+    codes = np.full(n, -1)
+    n_partners = np.diff(related.indptr).astype(np.int64)
+    for code in range(n):
+        hub = int(n_partners.argmax())
+        if n_partners[hub] < 1:
+            break
+        partners = related.indices[related.indptr[hub] : related.indptr[hub + 1]]
+        block = np.append(hub, partners[codes[partners] < 0])
+        codes[block] = code
+        for gene in block:
+            n_partners[related.indices[related.indptr[gene] : related.indptr[gene + 1]]] -= 1
+        n_partners[block] = -1
+    alone = np.flatnonzero(codes < 0)
+    codes[alone] = codes.max(initial=-1) + 1 + np.arange(len(alone))
+    return codes
+
+
+class Resampled:
+    """Pairs in order of their cosine: a score of a resample is a cumulative sum of weights.
+
+    A pair of one block counts as often as that was drawn. A pair of two blocks counts as often as both of them, and
+    copies of a block are no pairs of each other.
+    """
+
+    def __init__(self, relations: Relations, blocks: np.ndarray) -> None:
+        cosine, related = relations.pairs()
+        order = np.argsort(cosine, kind="stable")
+        one, two = np.triu_indices(len(blocks), k=1)
+        codes = blocks.astype(np.int32)
+        self._one, self._two = codes[one][order], codes[two][order]
+        self._inside = np.flatnonzero(self._one == self._two)
+        self._known = np.flatnonzero(related[order])
+        # places of equal cosines, from the first pair to after the last
+        ordered = cosine[order]
+        known = ordered[self._known]
+        self._first, self._last = (np.searchsorted(ordered, known, side=side) for side in ("left", "right"))
+        self._n_genes = np.bincount(blocks)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks that are drawn."""
+        return len(self._n_genes)
+
+    def n_effective(self) -> float:
+        """How many blocks of equally many relations would be as uncertain: at most the blocks that hold any."""
+        known = np.bincount(self._one[np.intersect1d(self._inside, self._known)], minlength=self.n_blocks)
+        return float(known.sum() ** 2 / np.square(known, dtype=float).sum())
+
+    def score(self, drawn: np.ndarray, score: Score, tail: float, across: float = 1.0) -> float:
+        """One score when block ``c`` was drawn ``drawn[c]`` times.
+
+        Parameters
+        ----------
+        drawn
+            Float ``(C,)``.
+        score, tail
+            Which score.
+        across
+            Of pairs of two blocks: drawn with replacement they are ``(C - 1) / C`` as frequent as they are.
+        """
+        weight = np.take(drawn, self._one)
+        weight *= np.take(drawn, self._two)
+        weight *= across
+        weight[self._inside] = drawn[self._one[self._inside]]
+        # weight of all pairs before each place, and of known ones before each known one
+        before = np.append(0.0, np.cumsum(weight))
+        known = weight[self._known]
+        known_before = np.append(0.0, np.cumsum(known))
+        total, n_known = before[-1], known_before[-1]
+        if n_known == 0:
+            return np.nan
+        if score == "average_precision":
+            group = np.searchsorted(self._known, self._first)
+            at_least = total - before[self._first]
+            precision = np.divide(n_known - known_before[group], at_least, out=np.zeros_like(known), where=known > 0)
+            return float(np.sum(known * precision) / n_known)
+        if score == "recall":
+            found = is_in_a_tail(before[self._first], before[self._last] - 1, total, tail)
+            return float(np.sum(known[found]) / n_known)
+        # percentiles over the square matrix: each pair twice, and a gene's cosine of 1 with itself
+        return self._area(before, known_before, 2 * total + float(drawn @ self._n_genes))
+
+    def _area(self, before: np.ndarray, known_before: np.ndarray, n_square: float) -> float:
+        grid = np.array(PERCENTILES)
+        # up to which pair the lower limit reaches, and from which one on the upper one does
+        lower = np.searchsorted(before[:-1], np.floor((100 - grid) / 100 * (n_square - 1)) / 2, side="right")
+        upper = np.searchsorted(before[1:], (np.ceil(grid / 100 * (n_square - 1)) + 1) / 2, side="left")
+        predicted = before[lower] + before[-1] - before[upper]
+        known = np.searchsorted(self._known, [lower, upper])
+        found = known_before[known[0]] + known_before[-1] - known_before[known[1]]
+        return float(-np.trapezoid(found / np.maximum(predicted, 1), found / known_before[-1]))
+
+
+def interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:
+    """Quantiles of resampled scores, as far out as Student's t asks of so few blocks.
+
+    Plain percentiles of few draws are too narrow: they lack the factor ``n / (n - 1)`` of a variance, and the heavier
+    tails of a mean whose spread is not known (Hesterberg (2015)).
+    """
+    wide = np.sqrt(n_effective / (n_effective - 1)) * stats.t.ppf((1 + level) / 2, n_effective - 1)
+    tail = float(stats.norm.sf(wide))
+    low, high = np.nanquantile(values, [tail, 1 - tail])
+    return float(low), float(high)
