@@ -62,7 +62,7 @@ def test_a_difference_is_surer_than_the_scores_it_is_of():
     assert found.difference == pytest.approx(expected)
     assert 0 < found.low < found.difference < found.high
     widths = [np.diff(relationship_interval(one, n_bootstrap=100))[0] for one in (better, worse)]
-    assert found.high - found.low < min(widths)
+    assert found.high - found.low < 0.9 * np.hypot(*widths)  # as wide as were the two drawn apart
     assert relationship_difference(better, better, n_bootstrap=20) == (0, 0, 0)
 
 
@@ -72,6 +72,8 @@ def test_only_maps_of_the_same_relations_differ_by_something():
     for other in (Relations(profiles[::-1], net), Relations(profiles, net[:8]), Relations(profiles, net[4:8])):
         with pytest.raises(ValueError, match="The genes or relations of the two differ"):
             relationship_difference(relations, other)
+    with pytest.raises(TypeError, match="Differences are of two Relations, not of AnnData"):
+        relationship_difference(relations, profiles)
 
 
 def test_one_complex_does_not_tell_of_others():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +17,8 @@ from scbd.metrics import (
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics._resampling import Resampled, blocks_of, interval
+from scbd.metrics import _resampling as module
+from scbd.metrics._resampling import Resampled, Score, blocks_of, interval
 
 
 def partners(pairs: list[tuple[int, int]], n: int) -> sparse.csr_array:
@@ -54,6 +57,17 @@ def test_each_block_once_gives_the_scores_themselves(seed, ties):
     if not ties:  # where the limits of both tails meet, a pair would count twice
         area = relationship_area(relationship_curve(relations))
         assert pairs.score(once, "area", 0.05) == pytest.approx(area)
+
+
+def test_pairs_are_added_in_parts_as_at_once(monkeypatch):
+    relations = a_map(3, ties=False)
+    blocks = blocks_of(relations.known)
+    drawn = np.random.default_rng(0).integers(0, 3, blocks.max() + 1).astype(float)
+    whole = [Resampled(relations, blocks).score(drawn, score, 0.1, 1.2) for score in get_args(Score)]
+    monkeypatch.setattr(module, "_PART", 7)
+    assert [Resampled(relations, blocks).score(drawn, score, 0.1, 1.2) for score in get_args(Score)] == pytest.approx(
+        whole
+    )
 
 
 @given(st.integers(0, 1_000))

@@ -19,11 +19,21 @@ if TYPE_CHECKING:
 
 
 class RelationshipDifference(NamedTuple):
-    """How much higher a score is for one embedding than for another, with a confidence interval."""
+    """How much higher a score is for one embedding than for another: see :func:`relationship_difference`.
+
+    Examples
+    --------
+    >>> found = scbd.metrics.RelationshipDifference(difference=0.04, low=0.01, high=0.07)
+    >>> found.low > 0  # the first is better
+    True
+    """
 
     difference: float
+    """Score of the first minus that of the other."""
     low: float
+    """Lower end of the confidence interval."""
     high: float
+    """Upper end."""
 
 
 def relationship_interval(
@@ -114,6 +124,8 @@ def relationship_difference(
 
     Raises
     ------
+    TypeError
+        If one of the two is no :class:`Relations`.
     ValueError
         If genes or relations of the two differ, or see :func:`relationship_interval`.
 
@@ -126,6 +138,10 @@ def relationship_difference(
     >>> found.low <= found.high
     True
     """
+    for given in (profiles, other):
+        if not isinstance(given, Relations):
+            msg = f"Differences are of two Relations, not of {type(given).__name__}: make Relations(profiles, net)."
+            raise TypeError(msg)
     if list(profiles.genes) != list(other.genes) or (profiles.known != other.known).nnz:
         msg = (
             f"The genes or relations of the two differ ({len(profiles.genes):,} and {len(other.genes):,} genes): make "

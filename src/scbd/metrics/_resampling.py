@@ -12,6 +12,9 @@ from scbd.metrics._relationships import PERCENTILES, is_in_a_tail
 
 Score = Literal["area", "recall", "average_precision"]
 
+# pairs whose weights are added at a time
+_PART = 1 << 15
+
 
 def blocks_of(related: sparse.csr_array) -> np.ndarray:
     """Code ``(G,)`` of the group of genes that each is drawn with.
@@ -46,12 +49,15 @@ class Resampled:
 
     def __init__(self, relations: Relations, blocks: np.ndarray) -> None:
         cosine, related = relations.pairs()
-        order = np.argsort(cosine, kind="stable")
+        order = np.argsort(cosine)
         one, two = np.triu_indices(len(blocks), k=1)
         codes = blocks.astype(np.int32)
         self._one, self._two = codes[one][order], codes[two][order]
         self._inside = np.flatnonzero(self._one == self._two)
+        self._before = np.zeros(len(order) + 1)
         self._known = np.flatnonzero(related[order])
+        self._known_one, self._known_two = self._one[self._known], self._two[self._known]
+        self._known_inside = self._known_one == self._known_two
         # places of equal cosines, from the first pair to after the last
         ordered = cosine[order]
         known = ordered[self._known]
@@ -65,7 +71,7 @@ class Resampled:
 
     def n_effective(self) -> float:
         """How many blocks of equally many relations would be as uncertain: at most the blocks that hold any."""
-        known = np.bincount(self._one[np.intersect1d(self._inside, self._known)], minlength=self.n_blocks)
+        known = np.bincount(self._known_one[self._known_inside], minlength=self.n_blocks)
         return float(known.sum() ** 2 / np.square(known, dtype=float).sum())
 
     def score(self, drawn: np.ndarray, score: Score, tail: float, across: float = 1.0) -> float:
@@ -80,27 +86,35 @@ class Resampled:
         across
             Of pairs of two blocks: drawn with replacement they are ``(C - 1) / C`` as frequent as they are.
         """
-        weight = np.take(drawn, self._one)
-        weight *= np.take(drawn, self._two)
-        weight *= across
-        weight[self._inside] = drawn[self._one[self._inside]]
-        # weight of all pairs before each place, and of known ones before each known one
-        before = np.append(0.0, np.cumsum(weight))
-        known = weight[self._known]
+        before = self._weight_before(drawn, across)
+        known = np.where(self._known_inside, 1, across * drawn[self._known_two]) * drawn[self._known_one]
         known_before = np.append(0.0, np.cumsum(known))
         total, n_known = before[-1], known_before[-1]
         if n_known == 0:
             return np.nan
         if score == "average_precision":
-            group = np.searchsorted(self._known, self._first)
             at_least = total - before[self._first]
-            precision = np.divide(n_known - known_before[group], at_least, out=np.zeros_like(known), where=known > 0)
+            found = n_known - known_before[np.searchsorted(self._known, self._first)]
+            precision = np.divide(found, at_least, out=np.zeros_like(known), where=known > 0)
             return float(np.sum(known * precision) / n_known)
         if score == "recall":
             found = is_in_a_tail(before[self._first], before[self._last] - 1, total, tail)
             return float(np.sum(known[found]) / n_known)
         # percentiles over the square matrix: each pair twice, and a gene's cosine of 1 with itself
         return self._area(before, known_before, 2 * total + float(drawn @ self._n_genes))
+
+    def _weight_before(self, drawn: np.ndarray, across: float) -> np.ndarray:
+        """Weight of all pairs before each place, ``(P + 1,)``: in parts that stay in the processor's cache."""
+        before = self._before
+        for start in range(0, len(self._one), _PART):
+            part = slice(start, start + _PART)
+            weight = np.take(drawn, self._one[part], mode="clip")
+            weight *= np.take(across * drawn, self._two[part], mode="clip")
+            inside = self._inside[slice(*np.searchsorted(self._inside, [start, start + _PART]))]
+            weight[inside - start] = drawn[self._one[inside]]
+            weight[0] += before[start]
+            np.cumsum(weight, out=before[start + 1 : start + len(weight) + 1])
+        return before
 
     def _area(self, before: np.ndarray, known_before: np.ndarray, n_square: float) -> float:
         grid = np.array(PERCENTILES)
