@@ -54,7 +54,11 @@ def relationship_interval(
     Genes of one complex are no independent evidence, so that whole complexes are drawn with replacement, never single
     genes. Complexes that share genes are drawn as one; of pairs, a gene and its partners are. The quantiles are those
     of Student's t for as many complexes as hold the relations: where a few large ones hold most, the interval is wide,
-    as it should be.
+    as it should be. Of 400 simulated maps each, intervals of 95 % held the true value in 94.5 % (average precision, 20
+    complexes of 12 genes), 95.8 % (60 of 4), 96.0 % (recall, 60 of 4) and 93.0 % (area, 40 of 4).
+
+    One group of 221 genes holds most relations of CORUM among the genes of Funk et al., as if there were fewer than two
+    complexes. Intervals are very wide then; a network without very large complexes has narrower ones.
 
     Parameters
     ----------
