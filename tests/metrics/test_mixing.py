@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pandas as pd
 import pynndescent
@@ -23,7 +25,7 @@ def cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> Ann
 def test_mixed_environments():
     scores = batch_mixing(cells(0), "Z", "well", n_neighbors=60)
     assert scores["ilisi"] > 0.7
-    assert scores["same_environment_neighbours"] == pytest.approx(scores["expected"], abs=0.02)
+    assert scores["same_environment_neighbours"] == pytest.approx(scores["same_environment_expected"], abs=0.02)
     assert abs(scores["silhouette"]) < 0.1
 
 
@@ -31,14 +33,14 @@ def test_by_chance_a_cell_is_not_its_own_neighbour():
     adata = cells(0, n=30)
     adata.obs["well"] = ["small"] * 10 + ["large"] * 20
     expected = (10 * 9 + 20 * 19) / (30 * 29)
-    assert batch_mixing(adata, "Z", "well", n_neighbors=5)["expected"] == pytest.approx(expected)
+    assert batch_mixing(adata, "Z", "well", n_neighbors=5)["same_environment_expected"] == pytest.approx(expected)
 
 
 def test_environments_apart():
     scores = batch_mixing(cells(15), "Z", "well", n_neighbors=60)
     assert scores["ilisi"] < 0.05
     assert scores["same_environment_neighbours"] > 0.99
-    assert scores["expected"] == pytest.approx(1 / 3, abs=0.02)
+    assert scores["same_environment_expected"] == pytest.approx(1 / 3, abs=0.02)
 
 
 def naive_lisi(distances: np.ndarray, labels: np.ndarray, perplexity: float) -> float:
@@ -53,12 +55,94 @@ def naive_lisi(distances: np.ndarray, labels: np.ndarray, perplexity: float) -> 
     return 1 / sum(p[labels == label].sum() ** 2 for label in np.unique(labels))
 
 
-def test_lisi_equals_the_form_for_one_cell():
+def test_lisi_equals_the_form_for_one_cell(monkeypatch):
     rng = np.random.default_rng(0)
     distances = np.sort(rng.exponential(size=(20, 45)), axis=1)
     labels = rng.integers(4, size=(20, 45))
-    expected = [naive_lisi(d, u, 15) for d, u in zip(distances, labels, strict=True)]
-    np.testing.assert_allclose(lisi(distances, labels, 15), expected, rtol=1e-3)
+    neighbors, others = np.arange(900).reshape(20, 45), rng.permutation(labels.ravel())
+    expected = [
+        [naive_lisi(d, of_all[rows], 15) for d, rows in zip(distances, neighbors, strict=True)]
+        for of_all in (labels.ravel(), others)
+    ]
+    for size in (1 << 13, 7):  # as many cells at a time
+        monkeypatch.setattr(module, "_BLOCK", size)
+        found = lisi(distances, neighbors, [labels.ravel(), others], 15)
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("n_wells", "known"), [(2, 0.907), (8, 0.61), (34, 0.26), (96, 0.11)])
+def test_perfect_mixing_does_not_reach_one_and_chance_says_so(n_wells, known):
+    rng = np.random.default_rng(0)
+    obs = pd.DataFrame({"well": (np.arange(2000) % n_wells).astype(str)}, index=map(str, range(2000)))
+    adata = AnnData(obs=obs, obsm={"Z": rng.normal(size=(2000, 16))})
+    scores = batch_mixing(adata, "Z", "well")
+    assert scores["ilisi"] == pytest.approx(known, rel=0.1)
+    assert scores["ilisi_expected"] == pytest.approx(scores["ilisi"], abs=0.01)
+    assert scores["silhouette_expected"] == pytest.approx(scores["silhouette"], abs=0.01)
+    adata.obsm["Z"] = rng.normal(size=(2000, 16)) + 9 * rng.normal(size=(n_wells, 16))[np.arange(2000) % n_wells]
+    apart = batch_mixing(adata, "Z", "well")
+    assert apart["ilisi"] < 0.5 * known < 0.7 * apart["ilisi_expected"]
+
+
+def collapsed(at: np.ndarray, n: int = 900, dtype: str = "float32") -> AnnData:
+    """Cells at one of a few places, sorted by environment."""
+    wells = np.sort(np.arange(n) % 3)
+    obs = pd.DataFrame({"well": wells.astype(str)}, index=map(str, range(n)))
+    place = np.random.default_rng(0).integers(len(at), size=n)
+    return AnnData(obs=obs, obsm={"Z": at[place].astype(dtype)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("at", [0.0, 7.3, 1e6])
+def test_a_point_is_not_mixed(at, dtype):
+    adata = collapsed(np.full((1, 5), at), dtype=dtype)
+    with pytest.warns(UserWarning, match=r"lie at one place of obsm\['Z'\]: the embedding has collapsed"):
+        scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
+    assert np.isnan([scores[name] for name in ("ilisi", "same_environment_neighbours", "silhouette")]).all()
+    assert scores["ilisi_expected"] > 0.5
+
+
+@pytest.mark.parametrize("sort", [True, False])
+def test_cells_of_one_place_are_neighbours_in_no_order_of_rows(sort):
+    """Six places, each with cells of all wells: perfectly mixed, however rows are sorted."""
+    adata = collapsed(1e3 + np.random.default_rng(1).normal(size=(6, 5)))
+    adata = adata if sort else adata[np.random.default_rng(2).permutation(900)].copy()
+    scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
+    assert scores["ilisi"] == pytest.approx(scores["ilisi_expected"], abs=0.05)
+    assert scores["same_environment_neighbours"] == pytest.approx(scores["same_environment_expected"], abs=0.03)
+    assert scores["silhouette"] == pytest.approx(scores["silhouette_expected"], abs=0.02)
+
+
+def test_places_of_one_environment_each_are_not_mixed():
+    adata = collapsed(np.zeros((1, 3)))
+    adata.obsm["Z"] = np.eye(3)[adata.obs["well"].astype(int)]
+    scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
+    assert scores["ilisi"] == pytest.approx(0, abs=1e-6)
+    assert scores["silhouette"] > 0.99
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+def test_the_order_of_rows_and_an_offset_change_nothing(shift):
+    adata = cells(1.5)
+    first = batch_mixing(adata, "Z", "well", n_neighbors=60)
+    order = np.random.default_rng(3).permutation(600)
+    again = adata[order].copy()
+    again.obsm["Z"] = again.obsm["Z"] + shift
+    scores = batch_mixing(again, "Z", "well", n_neighbors=60)
+    for name in ("ilisi", "same_environment_neighbours", "silhouette"):
+        assert scores[name] == pytest.approx(first[name], abs=1e-3)
+
+
+def test_a_subset_is_scored_where_cells_are_many():
+    adata = cells(1.5, n=900)
+    part = batch_mixing(adata, "Z", "well", n_neighbors=30, max_cells=300)
+    assert part != batch_mixing(adata, "Z", "well", n_neighbors=30)
+    assert part == batch_mixing(adata, "Z", "well", n_neighbors=30, max_cells=300)
+    assert batch_mixing(adata, "Z", "well", n_neighbors=30, max_cells=900) == batch_mixing(
+        adata, "Z", "well", n_neighbors=30
+    )
+    with pytest.raises(ValueError, match=r"asks for more cells than there are \(80\)"):
+        batch_mixing(adata, "Z", "well", n_neighbors=90, max_cells=80)
 
 
 def test_against_scib_metrics():
@@ -143,8 +227,22 @@ def test_within_perturbations_where_these_are_unequally_spread():
     adata = AnnData(obs=pd.DataFrame({"gene": gene.astype(str), "well": well.astype(str)}, index=map(str, range(800))))
     adata.obsm["Z"] = z
     overall, within = (batch_mixing(adata, "Z", "well", y_key=key, n_neighbors=30) for key in (None, "gene"))
-    assert overall["same_environment_neighbours"] > overall["expected"] + 0.2
-    assert within["same_environment_neighbours"] == pytest.approx(within["expected"], abs=0.03)
+    assert overall["same_environment_neighbours"] > overall["same_environment_expected"] + 0.2
+    assert within["same_environment_neighbours"] == pytest.approx(within["same_environment_expected"], abs=0.03)
+    assert within["n_left_out"] == 0 and "n_left_out" not in overall
+
+
+def test_perturbations_that_are_left_out_are_counted(caplog):
+    adata = cells(0, n=400)
+    adata.obs["gene"] = np.repeat(["large", "small", "one well"], [250, 30, 120])
+    adata.obs.loc[adata.obs["gene"] == "one well", "well"] = "0"
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        scores = batch_mixing(adata, "Z", "well", y_key="gene", n_neighbors=20)
+    assert scores["n_left_out"] == 2
+    assert "leaves out 2 of 3 values of gene, with fewer than 60 cells or in one environment only" in caplog.text
+    assert "62 % of the cells" in caplog.text
+    alone = batch_mixing(adata[:250].copy(), "Z", "well", n_neighbors=20)
+    assert scores["same_environment_neighbours"] == pytest.approx(alone["same_environment_neighbours"], abs=1e-3)
 
 
 def test_bad_input_gets_a_sentence():

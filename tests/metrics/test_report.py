@@ -35,6 +35,8 @@ def test_every_metric_of_every_embedding_in_a_tidy_frame():
         assert table.loc[metric, "good"] > table.loc[metric, "bad"]
     for metric in ("e_probe_f1", "same_environment_neighbours", "silhouette"):
         assert table.loc[metric, "good"] < table.loc[metric, "bad"]
+    for metric in ("ilisi", "same_environment", "silhouette"):
+        assert f"{metric}_expected" in table.index
     profiles = aggregate(adata, "good", gene_key="gene")
     expected = relationship_average_precision(profiles, net)
     assert table.loc["relationship_average_precision", "good"] == pytest.approx(expected)
@@ -54,16 +56,33 @@ def test_seeds_become_mean_and_deviation():
     assert "bold" in html
 
 
+def bold_cells(rows: list[tuple[str, str, str, float]]) -> set[tuple[int, int]]:
+    """Row and column of what a table of these has in bold."""
+    frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
+    rules = styled(frame).to_html().split("</style>")[0]
+    return {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", rules)}
+
+
 def test_the_best_of_each_metric_is_bold():
     """Biology and mixing are good where they are high, what tells environments where it is low."""
     high = ["relationship_area", "relationship_recall", "relationship_average_precision", "y_probe_f1", "y_probe_auroc"]
     low = ["e_probe_f1", "e_probe_auroc", "same_environment_neighbours", "silhouette"]
     high.append("ilisi")
-    rows = [(m, name, name, v) for m in (*high, *low, "expected") for name, v in (("less", 0.1), ("more", 0.9))]
-    frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
-    rules = styled(frame).to_html().split("</style>")[0]
-    bold = {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", rules)}
+    bold = bold_cells(
+        [(m, name, name, v) for m in (*high, *low, "other") for name, v in (("less", 0.1), ("more", 0.9))]
+    )
     assert bold == {(1, i) for i in range(len(high))} | {(0, len(high) + i) for i in range(len(low))}
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("silhouette", "silhouette_expected"), ("same_environment_neighbours", "same_environment_expected")],
+)
+def test_what_is_below_chance_is_not_mixed_best(metric, expected):
+    values = {"apart": 0.9, "mixed": 0.02, "odd": -0.3, "point": np.nan}
+    rows = [(metric, name, name, value) for name, value in values.items()]
+    assert bold_cells(rows) == {(1, 0)}
+    assert bold_cells([*rows, *((expected, name, name, -0.25) for name in values)]) == {(2, 0)}
 
 
 def test_features_of_any_scale_count_equally():

@@ -38,6 +38,21 @@ def test_two_panels_of_means_with_deviations():
         pl.benchmark(frame(), batch="ilisi")
 
 
+@pytest.mark.parametrize(
+    ("metric", "chance", "good"),
+    [
+        ("ilisi", "ilisi_expected", "higher"),
+        ("silhouette", "silhouette_expected", "nearer to chance"),
+        ("same_environment_neighbours", "same_environment_expected", "nearer to chance"),
+    ],
+)
+def test_mixing_is_drawn_with_its_chance_and_what_is_good_of_it(metric, chance, good):
+    rows = pd.DataFrame({"metric": [metric, chance], "representation": "ours", "key": "a", "value": [0.2, 0.26]})
+    _, ax = pl.benchmark(pd.concat([frame(), rows]), batch=metric)
+    assert ax.get_title() == f"{good} is better"
+    assert ax.lines[-1].get_ydata()[0] == 0.26
+
+
 def test_curves_by_name():
     curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
     ax = pl.relationship_curve({"ours": curve, "other": curve}, prevalence=0.02)

@@ -36,9 +36,9 @@ HIGHER_IS_BETTER = {
     "ilisi": True,
     "e_probe_f1": False,
     "e_probe_auroc": False,
-    "same_environment_neighbours": False,
-    "silhouette": False,
 }
+# good where they are nearest to what chance gives in the same design: less is not better mixed
+NEAREST = {"same_environment_neighbours": "same_environment_expected", "silhouette": "silhouette_expected"}
 
 
 def benchmark(
@@ -79,7 +79,7 @@ def benchmark(
     n_neighbors
         Of the mixing metrics.
     max_cells
-        Probes use a random subset of this size; `None` for all cells.
+        Probes and mixing use a random subset of this size; `None` for all cells.
     seed
         Seed of probes, subsets and components.
 
@@ -126,7 +126,7 @@ def benchmark(
             if e_key is not None:
                 probe = batch_probe(table, key, e_key, max_cells=max_cells, seed=seed)
                 scores |= {f"e_probe_{metric}": value for metric, value in probe.items()}
-                scores |= batch_mixing(table, key, e_key, n_neighbors=n_neighbors, seed=seed)
+                scores |= batch_mixing(table, key, e_key, n_neighbors=n_neighbors, max_cells=max_cells, seed=seed)
             rows += [{"metric": m, "representation": name, "key": key, "value": v} for m, v in scores.items()]
     return pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
 
@@ -156,6 +156,8 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 def styled(frame: pd.DataFrame) -> Any:
     """A table for notebooks: one row a representation, ``mean ± sd``, the best of each metric in bold.
 
+    The best silhouette, and the best fraction of neighbours of the same environment, are nearest to what chance gives.
+
     Parameters
     ----------
     frame
@@ -178,13 +180,19 @@ def styled(frame: pd.DataFrame) -> Any:
     text = mean.map("{:.3f}".format) + sd.map(lambda value: "" if np.isnan(value) else f" ± {value:.3f}")
 
     def bold(column: pd.Series) -> list[str]:
-        better = HIGHER_IS_BETTER.get(str(column.name))
-        if better is None:
-            return [""] * len(column)
-        best = mean[column.name].max() if better else mean[column.name].min()
-        return ["font-weight: bold" if value == best else "" for value in mean[column.name]]
+        badness = _badness(mean, str(column.name))
+        return ["font-weight: bold" if value == badness.min() else "" for value in badness]
 
     return text.style.apply(bold)
+
+
+def _badness(mean: pd.DataFrame, metric: str) -> pd.Series:
+    """Lowest for the representation that is best by a metric; NaN where no value is better than another."""
+    if metric in NEAREST:
+        return (mean[metric] - mean.get(NEAREST[metric], 0.0)).abs()
+    if metric not in HIGHER_IS_BETTER:
+        return mean[metric] * np.nan
+    return -mean[metric] if HIGHER_IS_BETTER[metric] else mean[metric]
 
 
 def _relationships(relations: Relations) -> dict[str, float]:

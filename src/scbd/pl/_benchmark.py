@@ -19,7 +19,18 @@ _NAMES = {
     "y_probe_f1": "F1 of the perturbation",
     "e_probe_f1": "F1 of the environment",
     "ilisi": "mixing of environments (iLISI)",
+    "same_environment_neighbours": "neighbours of the same environment",
+    "silhouette": "silhouette by environment",
 }
+# rows with what chance gives, and what is good of batch metrics that are not better the lower they are
+_CHANCE = {
+    "y_probe_f1": "y_probe_chance_f1",
+    "e_probe_f1": "e_probe_chance_f1",
+    "ilisi": "ilisi_expected",
+    "same_environment_neighbours": "same_environment_expected",
+    "silhouette": "silhouette_expected",
+}
+_GOOD = dict.fromkeys(["same_environment_neighbours", "silhouette"], "nearer to chance") | {"ilisi": "higher"}
 # told apart in grey as well
 _STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#000000", (0, (5, 1, 1, 1)))]
 
@@ -27,7 +38,7 @@ _STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", "
 def benchmark(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw two panels, one bar a representation: how much biology (higher is better), how much batch (lower is better).
+    """Draw two panels, one bar a representation: how much biology, and how much batch; what chance gives as a line.
 
     Parameters
     ----------
@@ -65,16 +76,16 @@ def benchmark(
     if axes is None:
         _, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     order = list(dict.fromkeys(frame["representation"]))
-    for ax, metric, good in zip(axes, (biology, batch), ("higher", "lower"), strict=True):
+    for ax, metric, good in zip(axes, (biology, batch), ("higher", _GOOD.get(batch, "lower")), strict=True):
         values = frame[frame["metric"] == metric].groupby("representation")["value"]
         mean, sd = values.mean().reindex(order), values.std().reindex(order).fillna(0)
         ax.bar(order, mean, yerr=sd.where(sd > 0), color="#56B4E9", edgecolor="k", capsize=4)
         ax.set(ylabel=_NAMES.get(metric, metric), title=f"{good} is better")
         plt.setp(ax.get_xticklabels(), rotation=35, ha="right", rotation_mode="anchor")  # names end below their bar
-    chance = frame.loc[frame["metric"] == "e_probe_chance_f1", "value"]
-    if batch == "e_probe_f1" and len(chance):
-        axes[1].axhline(chance.mean(), ls="--", color="k", lw=1, label="chance")
-        axes[1].legend(frameon=False)
+        chance = frame.loc[frame["metric"] == _CHANCE.get(metric), "value"]
+        if len(chance):
+            ax.axhline(chance.mean(), ls="--", color="k", lw=1, label="chance")
+            ax.legend(frameon=False)
     return axes
 
 

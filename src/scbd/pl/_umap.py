@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FEW = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _LEGEND_LABELS = 20
 # up to here every distance is computed
-_EXACT_CELLS = 20_000
+_EXACT_CELLS = 100_000
 
 
 def umap_blocks(
