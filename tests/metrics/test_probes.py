@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from blobs import blobs
@@ -72,6 +74,24 @@ def test_groups_are_not_split():
     assert label_probe(z, labels, groups=group)["accuracy"] < 0.8
 
 
+@pytest.mark.parametrize(("n_labels", "n_groups"), [(3, 2), (20, 2), (20, 4)])
+def test_a_perfect_embedding_is_perfect_for_groups_that_were_not_seen(n_labels, n_groups):
+    """Guides of genes that are perfectly told apart: no gene without a guide to learn from, or one to be tested on."""
+    guide = np.repeat(np.arange(n_labels * n_groups), 10)
+    gene = guide // n_groups
+    scores = label_probe(np.eye(n_labels)[gene], gene, groups=guide)
+    assert scores["f1"] == scores["accuracy"] == scores["auroc"] == 1
+
+
+def test_labels_of_one_group_are_left_out_and_said(caplog):
+    guide = np.repeat(np.arange(9), 10)
+    gene = np.minimum(guide // 2, 3)
+    gene[guide == 8] = 4
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        assert label_probe(np.eye(5)[gene], gene, groups=guide)["f1"] == 1
+    assert "leaves out 1 of 5 labels, with cells in one group only" in caplog.text
+
+
 def test_cells_to_learn_from_may_be_named():
     z, labels = blobs()
     train = np.arange(600) < 300
@@ -104,7 +124,13 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="train_fraction=1.5 must lie between 0 and 1"):
         label_probe(z, labels, train_fraction=1.5)
     with pytest.raises(ValueError, match="fewer than two labels to learn from"):
-        label_probe(z, labels, groups=labels, train_fraction=0.1)
+        label_probe(z, labels, train=labels == "w0")
+    with pytest.raises(ValueError, match="4 of 4 labels have cells in one group only"):
+        label_probe(z, labels, groups=labels)
+    with pytest.raises(ValueError, match="40 labels and 39 groups"):
+        label_probe(z, labels, groups=labels[:39])
+    with pytest.raises(ValueError, match="1 of 40 cells have no group"):
+        label_probe(z, labels, groups=[None, *range(39)])
     with pytest.raises(ValueError, match="at least two different labels"):
         predict_labels(z, ["a"] * 40, z)
     with pytest.raises(ValueError, match="classifier='tree' is not known"):

@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 from anndata import AnnData
 
+from scbd.metrics import label_probe
 from scbd.workflows import generalization_scores
+from scbd.workflows._scores import correction_scores
 
 
 class Model:
@@ -31,3 +33,16 @@ def test_cells_of_another_part_are_neither_in_nor_out(part):
     # of the two environments that were trained on; the other part would be the largest by far
     seen = obs.loc[obs["split"].isin(["train", "validation"]), "e"]
     assert scores["e chance"] == pytest.approx(seen.value_counts(normalize=True).max())
+
+
+def test_rows_of_batch_correction_split_cells_one_by_one():
+    """As all rows did that are published: guides would be held out by default."""
+    rng = np.random.default_rng(0)
+    gene, well = rng.integers(4, size=600), rng.integers(3, size=600)
+    obs = pd.DataFrame({"gene": gene, "well": well, "guide": 5 * gene + rng.integers(5, size=600)}).astype(str)
+    z = rng.normal(size=(600, 6)) + 0.5 * np.eye(6)[gene]
+    adata = AnnData(obs=obs.set_index(obs.index.astype(str)))
+    scores = correction_scores(adata, z, y_key="gene", e_key="well", guide_key="guide", net=None)
+    probes = {f"y_probe_{name}": value for name, value in label_probe(z, obs["gene"]).items()}
+    probes |= {f"e_probe_{name}": value for name, value in label_probe(z, obs["well"]).items()}
+    assert {name: value for name, value in scores.items() if "probe" in name} == probes

@@ -39,7 +39,7 @@ def batch_probe(
     e_key
         Column of ``obs``, or several for their cross.
     group_key
-        Column of ``obs`` whose groups are not split, for example the guide.
+        Column of ``obs`` whose groups are not split, for example the guide: see ``groups`` of :func:`label_probe`.
     kind, train_fraction, max_cells, seed
         See :func:`label_probe`.
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
+from scbd.metrics._design import split_groups
 from scbd.metrics._logistic import fit_logistic
 from scbd.metrics._readers import READERS, Kind, Reader
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+logger = logging.getLogger(__name__)
 
 Classifier = Literal["linear", "nearest_mean"]
 
@@ -95,7 +99,8 @@ def label_probe(
         Fraction of cells to learn from.
     groups
         ``(N,)``: cells of a group are all learned from or all tested on, such as those of a well when the label is a
-        gene. By default cells are split one by one.
+        gene. Of each label some groups are learned from and some tested on; labels with cells in one group only are
+        left out, which is logged. By default cells are split one by one.
     train
         Boolean ``(N,)``: learn from these cells and test on all others, in place of a random split; for example the
         cells that the embedding itself was trained on.
@@ -112,8 +117,8 @@ def label_probe(
     Raises
     ------
     ValueError
-        If the embedding is not finite or not of the labels' length, fewer than two labels have two cells, or a split
-        leaves a side without two labels.
+        If the embedding is not finite or not of the labels' length, fewer than two labels have two cells or two groups,
+        or a split leaves a side without two labels.
 
     Examples
     --------
@@ -134,7 +139,9 @@ def label_probe(
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
         raise ValueError(msg)
     if train is None:
-        learned, test = _split(rows, None if groups is None else np.asarray(groups), train_fraction, rng)
+        learned, test = _split(
+            rows, codes, None if groups is None else _group_codes(groups, codes), train_fraction, rng
+        )
     else:
         is_train = np.asarray(train, dtype=bool)[rows]
         learned, test = rows[is_train], rows[~is_train]
@@ -184,8 +191,19 @@ def _codes(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
     return codes, names
 
 
+def _group_codes(groups: ArrayLike, codes: np.ndarray) -> np.ndarray:
+    found, _ = pd.factorize(np.asarray(groups))
+    if len(found) != len(codes):
+        msg = f"There are {len(codes)} labels and {len(found)} groups."
+        raise ValueError(msg)
+    if (found < 0).any():
+        msg = f"{(found < 0).sum()} of {len(found)} cells have no group: drop them."
+        raise ValueError(msg)
+    return found
+
+
 def _split(
-    rows: np.ndarray, groups: np.ndarray | None, train_fraction: float, rng: np.random.Generator
+    rows: np.ndarray, codes: np.ndarray, groups: np.ndarray | None, train_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sorted rows to learn from and to test on."""
     if not 0 < train_fraction < 1:
@@ -194,11 +212,18 @@ def _split(
     if groups is None:
         is_train = np.zeros(len(rows), dtype=bool)
         is_train[rng.permutation(len(rows))[: round(train_fraction * len(rows))]] = True
-    else:
-        names, of_row = np.unique(groups[rows], return_inverse=True)
-        chosen = rng.permutation(len(names))[: max(1, round(train_fraction * len(names)))]
-        is_train = np.isin(of_row, chosen)
-    return rows[is_train], rows[~is_train]
+        return rows[is_train], rows[~is_train]
+    is_train, is_test = split_groups(codes[rows], groups[rows], train_fraction, rng)
+    n, n_scored = len(np.unique(codes[rows])), len(np.unique(codes[rows[is_train]]))
+    if n_scored < 2:
+        msg = (
+            f"{n - n_scored} of {n} labels have cells in one group only, and cannot be learned from one group and "
+            "tested on another: a probe needs two labels that can. Use finer groups, or none."
+        )
+        raise ValueError(msg)
+    if n_scored < n:
+        logger.warning("The probe leaves out %d of %d labels, with cells in one group only.", n - n_scored, n)
+    return rows[is_train], rows[is_test]
 
 
 def _predicted(model: Reader, x: Any, rows: np.ndarray) -> np.ndarray:

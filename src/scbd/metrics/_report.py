@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._batch_probes import batch_probe
+from scbd.metrics._design import groups_of_design
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._probes import label_probe
 from scbd.metrics._relationships import (
@@ -19,7 +21,7 @@ from scbd.metrics._relationships import (
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics._table import check_keys
+from scbd.metrics._table import check_keys, label_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +51,7 @@ def benchmark(
     e_key: str | Sequence[str] | None = None,
     gene_key: str | None = None,
     guide_key: str | None = None,
+    group_key: str | Sequence[str] | Literal["auto"] | None = "auto",
     control: str = "nontargeting",
     net: pd.DataFrame | None = None,
     n_pcs: int | None = None,
@@ -70,6 +73,12 @@ def benchmark(
         training seeds.
     y_key, e_key, gene_key, guide_key
         Columns of ``obs``.
+    group_key
+        What the probe of the perturbation holds out as a whole: a column of ``obs``, several for their cross, or `None`
+        to split cells one by one. A probe that saw other cells of a well reads the well, and where a well holds one
+        gene, it so knows the gene from an embedding without any biology. By default, ``"auto"``, environments are held
+        out where most hold one perturbation, guides where these belong to one, and otherwise nothing; see
+        :func:`label_probe`.
     control
         Value of ``gene_key`` for unperturbed cells.
     net
@@ -94,6 +103,15 @@ def benchmark(
     KeyError
         If a key is missing.
 
+    Warns
+    -----
+    UserWarning
+        If perturbations and environments nest so that the probe of the perturbation may read the environment.
+
+    Notes
+    -----
+    Nothing here knows which cells an embedding was trained on: score those that it was not.
+
     Examples
     --------
     >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
@@ -112,6 +130,7 @@ def benchmark(
         embeddings = {key: key for key in embeddings}
     keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
     check_keys(adata, [key for several in keys.values() for key in several])
+    groups = None if y_key is None else _probe_groups(adata, y_key, e_key, guide_key, group_key)
     rows = []
     for name, several in keys.items():
         for key in several:
@@ -121,7 +140,7 @@ def benchmark(
                 profiles = aggregate(table, key, gene_key=gene_key, guide_key=guide_key, control=control)
                 scores |= _relationships(Relations(profiles, net))
             if y_key is not None:
-                probe = label_probe(table.obsm[key], adata.obs[y_key], max_cells=max_cells, seed=seed)
+                probe = label_probe(table.obsm[key], adata.obs[y_key], groups=groups, max_cells=max_cells, seed=seed)
                 scores |= {f"y_probe_{metric}": value for metric, value in probe.items()}
             if e_key is not None:
                 probe = batch_probe(table, key, e_key, max_cells=max_cells, seed=seed)
@@ -201,6 +220,27 @@ def _relationships(relations: Relations) -> dict[str, float]:
         "relationship_recall": relationship_recall(relations),
         "relationship_average_precision": relationship_average_precision(relations),
     }
+
+
+def _probe_groups(
+    adata: AnnData,
+    y_key: str,
+    e_key: str | Sequence[str] | None,
+    guide_key: str | None,
+    group_key: str | Sequence[str] | None,
+) -> np.ndarray | None:
+    """What the probe of y holds out, ``(N,)``."""
+    if group_key != "auto":
+        return None if group_key is None else label_names(adata, group_key)
+    y, e, guide = (None if key is None else label_names(adata, key) for key in (y_key, e_key, guide_key))
+    groups, wrong = groups_of_design(y, e, guide)
+    if wrong is not None:
+        msg = (
+            f"Between y_key={y_key!r} and e_key={e_key!r}, {wrong}: an embedding that holds the environment alone "
+            "tells the perturbation, too. y_probe_f1 and its like do not measure biology alone here."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
+    return groups
 
 
 def _reduced(adata: AnnData, key: str, n_pcs: int | None, seed: int) -> AnnData:
