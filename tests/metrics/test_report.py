@@ -8,6 +8,7 @@ import pytest
 from anndata import AnnData
 
 from scbd.metrics import aggregate, batch_probe, benchmark, relationship_average_precision, styled, summarise
+from scbd.metrics._readers import Kind
 
 
 def screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
@@ -43,6 +44,21 @@ def test_every_metric_of_every_embedding_in_a_tidy_frame():
     assert table.loc["e_probe_f1", "bad"] == batch_probe(adata, "bad", "well")["f1"]
 
 
+def test_environments_that_differ_in_spread_alone_do_not_pass():
+    adata, _ = screen()
+    spread = 1 + adata.obs["well"].astype(int).to_numpy()
+    adata.obsm["spread"] = np.random.default_rng(0).normal(size=(900, 6)) * spread[:, None]
+    kinds: list[Kind] = ["linear", "quadratic", "neighbours"]
+    scores = benchmark(adata, ["spread"], e_key="well", kinds=kinds, n_neighbors=30).set_index("metric")["value"]
+    assert scores["e_probe_f1"] < 0.4 < 0.5 < scores["e_probe_quadratic_f1"]
+    for kind in kinds[1:]:
+        probe = batch_probe(adata, "spread", "well", kind=kind)
+        assert {name: scores[f"e_probe_{kind}_{name}"] for name in probe} == probe
+    frame = benchmark(adata, ["good"], e_key="well", n_neighbors=30)
+    found = {metric.removesuffix("_f1") for metric in frame["metric"] if metric.endswith("_f1")}
+    assert found == {"e_probe", "e_probe_chance", "e_probe_quadratic", "e_probe_quadratic_chance"}
+
+
 def test_seeds_become_mean_and_deviation():
     adata, _ = screen()
     frame = benchmark(adata, {"ours": ["good", "good_again"], "other": "bad"}, e_key="well", n_neighbors=30)
@@ -66,7 +82,7 @@ def bold_cells(rows: list[tuple[str, str, str, float]]) -> set[tuple[int, int]]:
 def test_the_best_of_each_metric_is_bold():
     """Biology and mixing are good where they are high, what tells environments where it is low."""
     high = ["relationship_area", "relationship_recall", "relationship_average_precision", "y_probe_f1", "y_probe_auroc"]
-    low = ["e_probe_f1", "e_probe_auroc", "same_environment_neighbours", "silhouette"]
+    low = ["e_probe_f1", "e_probe_auroc", "same_environment_neighbours", "silhouette", "e_probe_quadratic_f1"]
     high.append("ilisi")
     bold = bold_cells(
         [(m, name, name, v) for m in (*high, *low, "other") for name, v in (("less", 0.1), ("more", 0.9))]
@@ -109,5 +125,7 @@ def test_bad_input_gets_a_sentence():
         benchmark(adata, ["good"])
     with pytest.raises(ValueError, match="net needs gene_key"):
         benchmark(adata, ["good"], net=net)
+    with pytest.raises(ValueError, match="kind='cubic' is not known: use one of 'linear'"):
+        benchmark(adata, ["best"], e_key="well", kinds=["cubic"])  # type: ignore[list-item]
     with pytest.raises(KeyError, match="obsm has no 'best'"):
         benchmark(adata, ["good", "best"], e_key="well")

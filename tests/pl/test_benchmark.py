@@ -42,11 +42,12 @@ def test_two_panels_of_means_with_deviations():
     ("metric", "chance", "good"),
     [
         ("ilisi", "ilisi_expected", "higher"),
+        ("e_probe_quadratic_f1", "e_probe_quadratic_chance_f1", "lower"),
         ("silhouette", "silhouette_expected", "nearer to chance"),
         ("same_environment_neighbours", "same_environment_expected", "nearer to chance"),
     ],
 )
-def test_mixing_is_drawn_with_its_chance_and_what_is_good_of_it(metric, chance, good):
+def test_batch_metrics_are_drawn_with_their_chance_and_what_is_good_of_them(metric, chance, good):
     rows = pd.DataFrame({"metric": [metric, chance], "representation": "ours", "key": "a", "value": [0.2, 0.26]})
     _, ax = pl.benchmark(pd.concat([frame(), rows]), batch=metric)
     assert ax.get_title() == f"{good} is better"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from scbd.metrics._design import split_groups
 from scbd.metrics._logistic import fit_logistic
-from scbd.metrics._readers import READERS, Kind, Reader
+from scbd.metrics._readers import READERS, Kind, Reader, check_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -126,9 +126,7 @@ def label_probe(
     >>> scbd.metrics.label_probe(embedding, np.repeat(["a", "b", "c"], 50))["accuracy"]
     1.0
     """
-    if kind not in READERS:
-        msg = f"kind={kind!r} is not known: use one of {', '.join(map(repr, READERS))}."
-        raise ValueError(msg)
+    check_kinds(kind)
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)
     rows = np.arange(len(codes))

@@ -110,3 +110,11 @@ READERS: dict[Kind, Callable[[Any, np.ndarray, np.ndarray, int], Reader]] = {
     "quadratic": _Quadratic,
     "neighbours": _Neighbours,
 }
+
+
+def check_kinds(*kinds: str) -> None:
+    """Raise a ValueError that names the probes there are, if one is not known."""
+    for kind in kinds:
+        if kind not in READERS:
+            msg = f"kind={kind!r} is not known: use one of {', '.join(map(repr, READERS))}."
+            raise ValueError(msg)

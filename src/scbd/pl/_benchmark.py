@@ -18,6 +18,8 @@ _NAMES = {
     "relationship_average_precision": "average precision, known relations",
     "y_probe_f1": "F1 of the perturbation",
     "e_probe_f1": "F1 of the environment",
+    "e_probe_quadratic_f1": "F1 of the environment, quadratic",
+    "e_probe_neighbours_f1": "F1 of the environment, neighbours",
     "ilisi": "mixing of environments (iLISI)",
     "same_environment_neighbours": "neighbours of the same environment",
     "silhouette": "silhouette by environment",
@@ -26,6 +28,8 @@ _NAMES = {
 _CHANCE = {
     "y_probe_f1": "y_probe_chance_f1",
     "e_probe_f1": "e_probe_chance_f1",
+    "e_probe_quadratic_f1": "e_probe_quadratic_chance_f1",
+    "e_probe_neighbours_f1": "e_probe_neighbours_chance_f1",
     "ilisi": "ilisi_expected",
     "same_environment_neighbours": "same_environment_expected",
     "silhouette": "silhouette_expected",

@@ -166,8 +166,8 @@ def correction_scores(
 
     table = AnnData(obs=adata.obs, obsm={"embedding": embedding})
     keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "guide_key": guide_key}
-    # the paper's protocol, and what all rows mean: cells are split one by one
-    frame = benchmark(table, ["embedding"], **keys, group_key=None, net=net)
+    # the paper's protocol, and what all rows mean: cells are split one by one, and environments read by a linear probe
+    frame = benchmark(table, ["embedding"], **keys, group_key=None, kinds=["linear"], net=net)
     return frame.set_index("metric")["value"].to_dict()
 
 
