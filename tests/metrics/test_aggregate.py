@@ -21,11 +21,11 @@ def cells(n: int = 400, seed: int = 0) -> AnnData:
     return AnnData(obs=obs, obsm={"Z": z.astype(np.float32)})
 
 
-def naive(adata: AnnData, average: str = "mean") -> pd.DataFrame:
+def naive(adata: AnnData, average: str = "mean", subtract: bool = True) -> pd.DataFrame:
     frame = pd.DataFrame(np.asarray(adata.obsm["Z"], dtype=float))
     guides = frame.groupby([adata.obs["gene"].to_numpy(), adata.obs["sgRNA"].to_numpy()]).agg(average)
     genes = guides.groupby(level=0).mean()
-    return genes - genes.loc["nontargeting"]
+    return genes - genes.loc["nontargeting"] if subtract else genes
 
 
 @pytest.mark.parametrize("average", ["mean", "median"])
@@ -97,6 +97,37 @@ def test_the_control_needs_no_number_of_guides():
     assert list(ours.obs_names) == ["A", "B", "C"]
 
 
+@pytest.mark.parametrize("guide_key", ["sgRNA", None])
+def test_several_controls_are_one(guide_key, tmp_path):
+    adata, renamed = cells(), cells()
+    is_b = (adata.obs["gene"] == "B").to_numpy()
+    renamed.obs.loc[is_b, "gene"] = "nontargeting"
+    keys: dict[str, Any] = {"gene_key": "gene", "guide_key": guide_key}
+    ours = aggregate(adata, "Z", **keys, control=["nontargeting", "B"])
+    expected = aggregate(renamed, "Z", **keys)
+    assert list(ours.obs_names) == list(expected.obs_names) == ["A", "C"]
+    np.testing.assert_allclose(ours.X, expected.X, rtol=1e-5, atol=1e-6)
+    assert ours.uns["aggregate"]["control"] == ["nontargeting", "B"]
+    assert ours.uns["aggregate"]["dropped"] == {"guides": [], "genes": []}
+    np.testing.assert_allclose(aggregate(adata, "Z", **keys, control=["B", "nontargeting"]).X, ours.X, rtol=1e-5)
+    ours.write_h5ad(tmp_path / "profiles.h5ad")
+
+
+def test_without_a_control_nothing_is_subtracted(tmp_path):
+    adata = cells()
+    keys: dict[str, Any] = {"gene_key": "gene", "guide_key": "sgRNA", "control": None}
+    means = naive(adata, subtract=False)
+    raw = aggregate(adata, "Z", **keys, standardize=None)
+    assert list(raw.obs_names) == ["A", "B", "C", "nontargeting"]
+    np.testing.assert_allclose(raw.X, means, rtol=1e-5, atol=1e-6)
+    for mode in ("with_control", "genes"):
+        ours = aggregate(adata, "Z", **keys, standardize=mode)
+        np.testing.assert_allclose(ours.X, (means - means.mean()) / means.std(ddof=1), rtol=1e-4, atol=1e-5)
+    ours.write_h5ad(tmp_path / "profiles.h5ad")
+    with pytest.raises(ValueError, match="0 genes are left, where profiles need two"):
+        aggregate(adata, "Z", **keys, min_cells=10_000)
+
+
 def test_columns_of_any_name(tmp_path):
     adata = cells()
     adata.obs = adata.obs.rename(columns={"gene": "Metadata_gene", "sgRNA": "Metadata_guide"}).astype("category")
@@ -110,6 +141,10 @@ def test_bad_input_gets_a_sentence():
     keys: dict[str, Any] = {"gene_key": "gene", "guide_key": "sgRNA"}
     with pytest.raises(ValueError, match=r"No cell has control 'NTC' in obs\['gene'\]"):
         aggregate(adata, "Z", **keys, control="NTC")
+    with pytest.raises(ValueError, match=r"No cell has control 'DMSO' in obs\['gene'\]"):
+        aggregate(adata, "Z", **keys, control=["nontargeting", "DMSO"])
+    with pytest.raises(ValueError, match="min_guides=2 counts the guides of a gene: name their column with guide_key"):
+        aggregate(adata, "Z", gene_key="gene", min_guides=2)
     with pytest.raises(KeyError, match="obsm has no 'X'"):
         aggregate(adata, "X", **keys)
     with pytest.raises(KeyError, match="obs has no 'guide'"):

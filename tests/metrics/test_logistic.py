@@ -42,6 +42,14 @@ def test_the_optimum_is_scikit_learns(c, n):
     assert (ours.logits(x).argmax(axis=1) == theirs.predict(scaler.transform(x))).mean() > 0.995
 
 
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_features_far_from_the_origin_keep_their_digits(offset):
+    x, codes = data()
+    near, far = fit_logistic(x, codes), fit_logistic(x + offset, codes)
+    assert (far.logits(x + offset).argmax(axis=1) == near.logits(x).argmax(axis=1)).mean() > 0.999
+    assert far.objective == pytest.approx(near.objective, rel=1e-4)
+
+
 def test_rows_and_blocks_and_memory_maps_change_nothing(tmp_path, monkeypatch):
     x, codes = data()
     rows = np.arange(0, 3000, 2)

@@ -25,6 +25,13 @@ def test_labels_that_are_not_there_are_at_chance():
     assert abs(scores["f1"] - scores["chance_f1"]) < 0.08
 
 
+def test_chance_of_few_cells_is_no_single_draw():
+    """Two labels, few cells: one permutation is anywhere between a third and two thirds."""
+    z = np.random.default_rng(0).normal(size=(120, 8))
+    chance = [label_probe(z, np.arange(120) % 2, seed=seed)["chance_f1"] for seed in range(20)]
+    assert np.std(chance) < 0.06 and abs(np.mean(chance) - 0.5) < 0.05
+
+
 def test_single_cells_of_a_label_are_left_out():
     z, labels = blobs()
     labels = labels.astype(object)
@@ -135,6 +142,12 @@ def test_bad_input_gets_a_sentence():
         predict_labels(z, ["a"] * 40, z)
     with pytest.raises(ValueError, match="classifier='tree' is not known"):
         predict_labels(z, labels, z, classifier="tree")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"embedding has the shape \(40,\): give a row a cell"):
+        label_probe(z[:, 0], labels)
+    with pytest.raises(ValueError, match="learned from has 8 components, and what is predicted from has 5"):
+        predict_labels(z, labels, z[:, :5])
+    with pytest.raises(ValueError, match="NaN or infinite values in 2 of 40 cells"):
+        predict_labels(z, labels, np.where(np.arange(40)[:, None] < 2, np.nan, z), classifier="nearest_mean")
     z[3] = np.nan
     with pytest.raises(ValueError, match="NaN or infinite values in 1 of"):
         predict_labels(z, labels, z)

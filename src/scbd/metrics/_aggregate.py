@@ -11,6 +11,8 @@ import pandas as pd
 from scbd.metrics._table import check_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anndata import AnnData
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ def aggregate(
     *,
     gene_key: str,
     guide_key: str | None = None,
-    control: str = "nontargeting",
+    control: str | Sequence[str] | None = "nontargeting",
     average: Average = "mean",
     standardize: Standardize | None = "with_control",
     min_cells: int = 1,
@@ -50,7 +52,8 @@ def aggregate(
     guide_key
         Column of ``obs`` with the guide; without it, cells are averaged to genes directly.
     control
-        Value of ``gene_key`` for cells that were not perturbed.
+        Value of ``gene_key`` for cells that were not perturbed; several, such as nontargeting and intergenic guides,
+        are one control with the guides of all. `None` subtracts nothing, and standardises over genes.
     average
         ``"mean"`` or ``"median"`` of cells; guides are always averaged by their mean.
     standardize
@@ -59,7 +62,7 @@ def aggregate(
     min_cells
         Drop guides with fewer cells.
     min_guides
-        Drop genes with fewer guides (after guides were dropped).
+        Drop genes with fewer guides (after guides were dropped); asks for ``guide_key``.
 
     Returns
     -------
@@ -87,25 +90,23 @@ def aggregate(
     if standardize is not None and standardize not in get_args(Standardize):
         msg = f"standardize={standardize!r} is not known: use 'with_control', 'genes' or None."
         raise ValueError(msg)
-    guides, code = _guides(adata, embedding_key, gene_key, guide_key)
-    if control not in set(guides["gene"]):
-        some = ", ".join(map(repr, guides["gene"].unique()[:5]))
-        msg = (
-            f"No cell has control {control!r} in obs[{gene_key!r}] (it holds {some}, …): name the control with control."
-        )
+    if min_guides > 1 and guide_key is None:
+        msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
         raise ValueError(msg)
+    controls = [] if control is None else [control] if isinstance(control, str) else list(control)
+    guides, code = _guides(adata, embedding_key, gene_key, guide_key, controls)
     means = _averages(adata.obsm[embedding_key], code, len(guides), average)
     guides_kept = guides["n_cells"] >= min_cells
     of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
     genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))
-    genes_kept = (genes["n_guides"] >= min_guides) | (genes.index == control)
+    genes_kept = (genes["n_guides"] >= min_guides) | genes.index.isin(controls)
     values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
     genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
-    if control not in values.index or len(values) < 3:
+    reference = values.index.intersection(controls)  # one, whatever its name
+    if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
         msg = (
             f"After dropping guides with fewer than {min_cells} cells and genes with fewer than {min_guides} guides, "
-            f"{len(values)} genes are left, the control {'among' if control in values.index else 'not among'} them: "
-            "lower the thresholds."
+            f"{len(values)} genes are left, {_said(reference, controls)}: lower the thresholds."
         )
         raise ValueError(msg)
     dropped = {
@@ -114,20 +115,37 @@ def aggregate(
     }
     if dropped["guides"] or dropped["genes"]:
         logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
-    profiles = _standardized(values - values.loc[control], control, standardize)
-    settings = {"control": control, "average": average, "standardize": str(standardize), "dropped": dropped}
+    if len(reference):
+        values = values - values.loc[reference[0]]
+    profiles = _standardized(values, reference, standardize)
+    genes = genes.drop(reference)
+    settings = {
+        "control": control if isinstance(control, str) else controls,
+        "average": average,
+        "standardize": str(standardize),
+        "dropped": dropped,
+    }
     return AnnData(
         X=profiles.to_numpy(np.float32),
-        obs=genes.drop(control).set_index(genes.drop(control).index.astype(str)),
+        obs=genes.set_index(genes.index.astype(str)),
         var=pd.DataFrame(index=[f"{embedding_key}_{i}" for i in range(profiles.shape[1])]),
         uns={"aggregate": settings},
     )
 
 
+def _said(reference: pd.Index, controls: list[str]) -> str:
+    if not controls:
+        return "where profiles need two"
+    return f"the control {'among' if len(reference) else 'not among'} them"
+
+
 def _guides(
-    adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None
+    adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None, controls: list[str]
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame."""
+    """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame.
+
+    Controls are all of the first one's name.
+    """
     columns = {"gene": gene_key, "guide": guide_key or gene_key}
     check_keys(adata, [embedding_key], columns.values())
     for key in columns.values():
@@ -136,8 +154,18 @@ def _guides(
             msg = f"obs[{key!r}] has no value for {missing} of {adata.n_obs} cells: drop these cells."
             raise ValueError(msg)
     # by codes: millions of cells stay integers
-    gene, guide = (adata.obs[key].astype("category").cat for key in columns.values())
-    pair = gene.codes.to_numpy(np.int64) * len(guide.categories) + guide.codes.to_numpy()
+    gene, guide = (adata.obs[key].astype("category").cat.remove_unused_categories().cat for key in columns.values())
+    places = pd.Series(np.arange(len(gene.categories)), index=gene.categories.astype(str))
+    for name in controls:
+        if name not in places.index:
+            some = ", ".join(map(repr, gene.categories.astype(str)[:5]))
+            there = f"obs[{gene_key!r}] (it holds {some}, …)"
+            msg = f"No cell has control {name!r} in {there}: name the control with control."
+            raise ValueError(msg)
+    if controls:
+        places[controls] = places[controls[0]]
+    genes = places.to_numpy()[gene.codes]
+    pair = genes * len(guide.categories) + (genes if guide_key is None else guide.codes.to_numpy())
     pairs, code, n_cells = np.unique(pair, return_inverse=True, return_counts=True)
     names = {
         "gene": gene.categories[pairs // len(guide.categories)],
@@ -175,7 +203,7 @@ def _finite(block: Any) -> np.ndarray:
     return block
 
 
-def _standardized(profiles: pd.DataFrame, control: str, standardize: Standardize | None) -> pd.DataFrame:
+def _standardized(profiles: pd.DataFrame, control: pd.Index, standardize: Standardize | None) -> pd.DataFrame:
     genes = profiles.drop(control)
     if standardize is None:
         return genes

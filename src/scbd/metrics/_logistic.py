@@ -31,15 +31,18 @@ _CACHE_BYTES = 2 << 30
 
 @dataclass
 class Logistic:
-    """A fitted classifier of codes ``0 … K - 1``: logits are ``x @ weight.T + bias``, on raw features."""
+    """A fitted classifier of codes ``0 … K - 1``: logits are ``x @ weight.T + bias``, on raw features ``(N, D)``."""
 
     weight: np.ndarray
     bias: np.ndarray
+    mean: np.ndarray
+    """Of what was learned from, ``(D,)``, which is subtracted before anything is multiplied in float32."""
     objective: float
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         """float32 ``(N, K)``."""
-        return np.asarray(x, dtype=np.float32) @ self.weight.T.astype(np.float32) + self.bias.astype(np.float32)
+        at_mean = self.bias + self.weight @ self.mean
+        return _centred(x, self.mean) @ self.weight.T.astype(np.float32) + at_mean.astype(np.float32)
 
 
 def fit_logistic(
@@ -76,7 +79,6 @@ def fit_logistic(
     rows = np.arange(len(x)) if rows is None else rows
     n, k = len(rows), int(codes.max()) + 1
     mean, sd, whiten = whitening_statistics(x, rows)
-    mean = mean.astype(np.float32).astype(np.float64)  # as it will be subtracted: the bias then takes up the rest
     # W = V whiten' / sd on standardised features: the penalty of W as a quadratic form of V
     standard = whiten * sd[:, None]
     metric = torch.from_numpy((standard.T @ standard).astype(np.float32))
@@ -88,7 +90,12 @@ def fit_logistic(
         parameters, objective = _minimise(parameters, part, metric, c * size / n, iterations, tolerance)
     weight = parameters[:, :-1].double().numpy() @ whiten.T
     bias = parameters[:, -1].double().numpy() - weight @ mean
-    return Logistic(weight=weight, bias=bias, objective=objective)
+    return Logistic(weight=weight, bias=bias, mean=mean, objective=objective)
+
+
+def _centred(x: Any, mean: np.ndarray) -> np.ndarray:
+    """Differences from the mean as float32, which would lose the digits of features that are far from the origin."""
+    return (np.asarray(x) - mean).astype(np.float32)
 
 
 class _Whitened:
@@ -110,7 +117,7 @@ class _Whitened:
         x, codes, rows, mean, whiten = self._source
         for start in range(0, len(rows), _BLOCK):
             block = rows[start : start + _BLOCK]
-            v = (np.asarray(x[block], dtype=np.float32) - mean.astype(np.float32)) @ whiten.astype(np.float32)
+            v = _centred(x[block], mean) @ whiten.astype(np.float32)
             yield torch.from_numpy(v), torch.from_numpy(codes[block].astype(np.int64))
 
 

@@ -22,6 +22,8 @@ Classifier = Literal["linear", "nearest_mean"]
 _BLOCK = 1 << 17
 # more would change the third digit of an area, and cost memory for a score a cell and label
 _AUROC_CELLS = 200_000
+# cells × labels that permuted labels are learned of, all times together, where it is more than once
+_CHANCE_SIZE = 100_000
 
 
 def predict_labels(
@@ -46,7 +48,7 @@ def predict_labels(
     Raises
     ------
     ValueError
-        If the embedding is not finite, or there is one label only.
+        If an embedding is not finite, not of the shape that is asked for, or there is one label only.
 
     Examples
     --------
@@ -62,6 +64,10 @@ def predict_labels(
         msg = f"classifier={classifier!r} is not known: use 'linear' or 'nearest_mean'."
         raise ValueError(msg)
     train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(embedding)
+    _check_finite(new)
+    if new.shape[1] != train.shape[1]:
+        msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
+        raise ValueError(msg)
     if classifier == "linear":
         return np.asarray(names)[_predicted(fit_logistic(train, codes), new, np.arange(len(new)))]
     means = np.stack([train[codes == code].mean(axis=0) for code in range(len(names))])
@@ -112,7 +118,8 @@ def label_probe(
     Returns
     -------
     ``f1`` (macro over the labels that were tested), ``auroc`` (one against rest, macro, on at most 200,000 cells),
-    ``accuracy``, and ``chance_f1``: the macro F1 of the same classifier when it learned from permuted labels.
+    ``accuracy``, and ``chance_f1``: the macro F1 of the same classifier when it learned from permuted labels, its mean
+    over up to five permutations where cells are few.
 
     Raises
     ------
@@ -153,14 +160,17 @@ def label_probe(
     fit = READERS[kind]
     model = fit(embedding, of_known[codes], learned, seed)
     predicted = known[_predicted(model, embedding, test)]
-    permuted = of_known[codes]
-    permuted[learned] = rng.permutation(permuted[learned])
-    chance = known[_predicted(fit(embedding, permuted, learned, seed), embedding, test)]
+    chance = []
+    for _ in range(int(np.clip(_CHANCE_SIZE // (len(learned) * len(known)), 1, 5))):
+        permuted = of_known[codes]
+        permuted[learned] = rng.permutation(permuted[learned])
+        named = known[_predicted(fit(embedding, permuted, learned, seed), embedding, test)]
+        chance.append(macro_f1(codes[test], named))
     return {
         "f1": macro_f1(codes[test], predicted),
         "auroc": _auroc(model, embedding, of_known[codes], rng.permutation(test)[:_AUROC_CELLS]),
         "accuracy": float(np.mean(codes[test] == predicted)),
-        "chance_f1": macro_f1(codes[test], chance),
+        "chance_f1": float(np.mean(chance)),
     }
 
 
@@ -181,12 +191,20 @@ def _codes(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
     if (codes < 0).any():
         msg = f"{(codes < 0).sum()} of {len(codes)} cells have no label: drop them."
         raise ValueError(msg)
+    _check_finite(embedding)
+    return codes, names
+
+
+def _check_finite(embedding: Any) -> None:
+    shape = np.shape(embedding)
+    if len(shape) != 2:
+        msg = f"The embedding has the shape {shape}: give a row a cell and a column a component."
+        raise ValueError(msg)
     blocks = (np.isfinite(embedding[s : s + _BLOCK]).all(axis=1) for s in range(0, len(embedding), _BLOCK))
     n_bad = sum(int((~finite).sum()) for finite in blocks)
     if n_bad:
-        msg = f"The embedding has NaN or infinite values in {n_bad} of {len(codes)} cells."
+        msg = f"The embedding has NaN or infinite values in {n_bad} of {len(embedding)} cells."
         raise ValueError(msg)
-    return codes, names
 
 
 def _group_codes(groups: ArrayLike, codes: np.ndarray) -> np.ndarray:

@@ -55,7 +55,7 @@ def benchmark(
     gene_key: str | None = None,
     guide_key: str | None = None,
     group_key: str | Sequence[str] | Literal["auto"] | None = "auto",
-    control: str = "nontargeting",
+    control: str | Sequence[str] | None = "nontargeting",
     net: pd.DataFrame | None = None,
     n_pcs: int | None = None,
     kinds: Sequence[Kind] = ("linear", "quadratic"),
@@ -84,15 +84,15 @@ def benchmark(
         out where most hold one perturbation, guides where these belong to one, and otherwise nothing; see
         :func:`label_probe`.
     control
-        Value of ``gene_key`` for unperturbed cells.
+        Value of ``gene_key`` for unperturbed cells, or several, or `None`: see :func:`aggregate`.
     net
         Frame with ``source`` and ``target``.
     n_pcs
         Reduce wider embeddings (CellProfiler features) to so many principal components; the paper uses 64.
     kinds
         Probes of the environment, of those of :func:`label_probe`. An embedding that a linear one reads nothing from
-        may still tell environments by their spread, which ``"quadratic"`` reads. ``"neighbours"`` takes far longer where
-        cells are many, and mixing asks nearly the same.
+        may still tell environments by their spread, which ``"quadratic"`` reads. ``"neighbours"`` takes far longer
+        where cells are many, and mixing asks nearly the same.
     n_neighbors
         Of the mixing metrics.
     max_cells
