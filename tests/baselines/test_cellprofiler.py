@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from sklearn.decomposition import PCA
 from small_tables import wells
 
-from scbd.baselines import cellprofiler_pca
+from scbd.baselines import cellprofiler_pca, standardize_by_environment
 
 
 def measured() -> AnnData:
@@ -36,3 +37,48 @@ def test_cellprofiler_features_are_standardised_and_reduced():
     adata.obsm["X_cellprofiler"] = np.ones((900, 2))
     with pytest.raises(ValueError, match="no feature that varies"):
         cellprofiler_pca(adata, e_key="well")
+
+
+def test_what_is_missing_is_typical_where_it_is_missing():
+    """A well that lies far off: the median of all wells is not typical there."""
+    adata = measured()
+    cells = adata.obsm["X_cellprofiler"][:, :4]
+    cells[5, 0] = 0
+    cells[(adata.obs["well"] == "1").to_numpy()] += 30
+    adata.obsm["X_cellprofiler"] = cells
+    whole = cellprofiler_pca(adata, e_key="well", n_components=4)
+    others = ((adata.obs["well"] == "1") & (adata.obs["gene"] != "nontargeting")).to_numpy()
+    rows = np.flatnonzero(others)[:50]
+    cells[rows, 2] = np.nan
+    found = cellprofiler_pca(adata, e_key="well", n_components=4)
+    lengths, before = (np.linalg.norm(z[rows], axis=1) for z in (found, whole))
+    assert lengths.mean() < before.mean()
+    # what is known of all other cells stays
+    rest = np.setdiff1d(np.arange(900), rows)
+    np.testing.assert_allclose(
+        np.linalg.norm(found[rest] - found[rest[0]], axis=1),
+        np.linalg.norm(whole[rest] - whole[rest[0]], axis=1),
+        atol=0.05,
+    )
+
+
+def test_without_missing_values_it_is_the_standardised_table():
+    adata = measured()
+    cells = adata.obsm["X_cellprofiler"] = adata.obsm["X_cellprofiler"][:, :4]
+    cells[5, 0] = 0
+    controls = (adata.obs["gene"] == "nontargeting").to_numpy()
+    table = standardize_by_environment(cells, adata.obs["well"].to_numpy(), controls=controls).clip(-10, 10)
+    exact = PCA(4, svd_solver="full").fit_transform(table)
+    np.testing.assert_allclose(np.abs(cellprofiler_pca(adata, e_key="well")), np.abs(exact), atol=1e-3)
+
+
+def test_several_controls_and_features_that_an_environment_lacks():
+    adata = measured()
+    adata.obsm["X_cellprofiler"][(adata.obs["well"] == "2").to_numpy(), 1] = np.nan
+    one = cellprofiler_pca(adata, e_key="well")
+    assert np.isfinite(one).all()
+    adata.obs.loc[adata.obs.index[:300], "gene"] = adata.obs["gene"].iloc[:300].replace("nontargeting", "DMSO")
+    with_both = cellprofiler_pca(adata, e_key="well", control=["nontargeting", "DMSO"])
+    np.testing.assert_array_equal(with_both, one)
+    with pytest.raises(ValueError, match="controls is True for none of 900 rows"):
+        cellprofiler_pca(adata, e_key="well", control="untreated")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._labels import label_values
-from scbd.baselines._standardize import standardize_by_environment
+from scbd._linear_maps import inverse_of_varying
+from scbd.baselines._tables import environment_codes, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ def cellprofiler_pca(
     *,
     e_key: str | Sequence[str] | None,
     y_key: str = "gene",
-    control: str | None = "nontargeting",
+    control: str | Sequence[str] | None = "nontargeting",
     features_key: str = "X_cellprofiler",
     n_components: int = 64,
     seed: int = 0,
@@ -31,16 +32,18 @@ def cellprofiler_pca(
     """Embed cells by the principal components of a table of measured features.
 
     Features are standardised within each environment on its controls, clipped at ten standard deviations, and reduced.
-    Features that are missing in a cell count as typical there; those that are nowhere, or never vary, are left out.
+    A feature that is missing in a cell, or has no two values among an environment's controls, counts as typical there,
+    which is 0; features that are nowhere, or never vary, are left out.
 
     Parameters
     ----------
     adata
         Cells with features in ``obsm``, such as those of :func:`scbd.datasets.funk22_cellprofiler`.
     e_key
-        Column or columns of the environment; `None` where the table has been standardised already.
+        Column or columns of the environment; `None` where the table has been standardised already, and typical is the
+        median.
     y_key, control
-        Column of the perturbation, and its value for controls; ``control=None`` standardises on all cells.
+        Column of the perturbation, and its value, or values, for controls; ``control=None`` standardises on all cells.
     features_key
         Key of the features.
     n_components
@@ -77,11 +80,12 @@ def cellprofiler_pca(
     features = np.array(adata.obsm[features_key], dtype=np.float64)
     features[~np.isfinite(features)] = np.nan
     features = features[:, ~np.isnan(features).all(0)]
-    features = np.where(np.isnan(features), np.nanmedian(features, axis=0), features) if features.size else features
-    if e_key is not None:
-        environments = label_values(adata.obs, e_key)
-        controls = None if control is None else label_values(adata.obs, y_key).astype(str).to_numpy() == control
-        features = standardize_by_environment(features, environments.to_numpy(), controls=controls)
+    if features.size and e_key is None:
+        features = np.where(np.isnan(features), np.nanmedian(features, axis=0), features)
+    elif features.size and e_key is not None:
+        names = [control] if isinstance(control, str) else control
+        controls = None if names is None else label_values(adata.obs, y_key).astype(str).isin(names).to_numpy()
+        features = _standardized(features, label_values(adata.obs, e_key).to_numpy(), controls)
         features = features.clip(-_CLIPPED, _CLIPPED)
     features = features[:, np.ptp(features, axis=0) > 0] if features.size else features
     if not features.shape[1]:
@@ -89,3 +93,21 @@ def cellprofiler_pca(
         raise ValueError(msg)
     n_components = min(n_components, *features.shape)
     return PCA(n_components, svd_solver="randomized", random_state=seed).fit_transform(features).astype(np.float32)
+
+
+def _standardized(features: np.ndarray, environments: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
+    """Standardised on the present values of each environment's controls; then 0 where a value is missing."""
+    present = ~np.isnan(features)
+    table = read_table(np.where(present, features, 0), controls=controls)
+    codes, names = environment_codes(environments, table)
+    standard = np.zeros_like(features)
+    for code in range(len(names)):
+        here = codes == code
+        learned = here & table.reference
+        n = present[learned].sum(0)
+        mean = table.features[learned].sum(0) / np.maximum(n, 1)
+        centred = np.where(present[learned], features[learned] - mean, 0)
+        sd = np.sqrt((centred**2).sum(0) / np.maximum(n - 1, 1))
+        factor = inverse_of_varying(sd, table.features[learned])
+        standard[here] = (features[here] - mean) * np.where(factor > 0, factor, 1) * (n > 1)
+    return np.where(present, standard, 0)
