@@ -63,6 +63,12 @@ def test_curves_by_name():
     assert pl.relationship_curve(curve).get_legend() is None
 
 
+def test_many_curves_are_told_apart():
+    curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
+    ax = pl.relationship_curve({f"method {i}": curve for i in range(12)})
+    assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 12
+
+
 def test_complexes():
     table = pd.DataFrame(
         {"size": [3, 4], "mean_cosine": [0.9, 0.2], "fdr": [0.01, 0.4]}, index=pd.Index(["one", "two"], name="complex")

@@ -49,7 +49,29 @@ def test_many_labels_have_no_legend(cells):
     cells.obsm["Z"] = cells.obsm["Z_umap"] = np.zeros((96, 2))
     cells.obs["cell"] = cells.obs_names
     (ax,) = pl.umap_blocks(cells, "cell", blocks={"mine": "Z"}).flat
-    assert ax.get_legend() is None
+    assert ax.get_legend() is None and ax.get_title() == "mine by cell (96 labels)"
+
+
+def test_numbers_have_a_colour_bar(cells):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
+    cells.obs["area"] = np.arange(96.0)
+    cells.obs.loc[cells.obs_names[:10], "area"] = np.nan
+    cells.obs["few"] = np.arange(96) % 3
+    area, few = pl.umap_blocks(cells, ["area", "few"], blocks={"mine": "Z"}).flat
+    missing, drawn = area.collections[:2]
+    assert len(missing.get_offsets()) == 10 and drawn.colorbar is not None and area.get_legend() is None
+    assert sorted(drawn.get_array()) == list(range(10, 96))
+    assert [text.get_text() for text in few.get_legend().get_texts()] == ["0", "1", "2"]
+
+
+def test_cells_without_a_label_are_grey(cells):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.stack([np.arange(96), np.zeros(96)], axis=1)
+    cells.obs.loc[cells.obs_names[:10], "gene"] = np.nan
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}).flat
+    first = np.asarray(ax.collections[0].get_offsets())[:, 0] < 10
+    shades = np.asarray(ax.collections[0].get_facecolor())
+    assert (shades[first, :3] == 0.8).all() and (shades[~first, :3] != 0.8).any(axis=1).all()
+    assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "missing"
 
 
 def test_what_cannot_be_drawn(cells):
@@ -85,6 +107,20 @@ def test_each_channel_is_as_bright_as_the_others():
     dim.obsm["single_cell_images"][:, 1] //= 20
     axes = pl.cells(dim, rows=range(4))
     assert [max(ax.images[0].get_array().max() for ax in line) for line in axes] == [1, 1]
+
+
+def test_a_hot_pixel_leaves_the_others_bright_and_channels_have_names():
+    hot = make_cells(4, shape=(2, 64, 64))
+    hot.obsm["single_cell_images"] = hot.obsm["single_cell_images"].astype(np.float32)
+    hot.obsm["single_cell_images"][0, 1, 5, 5] = 1e6
+    axes = pl.cells(hot, rows=range(4))
+    assert all(np.median(np.asarray(ax.images[0].get_array())) > 0.2 for ax in axes.flat)
+    assert [line[0].texts[0].get_text() for line in axes] == ["channel_0", "channel_1"]
+    one_spot = make_cells(4, shape=(1, 64, 64))
+    one_spot.obsm["single_cell_images"][:] = 0
+    one_spot.obsm["single_cell_images"][:, 0, 3, 3] = 9
+    assert pl.cells(one_spot, rows=range(4))[0, 0].images[0].get_array().max() == 1
+    assert pl.cells(make_cells(4, shape=(3, 16, 16)), rows=[0])[0, 0].texts[0].get_text().count(",") == 2
 
 
 def test_components_in_use():

@@ -28,6 +28,18 @@ def test_mean_and_deviation_at_each_value():
         pl.sweep(frame, "beta", {"out": "out"})
 
 
+def test_all_scores_are_drawn_and_told_apart():
+    frame = pd.DataFrame({"alpha": [0.0, 1.0], **{f"s{i}": [i, i + 1.0] for i in range(12)}})
+    ax = pl.sweep(frame, "alpha", {f"s{i}": f"score {i}" for i in range(12)})
+    lines = [container[0] for container in ax.containers]
+    assert [line.get_ydata()[0] for line in lines] == list(range(12))
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 12
+    legend = ax.get_legend()
+    assert legend is not None and len(legend.get_texts()) == 12
+    groups = pd.concat([frame.assign(size=i) for i in range(7)])
+    assert len(pl.by_group(groups, "alpha", "s1", "size").containers) == 7
+
+
 def test_values_of_a_setting_may_be_words():
     frame = pd.DataFrame({"style_target": ["ye", "e", "none"], "out": [1.0, 2.0, 3.0]})
     ax = pl.sweep(frame, "style_target", {"out": "out"})

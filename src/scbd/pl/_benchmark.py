@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd.pl._looks import legend, look
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -35,8 +37,6 @@ _CHANCE = {
     "silhouette": "silhouette_expected",
 }
 _GOOD = dict.fromkeys(["same_environment_neighbours", "silhouette"], "nearer to chance") | {"ilisi": "higher"}
-# told apart in grey as well
-_STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#000000", (0, (5, 1, 1, 1)))]
 
 
 def benchmark(
@@ -124,13 +124,11 @@ def relationship_curve(
     if ax is None:
         _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
     for i, (name, curve) in enumerate(curves.items()):
-        color, line = _STYLES[i % len(_STYLES)]
-        ax.plot(curve["recall"], curve["precision"], color=color, ls=line, marker="o", ms=3, label=name or None)
+        ax.plot(curve["recall"], curve["precision"], **look(i)._asdict(), ms=3, label=name or None)
     if prevalence is not None:
         ax.axhline(prevalence, color="0.5", lw=1, label="no information")
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
-    if ax.get_legend_handles_labels()[1]:
-        ax.legend(frameon=False)
+    legend(ax)
     return ax
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
+
+# in per cent of pixels
+_BRIGHTEST = 99.5
 
 
 def cells(
@@ -23,6 +26,9 @@ def cells(
     seed: int = 0,
 ) -> np.ndarray:
     """Draw some cells: three channels as colour, others one line a channel in grey.
+
+    Each channel is as bright as its brightest pixels but one in 200: a single hot one would leave all else black. Where
+    ``var`` has a row a channel, their names stand at the left.
 
     Parameters
     ----------
@@ -59,14 +65,20 @@ def cells(
         rows = np.random.default_rng(seed).choice(adata.n_obs, min(10, adata.n_obs), replace=False)
     images = np.asarray(adata.obsm[image_key][np.asarray(rows)], dtype=np.float32)
     n, c = images.shape[:2]
-    top = images.max((0, 2, 3), keepdims=True)
-    images /= np.where(top > 0, top, 1)
+    top = np.percentile(images, _BRIGHTEST, axis=(0, 2, 3), keepdims=True)
+    top = np.where(top > 0, top, images.max((0, 2, 3), keepdims=True))  # a channel of few spots
+    images = (images / np.where(top > 0, top, 1)).clip(0, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
     figure, axes = plt.subplots(len(lines), n, figsize=(1.2 * n, 1.3 * len(lines)), squeeze=False, layout="constrained")
     for line, drawn in zip(axes, lines, strict=True):
         for ax, image in zip(line, drawn, strict=True):
             ax.imshow(image, cmap="gray", vmin=0, vmax=1)
             ax.set_axis_off()
+    if adata.n_vars == c:
+        names = [", ".join(map(str, adata.var_names))] if c == 3 else list(map(str, adata.var_names))
+        for ax, name in zip(axes[:, 0], names, strict=True):
+            at: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "transform": ax.transAxes}
+            ax.text(-0.05, 0.5, name, fontsize="small", **at)
     if label is not None:
         for ax, row in zip(axes[0], rows, strict=True):
             ax.set_title(str(adata.obs[label].iloc[row]), fontsize="small")

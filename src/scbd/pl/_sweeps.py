@@ -6,22 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.pl._looks import legend, look
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
-
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "0.3", "0.6")
-_MARKERS = "os^Dv<>PX*"
-# told apart in grey as well
-_STYLES = [
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "D", ":"),
-    ("k", "v", "-"),
-]
 
 
 def sweep(
@@ -69,19 +60,20 @@ def sweep(
     values = list(frame[setting].drop_duplicates())
     values = sorted(values, key=lambda value: (not isinstance(value, (int, float)), value))
     names = [f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in values]
-    for (column, name), (color, marker, line) in zip(scores.items(), _STYLES, strict=False):
+    for i, (column, name) in enumerate(scores.items()):
+        own = look(i)
         # a value that was not tried with this score leaves no gap
         grouped = frame.dropna(subset=column).groupby(setting)[column]
         tried = [i for i, value in enumerate(values) if value in grouped.groups]
         mean, sd = (part.loc[[values[i] for i in tried]] for part in (grouped.mean(), grouped.std().fillna(0)))
-        ax.errorbar(tried, mean, yerr=sd, color=color, marker=marker, ls=line, ms=5, capsize=3, label=name)
+        ax.errorbar(tried, mean, yerr=sd, **own._asdict(), ms=5, capsize=3, label=name)
         if control is not None and column in control:
-            ax.axhline(control[column], color=color, ls=line, lw=0.8, alpha=0.6)
+            ax.axhline(control[column], color=own.color, ls=own.ls, lw=0.8, alpha=0.6)
     if control is not None:
         ax.plot([], [], color="0.5", lw=0.8, label="never trained")
     ax.set_xticks(range(len(names)), names)
     ax.set(xlabel=setting)
-    ax.legend(frameon=False, fontsize="small")
+    legend(ax)
     return ax
 
 
@@ -97,7 +89,7 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     score
         Column to draw.
     group
-        Column that tells the lines apart; five values at most, in the order of the frame.
+        Column that tells the lines apart, in the order of the frame.
     ax
         Axes to draw on.
 
@@ -195,12 +187,12 @@ def trade_off(
         _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     # what is traced has the first colours: they are the strongest
     for i, name in enumerate(sorted(frame[system].unique(), key=lambda name: name not in traced)):
-        color, marker = _COLORS[i % len(_COLORS)], _MARKERS[i % len(_MARKERS)]
+        color, marker, _ = look(i)
         points = frame[frame[system] == name].groupby(setting, sort=False)[[x, y]]
         mean, sd = points.mean(), points.std().fillna(0)
         line = "-" if name in traced else "none"
-        look: dict[str, Any] = {"color": color, "marker": marker, "ls": line, "ms": 6, "mec": "k", "mew": 0.5}
-        ax.errorbar(mean[x], mean[y], xerr=sd[x], yerr=sd[y], elinewidth=0.6, lw=1, label=str(name), **look)
+        point: dict[str, Any] = {"color": color, "marker": marker, "ls": line, "ms": 6, "mec": "k", "mew": 0.5}
+        ax.errorbar(mean[x], mean[y], xerr=sd[x], yerr=sd[y], elinewidth=0.6, lw=1, label=str(name), **point)
     ax.set(xlabel=x, ylabel=y)
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))  # beside, not on, the points
     return ax

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd._threads import torch_threads_kept
@@ -12,13 +13,13 @@ from scbd._threads import torch_threads_kept
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
     from anndata import AnnData
     from matplotlib.axes import Axes
 
 # Okabe and Ito's palette: told apart by colour-blind readers; then matplotlib's for more labels
 _FEW = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _LEGEND_LABELS = 20
+_MISSING = "0.8"
 # up to here every distance is computed
 _EXACT_CELLS = 100_000
 
@@ -40,7 +41,8 @@ def umap_blocks(
     adata
         Embedded cells. A UMAP that is already in ``obsm["<key>_umap"]`` is used; otherwise it is computed.
     color
-        Columns of ``obs``.
+        Columns of ``obs``. Labels have a colour each, and a legend up to 20 of them; more than 20 different numbers
+        have a colour bar. Cells without a value are grey.
     blocks
         Title and ``obsm`` key of each row; z_c and z_s by default.
     max_cells
@@ -80,8 +82,15 @@ def umap_blocks(
             np.asarray(adata.obsm[f"{key}_umap"])[rows] if there else umap(np.asarray(adata.obsm[key])[rows], seed=seed)
         )
         for ax, column in zip(line, color, strict=True):
-            _scatter(ax, points, adata.obs[column].iloc[rows], _palette(adata, column))
-            ax.set_title(f"{title} by {column}")
+            values = adata.obs[column]
+            if _is_measured(values):
+                _scatter_numbers(ax, points, values.iloc[rows].to_numpy(np.float64))
+                ax.set_title(f"{title} by {column}")
+                continue
+            palette = _palette(adata, column)
+            _scatter(ax, points, values.iloc[rows], palette)
+            n_unnamed = f" ({len(palette)} labels)" if len(palette) > _LEGEND_LABELS else ""
+            ax.set_title(f"{title} by {column}{n_unnamed}")
     return axes
 
 
@@ -137,13 +146,30 @@ def _palette(adata: AnnData, column: str) -> dict[Any, Any]:
     return dict(zip(names, colors, strict=False))
 
 
+def _is_measured(values: pd.Series) -> bool:
+    """Numbers of which each is no label of its own."""
+    number = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    return bool(number) and values.nunique() > _LEGEND_LABELS
+
+
+def _scatter_numbers(ax: Axes, points: np.ndarray, values: np.ndarray) -> None:
+    known = np.isfinite(values)
+    how: dict[str, Any] = {"s": _size(points), "linewidths": 0, "rasterized": True}
+    ax.scatter(points[~known, 0], points[~known, 1], color=_MISSING, **how)
+    drawn = ax.scatter(points[known, 0], points[known, 1], c=values[known], cmap="viridis", **how)
+    ax.figure.colorbar(drawn, ax=ax)
+    ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
+
+
+def _size(points: np.ndarray) -> float:
+    return float(np.clip(20_000 / len(points), 1, 14))
+
+
 def _scatter(ax: Axes, points: np.ndarray, labels: pd.Series, palette: dict[Any, Any]) -> None:
-    size = float(np.clip(20_000 / len(points), 1, 14))
-    ax.scatter(
-        points[:, 0], points[:, 1], c=[palette[label] for label in labels], s=size, linewidths=0, rasterized=True
-    )
+    shades = [palette.get(label, _MISSING) for label in labels]
+    ax.scatter(points[:, 0], points[:, 1], c=shades, s=_size(points), linewidths=0, rasterized=True)
     ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
     if len(palette) <= _LEGEND_LABELS:
-        for name, shade in palette.items():
+        for name, shade in [*palette.items(), *([("missing", _MISSING)] if labels.isna().any() else [])]:
             ax.scatter([], [], color=shade, label=str(name), s=20)
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
