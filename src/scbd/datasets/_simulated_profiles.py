@@ -201,11 +201,12 @@ def _truth(
     white = whitening(within, 0.0)
     axes = white @ discriminants(white.T @ between @ white, n_components=_PHENOTYPES, gains=True)
     components = [f"component_{i + 1}" for i in range(axes.shape[1])]
-    network = {"source": [_complex(c) for c in complexes[does]], "target": np.array(genes, dtype=object)[does]}
+    network = pd.DataFrame({"source": [_complex(c) for c in complexes[does]], "target": np.array(genes)[does]})
+    network.attrs["kind"] = "sets"
     return {
         "effects": pd.DataFrame(effects, genes, features),
         "oracle": pd.DataFrame(axes, features, components),
-        "network": pd.DataFrame(network),
+        "network": network,
     }
 
 

@@ -2,8 +2,8 @@
 
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._batch_probes import batch_probe, batch_probe_table
-from scbd.metrics._effects import perturbation_effects
 from scbd.metrics._complexes import complex_table
+from scbd.metrics._effects import perturbation_effects
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
