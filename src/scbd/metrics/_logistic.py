@@ -79,6 +79,7 @@ def fit_logistic(
     rows = np.arange(len(x)) if rows is None else rows
     n, k = len(rows), int(codes.max()) + 1
     mean, sd, whiten = whitening_statistics(x, rows)
+    mean = mean.astype(np.float32).astype(np.float64)  # as it will be subtracted: the bias then takes up the rest
     # W = V whiten' / sd on standardised features: the penalty of W as a quadratic form of V
     standard = whiten * sd[:, None]
     metric = torch.from_numpy((standard.T @ standard).astype(np.float32))
@@ -95,7 +96,8 @@ def fit_logistic(
 
 def _centred(x: Any, mean: np.ndarray) -> np.ndarray:
     """Differences from the mean as float32, which would lose the digits of features that are far from the origin."""
-    return (np.asarray(x) - mean).astype(np.float32)
+    x = np.asarray(x)
+    return x - mean.astype(np.float32) if x.dtype == np.float32 else (x - mean).astype(np.float32)
 
 
 class _Whitened:
