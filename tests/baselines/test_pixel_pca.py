@@ -6,15 +6,35 @@ from conftest import make_cells
 from sklearn.decomposition import PCA
 
 from scbd.baselines import pixel_pca
+from scbd.metrics import label_probe
 
 
-def test_small_images_are_those_of_an_exact_pca():
+@pytest.mark.parametrize("scale_channels", [True, False])
+def test_small_images_are_those_of_an_exact_pca(scale_channels):
     cells = make_cells(80)
-    ours = pixel_pca(cells, n_components=2)
-    pixels = cells.obsm["single_cell_images"].reshape(80, -1).astype(float)
-    exact = PCA(2, svd_solver="full").fit_transform(pixels)
+    ours = pixel_pca(cells, n_components=2, scale_channels=scale_channels)
+    pixels = cells.obsm["single_cell_images"].reshape(80, 2, -1).astype(float)
+    scaled = pixels / np.sqrt(pixels.var(0).mean(1))[:, None] if scale_channels else pixels
+    exact = PCA(2, svd_solver="full").fit_transform(scaled.reshape(80, -1))
     for a, b in zip(ours.T, exact.T, strict=True):
         assert abs(np.corrcoef(a, b)[0, 1]) > 0.9999
+
+
+def test_a_bright_channel_counts_as_much_as_a_dim_one():
+    """The dim one tells the gene, the bright one nothing."""
+    cells = make_cells(200, shape=(2, 16, 16), dtype="float32")
+    cells.obsm["single_cell_images"][:, :, :, :4] = 0
+    noise = np.random.default_rng(0).normal(size=(200, 16, 16))
+    cells.obsm["single_cell_images"][:, 0] = noise
+    found = pixel_pca(cells, n_components=4)
+    cells.obsm["single_cell_images"][:, 0] *= 1000
+    bright = pixel_pca(cells, n_components=4)
+    np.testing.assert_allclose(np.abs(bright), np.abs(found), atol=1e-2)
+    genes = cells.obs["gene"].to_numpy()
+    assert label_probe(bright, genes)["f1"] > 0.9
+    assert label_probe(pixel_pca(cells, n_components=4, scale_channels=False), genes)["f1"] < 0.6
+    cells.obsm["single_cell_images"][:, 0] = 7  # a channel that is the same everywhere
+    assert np.isfinite(pixel_pca(cells)).all()
 
 
 def test_large_images_are_averaged_and_odd_margins_left_out():

@@ -17,7 +17,14 @@ _BLOCK = 2_048
 _SIDE = 16
 
 
-def pixel_pca(adata: AnnData, *, n_components: int = 50, image_key: str = IMAGE_KEY, seed: int = 0) -> np.ndarray:
+def pixel_pca(
+    adata: AnnData,
+    *,
+    n_components: int = 50,
+    scale_channels: bool = True,
+    image_key: str = IMAGE_KEY,
+    seed: int = 0,
+) -> np.ndarray:
     """Embed cells by the principal components of their pixels.
 
     Images are averaged to about 16 pixels a side; components are learned on at most 5,000 random cells, and all cells
@@ -29,6 +36,8 @@ def pixel_pca(adata: AnnData, *, n_components: int = 50, image_key: str = IMAGE_
         Cells with images in ``obsm``.
     n_components
         Number of components, at most; fewer cells or pixels give fewer.
+    scale_channels
+        Divide each channel by its standard deviation between cells, so that a dim stain counts as much as a bright one.
     image_key
         Key of the images.
     seed
@@ -54,15 +63,27 @@ def pixel_pca(adata: AnnData, *, n_components: int = 50, image_key: str = IMAGE_
     n = source.shape[0]
     rows = np.sort(np.random.default_rng(seed).choice(n, min(n, _FIT_CELLS), replace=False))
     sample = _averaged(source.read(rows))
-    pca = PCA(min(n_components, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
-    blocks = [pca.transform(_averaged(source.read(slice(s, s + _BLOCK)))) for s in range(0, n, _BLOCK)]
-    return np.concatenate(blocks).astype(np.float32)
+    scale = _scale(sample) if scale_channels else np.float32(1)
+    pca = PCA(min(n_components, sample[0].size, len(sample)), svd_solver="randomized", random_state=seed)
+    pca.fit(_flat(sample, scale))
+    parts = (source.read(slice(start, start + _BLOCK)) for start in range(0, n, _BLOCK))
+    return np.concatenate([pca.transform(_flat(_averaged(part), scale)) for part in parts]).astype(np.float32)
+
+
+def _scale(images: np.ndarray) -> np.ndarray:
+    """Root of each channel's variance between cells, averaged over pixels, ``(C, 1)``; 1 where nothing varies."""
+    sd = np.sqrt(images.var(0, dtype=np.float64).mean(-1, keepdims=True))
+    return np.where(sd > 0, sd, 1).astype(np.float32)
+
+
+def _flat(images: np.ndarray, scale: np.ndarray | np.float32) -> np.ndarray:
+    return (images / scale).reshape(len(images), -1)
 
 
 def _averaged(images: np.ndarray) -> np.ndarray:
-    """Flattened float32 pixels after averaging whole squares; margins that fill none are left out."""
+    """float32 ``(N, C, pixels)`` after averaging whole squares; margins that fill none are left out."""
     n, c, h, w = images.shape
     side = max(1, min(h, w) // _SIDE)
     h, w = h // side * side, w // side * side
     squares = images[:, :, :h, :w].astype(np.float32).reshape(n, c, h // side, side, w // side, side)
-    return squares.mean((3, 5)).reshape(n, -1)
+    return squares.mean((3, 5)).reshape(n, c, -1)

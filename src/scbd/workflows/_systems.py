@@ -41,17 +41,21 @@ SYSTEMS: dict[str, type[ImageModel]] = {
 }
 
 
+# as in all rows: channels count by their brightness
+_pixel_pca = partial(baselines.pixel_pca, scale_channels=False)
+
+
 def _corrected_pixels(
     adata: AnnData, *, correct: Callable[..., np.ndarray], y_key: str, e_key: str, control: str, **settings: Any
 ) -> np.ndarray:
     """Principal components of the pixels, corrected on the controls of each environment."""
     controls = adata.obs[y_key].to_numpy() == control
-    return correct(baselines.pixel_pca(adata, **settings), adata.obs[e_key].to_numpy(), controls=controls)
+    return correct(_pixel_pca(adata, **settings), adata.obs[e_key].to_numpy(), controls=controls)
 
 
 # embeddings that are computed, not learned
 FEATURES: dict[str, Callable[..., np.ndarray]] = {
-    "pixel PCA": baselines.pixel_pca,
+    "pixel PCA": _pixel_pca,
     "pixel PCA, centred": partial(_corrected_pixels, correct=partial(standardize_by_environment, scale=False)),
     "pixel PCA, TVN": partial(_corrected_pixels, correct=tvn),
     "CellProfiler": baselines.cellprofiler_pca,
