@@ -55,12 +55,8 @@ class Relations:
         How the network was read, ``"pairs"`` or ``"sets"``.
     unit
         Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
-    cosine
-        float32 or float64 ``(G, G)``, made when it is first asked for, as ``related`` is; scores need neither.
-    related
-        bool ``(G, G)``, symmetric, false on the diagonal.
     known
-        The same, sparse.
+        Which genes are related, sparse boolean ``(G, G)``, symmetric, without diagonal.
 
     Raises
     ------
