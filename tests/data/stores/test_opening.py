@@ -109,6 +109,9 @@ def test_a_zarr_store_cannot_name_other_files_either(tmp_path):
     for opened in (open_screen, read_crops):
         with pytest.raises(ValueError, match="outside is a link to another place, which is not followed"):
             opened(path)
+    for named in (f"file://{path}", zarr.storage.LocalStore(path)):  # however the folder is named
+        with pytest.raises(ValueError, match="outside is a link to another place, which is not followed"):
+            open_screen(named)
 
 
 def test_what_stays_on_disk_is_named(tmp_path):
