@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
+from anndata import AnnData
 
 
 def wells(n: int = 900, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,3 +42,14 @@ def plates(d: int = 6, n_plates: int = 4, n_compounds: int = 15, n_controls: int
     names = np.repeat([f"plate {plate}" for plate in range(n_plates)], len(position))
     features = values.reshape(-1, d) * 10.0 ** rng.integers(-3, 4, size=d)
     return Plates(features, compounds, names, np.tile(position, n_plates), compounds == "DMSO")
+
+
+def map_of_complexes(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
+    """The first complexes share a direction, the others do not."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n_sets * size, 16))
+    for i in range(found):
+        x[i * size : (i + 1) * size] += 3 * rng.normal(size=16)
+    genes = [f"G{i}" for i in range(len(x))]
+    net = pd.DataFrame({"source": [f"complex {i // size}" for i in range(len(x))], "target": genes})
+    return AnnData(X=x, obs=pd.DataFrame(index=genes)), net

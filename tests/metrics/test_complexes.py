@@ -3,24 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from anndata import AnnData
+from small_tables import map_of_complexes
 
 from scbd.metrics import Relations, complex_table
 
 
-def screen(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
-    """The first complexes share a direction, the others do not."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n_sets * size, 16))
-    for i in range(found):
-        x[i * size : (i + 1) * size] += 3 * rng.normal(size=16)
-    genes = [f"G{i}" for i in range(len(x))]
-    net = pd.DataFrame({"source": [f"complex {i // size}" for i in range(len(x))], "target": genes})
-    return AnnData(X=x, obs=pd.DataFrame(index=genes)), net
-
-
 def test_complexes_that_are_there_are_found():
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     table = complex_table(profiles, net)
     assert set(table.index[:5]) == {f"complex {i}" for i in range(5)}
     assert (table["fdr"].iloc[:5] < 0.05).all()
@@ -34,7 +23,7 @@ def test_complexes_that_are_there_are_found():
 
 
 def test_p_values_are_uniform_without_information():
-    profiles, net = screen(n_sets=200, found=0)
+    profiles, net = map_of_complexes(n_sets=200, found=0)
     p = complex_table(profiles, net, n_permutations=400)["p_value"]
     assert abs(p.mean() - 0.5) < 0.08
     assert abs((p < 0.1).mean() - 0.1) < 0.06
@@ -42,7 +31,7 @@ def test_p_values_are_uniform_without_information():
 
 def test_few_complexes_among_many_are_found():
     """A thousand random sets give no p value that is small enough for five among two thousand."""
-    profiles, net = screen(n_sets=2000, size=3, found=5)
+    profiles, net = map_of_complexes(n_sets=2000, size=3, found=5)
     table = complex_table(profiles, net)
     assert set(table.index[table["fdr"] < 0.05]) == {f"complex {i}" for i in range(5)}
     assert table["p_value"].min() == pytest.approx(1 / 40_000)
@@ -50,7 +39,10 @@ def test_few_complexes_among_many_are_found():
 
 def test_small_p_values_are_no_more_frequent_than_they_say():
     p = np.concatenate(
-        [complex_table(*screen(n_sets=150, found=0, seed=seed), n_permutations=40)["p_value"] for seed in range(8)]
+        [
+            complex_table(*map_of_complexes(n_sets=150, found=0, seed=seed), n_permutations=40)["p_value"]
+            for seed in range(8)
+        ]
     )
     for t in (0.003, 0.01, 0.03, 0.1, 0.3):
         assert (p <= t).mean() < t + 3.5 * np.sqrt(t * (1 - t) / len(p))
@@ -59,7 +51,7 @@ def test_small_p_values_are_no_more_frequent_than_they_say():
 
 def test_no_p_value_is_zero():
     """Of ten random sets none may be as good: that is one of eleven, and not nothing."""
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     with pytest.warns(
         UserWarning, match=r"max_permutations=10 is few for 20 complexes.* would be 1 at best. 399 bring"
     ):
@@ -68,7 +60,7 @@ def test_no_p_value_is_zero():
 
 
 def test_pairs_are_no_complexes():
-    profiles, _ = screen()
+    profiles, _ = map_of_complexes()
     net = pd.DataFrame({"source": ["G0", "G2"], "target": ["G1", "G3"]})
     with pytest.raises(ValueError, match="net holds pairs of genes"):
         complex_table(profiles, net)
@@ -78,7 +70,7 @@ def test_pairs_are_no_complexes():
 
 
 def test_complexes_that_bear_names_of_genes_are_complexes_where_that_is_said():
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     named = net.assign(source=net.groupby("source")["target"].transform("first"))
     table = complex_table(profiles, named, net_kind="sets", n_permutations=50)
     expected = complex_table(profiles, net, n_permutations=50)
@@ -86,7 +78,7 @@ def test_complexes_that_bear_names_of_genes_are_complexes_where_that_is_said():
 
 
 def test_relations_of_another_net_know_no_complex():
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     relations = Relations(profiles[:8], net)
     with pytest.raises(ValueError, match="No complex of net has two of the 8 genes"):
         complex_table(relations, net[8:])
@@ -94,6 +86,6 @@ def test_relations_of_another_net_know_no_complex():
 
 def test_bad_numbers_of_permutations():
     with pytest.raises(ValueError, match="n_permutations=0 cannot be"):
-        complex_table(*screen(), n_permutations=0)
+        complex_table(*map_of_complexes(), n_permutations=0)
     with pytest.raises(ValueError, match="max_permutations=0 cannot be"):
-        complex_table(*screen(), max_permutations=0)
+        complex_table(*map_of_complexes(), max_permutations=0)

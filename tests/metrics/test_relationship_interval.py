@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from small_tables import map_of_complexes
 
 from scbd.metrics import (
     Relations,
@@ -13,22 +14,11 @@ from scbd.metrics import (
 )
 
 
-def screen(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
-    """The first complexes share a direction, the others do not."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n_sets * size, 16))
-    for i in range(found):
-        x[i * size : (i + 1) * size] += 3 * rng.normal(size=16)
-    genes = [f"G{i}" for i in range(len(x))]
-    net = pd.DataFrame({"source": [f"complex {i // size}" for i in range(len(x))], "target": genes})
-    return AnnData(X=x, obs=pd.DataFrame(index=genes)), net
-
-
 @pytest.mark.parametrize("score", ["average_precision", "recall", "area"])
 def test_intervals_hold_the_score_and_shrink_with_more_genes(score):
     widths = []
     for n_sets in (15, 60):
-        profiles, net = screen(n_sets=n_sets, found=n_sets // 3)
+        profiles, net = map_of_complexes(n_sets=n_sets, found=n_sets // 3)
         low, high = relationship_interval(profiles, net, score=score, n_bootstrap=60)
         assert low < high
         widths.append(high - low)
@@ -37,7 +27,7 @@ def test_intervals_hold_the_score_and_shrink_with_more_genes(score):
 
 
 def test_an_interval_leaves_as_many_on_either_side():
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     ends = {level: relationship_interval(profiles, net, level=level, n_bootstrap=41) for level in (0.0, 0.5, 0.9, 1.0)}
     low, high = np.array(list(ends.values())).T
     assert low[0] == high[0]  # of no coverage: the median
@@ -46,7 +36,7 @@ def test_an_interval_leaves_as_many_on_either_side():
 
 def test_unknown_score():
     with pytest.raises(ValueError, match="score='f1' is not known"):
-        relationship_interval(*screen(), score="f1")  # type: ignore[arg-type]
+        relationship_interval(*map_of_complexes(), score="f1")  # type: ignore[arg-type]
 
 
 def noisy(profiles: AnnData, sd: float, seed: int) -> AnnData:
@@ -55,7 +45,7 @@ def noisy(profiles: AnnData, sd: float, seed: int) -> AnnData:
 
 
 def test_a_difference_is_surer_than_the_scores_it_is_of():
-    profiles, net = screen(n_sets=40, found=20)
+    profiles, net = map_of_complexes(n_sets=40, found=20)
     better, worse = (Relations(noisy(profiles, sd, 1), net) for sd in (0.1, 3))
     found = relationship_difference(better, worse, n_bootstrap=100)
     expected = relationship_average_precision(better) - relationship_average_precision(worse)
@@ -67,7 +57,7 @@ def test_a_difference_is_surer_than_the_scores_it_is_of():
 
 
 def test_only_maps_of_the_same_relations_differ_by_something():
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     relations = Relations(profiles, net)
     for other in (Relations(profiles[::-1], net), Relations(profiles, net[:8]), Relations(profiles, net[4:8])):
         with pytest.raises(ValueError, match="The genes or relations of the two differ"):
@@ -77,7 +67,7 @@ def test_only_maps_of_the_same_relations_differ_by_something():
 
 
 def test_one_complex_does_not_tell_of_others():
-    profiles, net = screen()
+    profiles, net = map_of_complexes()
     with pytest.raises(ValueError, match="All relations are of one complex"):
         relationship_interval(profiles, net[:4], universe="profiles")
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from scbd._checks import check_count
 from scbd.metrics._average_precision import unit_rows
+from scbd.metrics._permutations import permuted_within
 from scbd.metrics._table import control_names, label_names, representation
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _magnitude(
     observed = _energy_distances(distance, is_perturbed)[0]
     n_larger = 0
     for start in range(0, n_permutations, _BLOCK):
-        labels = _permuted(is_perturbed[0], e[both], min(_BLOCK, n_permutations - start), rng)
+        labels = permuted_within(is_perturbed[0], e[both], min(_BLOCK, n_permutations - start), rng)
         null = _energy_distances(distance, labels)
         n_larger += int(np.count_nonzero(null >= observed - 1e-9 * abs(observed)))
     return float(observed), (1 + n_larger) / (1 + n_permutations)
@@ -150,7 +151,9 @@ def _consistencies(
     observed = _mean_cosines(unit, e, labels, len(rows), elsewhere)
     n_larger = np.zeros(len(rows))
     for _ in range(n_permutations):
-        n_larger += _mean_cosines(unit, e, _permuted(labels, e, 1, rng)[0], len(rows), elsewhere) >= observed - 1e-12
+        n_larger += (
+            _mean_cosines(unit, e, permuted_within(labels, e, 1, rng)[0], len(rows), elsewhere) >= observed - 1e-12
+        )
     p = (1 + n_larger) / (1 + n_permutations)
     return observed, np.where(np.isnan(observed), np.nan, p)
 
@@ -174,14 +177,6 @@ def _sums(values: np.ndarray, codes: np.ndarray, n: int) -> tuple[np.ndarray, np
 
     member = sparse.csr_array((np.ones(len(codes)), (codes, np.arange(len(codes)))), shape=(n, len(codes)))
     return member @ values, np.bincount(codes, minlength=n).astype(float)
-
-
-def _permuted(labels: np.ndarray, e: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels at random within environments, ``(n, N)``."""
-    order = np.argsort(rng.random((n, len(e))) + e, axis=1)
-    permuted = np.empty((n, len(e)), dtype=labels.dtype)
-    np.put_along_axis(permuted, order, labels[np.argsort(e, kind="stable")][None], axis=1)
-    return permuted
 
 
 def _q_values(p: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._checks import check_count
+from scbd.metrics._permutations import permuted_within
 from scbd.metrics._table import label_names, representation
 
 if TYPE_CHECKING:
@@ -95,13 +96,8 @@ def environment_mmd(
         raise ValueError(msg)
     kernel = _kernel(np.asarray(x[rows], dtype=np.float64))
     observed = _discrepancy(kernel, codes)
-    by_group = np.argsort(groups[rows], kind="stable")
-    null = np.empty(n_permutations)
-    for i in range(n_permutations):
-        order = np.lexsort((rng.random(len(rows)), groups[rows]))
-        permuted = np.empty_like(codes)
-        permuted[order] = codes[by_group]
-        null[i] = _discrepancy(kernel, permuted)
+    orders = permuted_within(codes, groups[rows], n_permutations, rng)
+    null = np.array([_discrepancy(kernel, permuted) for permuted in orders])
     p_value = (1 + np.count_nonzero(null >= observed - _ROUNDING)) / (1 + n_permutations)
     return {"mmd": observed, "expected": float(null.mean()), "p_value": float(p_value)}
 

@@ -144,9 +144,8 @@ def label_probe(
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
         raise ValueError(msg)
     if train is None:
-        learned, test = _split(
-            rows, codes, None if groups is None else _group_codes(groups, codes), train_fraction, rng
-        )
+        of_group = None if groups is None else _factorized(groups, "group", len(codes), "labels")[0]
+        learned, test = _split(rows, codes, of_group, train_fraction, rng)
     else:
         is_train = np.asarray(train, dtype=bool)[rows]
         learned, test = rows[is_train], rows[~is_train]
@@ -184,15 +183,9 @@ def macro_f1(truth: np.ndarray, predicted: np.ndarray) -> float:
 
 def _codes(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
     """Integer codes and names of the labels; the embedding is checked."""
-    codes, names = pd.factorize(np.asarray(labels))
-    if len(codes) != len(embedding):
-        msg = f"There are {len(embedding)} embeddings and {len(codes)} labels."
-        raise ValueError(msg)
-    if (codes < 0).any():
-        msg = f"{(codes < 0).sum()} of {len(codes)} cells have no label: drop them."
-        raise ValueError(msg)
+    found = _factorized(labels, "label", len(embedding), "embeddings")
     _check_finite(embedding)
-    return codes, names
+    return found
 
 
 def _check_finite(embedding: Any) -> None:
@@ -207,15 +200,16 @@ def _check_finite(embedding: Any) -> None:
         raise ValueError(msg)
 
 
-def _group_codes(groups: ArrayLike, codes: np.ndarray) -> np.ndarray:
-    found, _ = pd.factorize(np.asarray(groups))
-    if len(found) != len(codes):
-        msg = f"There are {len(codes)} labels and {len(found)} groups."
+def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
+    """Integer codes and names of labels or groups, one for each of ``n`` cells."""
+    codes, names = pd.factorize(np.asarray(values))
+    if len(codes) != n:
+        msg = f"There are {n} {beside} and {len(codes)} {what}s."
         raise ValueError(msg)
-    if (found < 0).any():
-        msg = f"{(found < 0).sum()} of {len(found)} cells have no group: drop them."
+    if (codes < 0).any():
+        msg = f"{(codes < 0).sum()} of {n} cells have no {what}: drop them."
         raise ValueError(msg)
-    return found
+    return codes, names
 
 
 def _split(
