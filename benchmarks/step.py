@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "include_self": True,
     "invariance": "listing",
     "smoothing": 0.0,
+    "positives": "all",
 }
 
 

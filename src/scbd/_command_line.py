@@ -160,6 +160,12 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
     model.add_argument("--smoothing", type=float, help="of the perturbations, 0 for none (2/3; of features 0)")
     model.add_argument(
+        "--positives",
+        choices=["all", "other_environments"],
+        default="all",
+        help="cells of the perturbation that z_c is brought together with",
+    )
+    model.add_argument(
         "--invariance",
         choices=["variance", "listing", "formula", "mean", "mass"],
         default="variance",

@@ -113,7 +113,10 @@ def _select_alpha(arguments: argparse.Namespace) -> int:
 
 
 # arguments that are passed on under their own names
-_MODEL = "encoder n_latent temperature smoothing invariance image_size intensity standardize augment clip whitening"
+_MODEL = (
+    "encoder n_latent temperature smoothing positives invariance image_size intensity standardize augment clip "
+    "whitening"
+)
 _TRAINING = (
     "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split load_best early_stopping "
     "accelerator precision preload compile"

@@ -36,6 +36,23 @@ def test_labels_of_the_content_are_smoothed(cells):
     torch.testing.assert_close(losses.parts["supervised_s"], style)
 
 
+def test_positives_of_other_environments_are_descended_and_all_are_shown(cells):
+    model = make_model(cells, alpha=0, positives="other_environments", smoothing=0.5, style_target=None)
+    images, y, e = (torch.randint(0, 255, (24, 2, 16, 16)).byte(), torch.arange(24) % 4, torch.arange(24) // 4 % 2)
+    losses, twin = model.module(images, y, e), make_model(cells, alpha=0, smoothing=0.5, style_target=None)
+    z_c = model.module.content(model.module.preprocess(images))
+    expected = scbd.nn.supervised_contrastive_loss(z_c, y, environments=e, smoothing=0.5)
+    torch.testing.assert_close(losses.loss, expected)
+    twin.module.load_state_dict(model.module.state_dict())
+    of_all = twin.module(images, y, e)
+    assert of_all.loss != losses.loss
+    # comparable from run to run, whatever is descended
+    for part in ("supervised_c", "learned_c"):
+        torch.testing.assert_close(losses.parts[part], of_all.parts[part])
+    model.train(**QUICK)
+    assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
+
+
 def test_invariance_as_variance_looks_at_every_stage(cells):
     model = make_model(cells, alpha=0.5, smoothing=0)
     images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)

@@ -60,3 +60,19 @@ def test_single_cells_of_a_perturbation_are_named(caplog):
     with caplog.at_level(logging.WARNING, logger="scbd"):
         model.train(**QUICK | {"max_steps": 2}, train_size=1.0)
     assert "1 of 5 perturbations have a single training cell (lonely)" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:y and e are confounded")
+def test_perturbations_without_positives_in_other_environments_are_named(caplog):
+    cells = make_cells()
+    lonely = cells.obs["gene"].cat.categories[0]
+    cells.obs["well"] = np.where(cells.obs["gene"] == lonely, "A", cells.obs["well"])
+    model = make_model(cells, positives="other_environments")
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        model.train(**QUICK)
+    assert f"in one environment only ({lonely})" in caplog.text
+    cells.obs["well"] = "well of " + cells.obs["gene"].astype(str)
+    model = make_model(cells, positives="other_environments")
+    with pytest.raises(ValueError, match="training cells of each lie in one: use positives='all', or a coarser e_key"):
+        model.train(**QUICK)
+    assert not model.is_trained_

@@ -43,6 +43,39 @@ def test_supervised_equals_the_double_loop(smoothing, batch, temperature, includ
         torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+@given(batches(), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=50)
+def test_positives_of_other_environments_equal_the_double_loop(smoothing, batch, random, include_self):
+    z, labels = batch
+    e = torch.tensor([random.randrange(3) for _ in labels])
+    kwargs: dict[str, Any] = {"environments": e, "include_self": include_self, "smoothing": smoothing}
+    expected = torch.stack(naive.supervised(z, labels, temperature=0.2, **kwargs))
+    z = z.requires_grad_()
+    ours = supervised_contrastive_loss(z, labels, temperature=0.2, **kwargs)
+    torch.testing.assert_close(ours, expected.mean(), rtol=1e-9, atol=1e-9)
+    ours.backward()
+    assert z.grad is not None
+    assert z.grad.isfinite().all()
+
+
+def test_with_a_cell_of_each_environment_all_positives_are_of_others():
+    z, labels = unit(12), torch.arange(12) % 3
+    everyone = supervised_contrastive_loss(z, labels)
+    torch.testing.assert_close(supervised_contrastive_loss(z, labels, environments=torch.arange(12)), everyone)
+
+
+def test_what_the_cells_of_one_environment_share_is_worth_nothing():
+    label, well = torch.arange(8) % 2, torch.arange(8) // 4
+    corners = F.one_hot(2 * label + well, 4).double()  # one for each pair, as far from its label's as from any other
+    point = corners[:1].expand(8, 4)
+    form: dict[str, Any] = {"temperature": 1.0, "include_self": False}
+    assert supervised_contrastive_loss(corners, label, **form) < supervised_contrastive_loss(point, label, **form) - 0.1
+    for z in (corners, point):
+        cost = supervised_contrastive_loss(z, label, environments=well, **form)
+        torch.testing.assert_close(cost, torch.tensor(math.log(6), dtype=torch.float64))
+
+
 @pytest.mark.parametrize("reduction", FORMS)
 @given(batches(), st.floats(0.05, 2), st.booleans())
 @settings(max_examples=50)
@@ -163,6 +196,11 @@ def test_float32_stays_close_to_float64():
         (lambda: log_normaliser(unit(3)[0]), r"z must be \(B, D\), got \(5,\)"),
         (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), reduction=UNKNOWN), "use 'mean'"),
         (lambda: invariance_loss(unit(3), torch.zeros(3, 1)), r"environments \(B,\)"),
+        (
+            lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), environments=torch.zeros(2)),
+            r"environments \(B,\)",
+        ),
+        (lambda: log_normaliser(unit(3), without=torch.zeros(2)), r"without \(B,\)"),
         (
             lambda: invariance_loss(unit(3), torch.zeros(3), reduction=UNKNOWN),
             "use one of listing, formula, mean, mass",

@@ -9,28 +9,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def log_probabilities(z: Tensor, temperature: float, include_self: bool) -> list[list[Tensor]]:
-    """log P_ij for every pair, one exponential at a time."""
+def log_probabilities(
+    z: Tensor, temperature: float, include_self: bool, pairs: Tensor | None = None
+) -> list[list[Tensor]]:
+    """log P_ij for every pair, one exponential at a time; others of an anchor's pair of labels are not there."""
     n = len(z)
     rows = []
     for i in range(n):
-        others = [a for a in range(n) if include_self or a != i]
-        total = torch.stack([torch.exp(z[i] @ z[a] / temperature) for a in others]).sum()
+        there = [a for a in range(n) if a != i and (pairs is None or pairs[a] != pairs[i])]
+        total = sum((torch.exp(z[i] @ z[a] / temperature) for a in there + [i] * include_self), start=z[i].sum() * 0)
         rows.append([z[i] @ z[j] / temperature - torch.log(total) for j in range(n)])
     return rows
 
 
 def supervised(
-    z: Tensor, labels: Tensor, temperature: float, include_self: bool, smoothing: float = 0.0
+    z: Tensor,
+    labels: Tensor,
+    temperature: float,
+    include_self: bool,
+    smoothing: float = 0.0,
+    environments: Tensor | None = None,
 ) -> list[Tensor]:
     """Loss of each anchor."""
-    log_p = log_probabilities(z, temperature, include_self)
+    pairs = None if environments is None else labels * 1000 + environments
+    log_p = log_probabilities(z, temperature, include_self, pairs)
     per_anchor = []
     for i in range(len(z)):
-        positives = [j for j in range(len(z)) if j != i and labels[j] == labels[i]]
-        terms = [log_p[i][j] for j in positives]
-        loss = -torch.stack(terms).mean() if terms else z[i].sum() * 0
-        anyone = -torch.stack([log_p[i][j] for j in range(len(z)) if j != i]).mean()
+        there = [j for j in range(len(z)) if j != i and (pairs is None or pairs[j] != pairs[i])]
+        zero = z[i].sum() * 0
+        terms = [log_p[i][j] for j in there if labels[j] == labels[i]]
+        loss = -torch.stack(terms).mean() if terms else zero
+        anyone = -torch.stack([log_p[i][j] for j in there]).mean() if there else zero
         per_anchor.append((1 - smoothing) * loss + smoothing * anyone)
     return per_anchor
 

@@ -44,7 +44,7 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
     parts, labels = batch["inputs"].split(_CELLS), Groups(batch["y"])
     with torch.no_grad():
         z_c = torch.cat([module.embed(part.to(module.device), "c", "embedding").cpu() for part in parts])
-        supervised = module.supervised(z_c, labels)
+        supervised = module.supervised(z_c, labels, Groups(batch["e"]))
     found = {
         "supervised_c": float(supervised.shown),
         "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
+Positives = Literal["all", "other_environments"]
 
 
 class Embedded(NamedTuple):
@@ -50,9 +51,9 @@ class Supervised(NamedTuple):
     """The supervised loss of z_c, scalars but for the last."""
 
     loss: Tensor
-    """With smoothing of the labels, to descend."""
+    """With smoothing of the labels and the positives that were chosen, to descend."""
     shown: Tensor
-    """Without."""
+    """Without smoothing, with all positives: comparable from run to run."""
     learned: Tensor
     """Share of what the labels say, see :func:`scbd.nn.share_learned`."""
     log_normaliser: Tensor
@@ -80,6 +81,9 @@ class SCBDModule(EmbeddingModule):
         Temperature of all three losses.
     smoothing
         Of the labels of z_c, see :func:`scbd.nn.supervised_contrastive_loss`.
+    positives
+        Of z_c: ``"all"`` cells of a label, or those of ``"other_environments"``, see
+        :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
         What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out.
     include_self
@@ -100,6 +104,7 @@ class SCBDModule(EmbeddingModule):
         alpha: Alpha,
         temperature: float,
         smoothing: float,
+        positives: Positives,
         style_target: StyleTarget | None,
         include_self: bool,
         invariance: Invariance,
@@ -108,6 +113,9 @@ class SCBDModule(EmbeddingModule):
         check_count("n_latent", n_latent)
         check_temperature(temperature)
         check_smoothing(smoothing)
+        if positives not in get_args(Positives):
+            msg = f"positives={positives!r} is not known: use 'all', or 'other_environments'."
+            raise ValueError(msg)
         if style_target not in (None, *get_args(StyleTarget)):
             msg = (
                 f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
@@ -118,6 +126,7 @@ class SCBDModule(EmbeddingModule):
         self.auto_alpha = AutoAlpha() if alpha == "auto" else None
         self.temperature = temperature
         self.smoothing = smoothing
+        self.positives = positives
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
@@ -160,7 +169,7 @@ class SCBDModule(EmbeddingModule):
         embedded = embedded.gathered()
         of_y, of_e = Groups(gather(y)), Groups(gather(e))
         z_c, *z_s = embedded.z
-        supervised = self.supervised(z_c, of_y)
+        supervised = self.supervised(z_c, of_y, of_e)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
         for z in z_s:
             labels = of_e if self.style_target == "e" else of_y.crossed(of_e)
@@ -174,18 +183,20 @@ class SCBDModule(EmbeddingModule):
             )
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
 
-    def supervised(self, z_c: Tensor, labels: Tensor | Groups) -> Supervised:
-        """What z_c ``(B, D)`` tells of its labels ``(B,)``: the loss that is descended, and those to look at."""
-        labels, similarity = Groups.of(labels), self._similarity
+    def supervised(self, z_c: Tensor, y: Groups, e: Groups) -> Supervised:
+        """What z_c ``(B, D)`` tells of its labels: the loss that is descended, and those to look at."""
+        similarity = self._similarity
         # all losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **similarity)
         similarity |= {"log_normaliser": normaliser}
-        loss = shown = supervised_contrastive_loss(z_c, labels, smoothing=self.smoothing, **similarity)
+        loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, **similarity)
+        if self.positives != "all":
+            loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=self.smoothing, **self._similarity)
         if self.smoothing:
             # shown as it would be without: beside the ceiling, a smoothed loss looks dead
             with torch.no_grad():
-                shown = supervised_contrastive_loss(z_c, labels, **similarity)
-        learned = share_learned(loss.detach(), labels, smoothing=self.smoothing, include_self=self.include_self)
+                shown = supervised_contrastive_loss(z_c, y, **similarity)
+        learned = share_learned(of_all.detach(), y, smoothing=self.smoothing, include_self=self.include_self)
         return Supervised(loss, shown, learned, normaliser)
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd._messages import head
 from scbd.data import Split, digest_cells, split_by_column, stratified_split
 
 if TYPE_CHECKING:
@@ -119,13 +120,39 @@ def choose_split(
 def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
     """Name the perturbations of a single training cell; ``y`` are the codes of all training cells."""
     codes, counts = np.unique(y, return_counts=True)
-    alone = [str(names[code]) for code in codes[counts == 1]]
-    if alone:
+    alone = codes[counts == 1]
+    if len(alone):
         logger.warning(
             "%d of %d perturbations have a single training cell (%s): it has no partner and teaches z_c nothing.",
             len(alone),
             len(codes),
-            ", ".join(alone[:5]) + (", …" if len(alone) > 5 else ""),
+            head(np.asarray(names)[alone]),
+        )
+
+
+def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
+    """Name the perturbations whose training cells, with codes ``y`` and ``e``, lie in one environment.
+
+    Raises
+    ------
+    ValueError
+        If all do: where positives are of other environments, there are none.
+    """
+    codes, n_environments = np.unique(np.unique(np.stack([y, e], 1), axis=0)[:, 0], return_counts=True)
+    alone = codes[n_environments == 1]
+    if len(alone) == len(codes):
+        msg = (
+            "positives='other_environments' needs perturbations that were seen in several environments, and the "
+            "training cells of each lie in one: use positives='all', or a coarser e_key."
+        )
+        raise ValueError(msg)
+    if len(alone):
+        logger.warning(
+            "%d of %d perturbations have training cells in one environment only (%s): with "
+            "positives='other_environments' they have no partners and teach z_c nothing.",
+            len(alone),
+            len(codes),
+            head(np.asarray(names)[alone]),
         )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from scbd._keys import Y_REGISTRY
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
 from scbd.model._health import complaint, learned_lately, measure
-from scbd.model._module import Invariance, SCBDModule, StyleTarget
+from scbd.model._module import Invariance, Positives, SCBDModule, StyleTarget
+from scbd.model._parts import check_other_environments
 from scbd.model._preparation import n_latent_for
 from scbd.model._summary import encoder_name, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     from anndata import AnnData
     from torch import nn
 
@@ -56,6 +59,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         How much of a cell's match is asked for whatever its perturbation (label smoothing of z_c): cells that carry a
         perturbation without showing it need not be told apart at any price. By default 2/3 of images, 0 of features.
         See :func:`scbd.nn.supervised_contrastive_loss`.
+    positives
+        Which cells z_c is brought together with: ``"all"`` of the perturbation, or only those in
+        ``"other_environments"``. See :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
         What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation). `None` leaves z_s out: the
         paper's ablation, with half of the parameters.
@@ -102,6 +108,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha: Alpha = "auto",
         temperature: float = 0.1,
         smoothing: float | None = None,
+        positives: Positives = "all",
         style_target: StyleTarget | None = "e",
         include_self: bool = True,
         invariance: Invariance = "variance",
@@ -128,6 +135,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             alpha=alpha,
             temperature=temperature,
             smoothing=self._smoothing(smoothing),
+            positives=positives,
             style_target=style_target,
             include_self=include_self,
             invariance=invariance,
@@ -153,8 +161,10 @@ class SCBDModel(DecodeMixin, ImageModel):
             return smoothing
         return 0.0 if self._inputs.image_key is None else 2 / 3
 
-    def _before_training(self) -> None:
-        """Weights that are about to change have another health."""
+    def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
+        """See that perturbations have the partners that are asked for; weights that will change have another health."""
+        if self.module.positives == "other_environments":
+            check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.health_ = {}
 
     def _after_training(self, data: ImageDataModule) -> None:

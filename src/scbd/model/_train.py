@@ -140,8 +140,9 @@ class TrainMixin:
         if settings.compile:
             self.module.compile_blocks()
         if contrastive:
-            warn_of_singletons(y[data.split.train], self._registered(Y_REGISTRY)["categories"])
-            self._before_training()
+            train = data.split.train
+            warn_of_singletons(y[train], self._registered(Y_REGISTRY)["categories"])
+            self._before_training(y[train], e[train])
         self._forget_decoder()
         self._fit_statistics(source, data.split.train, y, e, data.seed)
         error = None
@@ -286,8 +287,8 @@ class TrainMixin:
             )
         )
 
-    def _before_training(self) -> None:
-        """For a model to forget what it found of weights that are about to change."""
+    def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
+        """For a model to look at codes of training cells, and to forget what it found of weights that will change."""
 
     def _forget_decoder(self) -> None:
         """For a model with a decoder, which is that of the embeddings as they were."""

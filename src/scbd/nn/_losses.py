@@ -35,7 +35,9 @@ from scbd.nn._loss_inputs import check_smoothing, checked_batch
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 
 
-def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = True) -> Tensor:
+def log_normaliser(
+    z: Tensor, *, temperature: float = 0.1, include_self: bool = True, without: Tensor | Groups | None = None
+) -> Tensor:
     r"""The part that the losses on one embedding have in common: :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`.
 
     Pass it to :func:`supervised_contrastive_loss` and :func:`invariance_loss` to compute it once for both. It is
@@ -49,6 +51,8 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
         :math:`\tau`, the scale of the logits.
     include_self
         Whether :math:`a = i` is in the sum: the listing keeps it, the formula does not.
+    without
+        Integer labels, shape ``(B,)``, or their :class:`Groups`: others of an anchor's label are left out of its sum.
 
     Returns
     -------
@@ -66,9 +70,10 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
     >>> scbd.nn.log_normaliser(z).shape
     torch.Size([8])
     """
-    z = checked_batch(z, temperature)
+    left_out = None if without is None else Groups.of(without).labels
+    z = checked_batch(z, temperature, left_out, "without")
     with torch.autocast(z.device.type, enabled=False):
-        (others,) = log_sums(z, temperature)
+        *_, others = log_sums(z, temperature, left_out)
         return torch.logaddexp(others, (z * z).sum(1) / temperature) if include_self else others
 
 
@@ -76,6 +81,7 @@ def supervised_contrastive_loss(
     z: Tensor,
     labels: Tensor | Groups,
     *,
+    environments: Tensor | Groups | None = None,
     temperature: float = 0.1,
     smoothing: float = 0.0,
     include_self: bool = True,
@@ -103,12 +109,18 @@ def supervised_contrastive_loss(
     has a place in the middle of a cap. The published invariance loss does nearly this where environments are many, see
     :func:`invariance_loss`; a point costs what it cost before.
 
+    **Positives of other environments.** With ``environments``, a cell's partners are those of its label in other
+    environments, and those of its label in its own are no part of its sums at all: neither sought nor avoided. What
+    the cells of one well share then brings no two partners together.
+
     Parameters
     ----------
     z
         Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
     labels
         Integer labels, shape ``(B,)``, or their :class:`Groups` where several losses read them.
+    environments
+        The same of environments: positives are taken from other ones only. By default, from all.
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
@@ -118,7 +130,8 @@ def supervised_contrastive_loss(
     reduction
         ``"mean"`` (the listing) or ``"sum"`` (the formula) over anchors.
     log_normaliser
-        What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``.
+        What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``; with
+        ``environments``, ``without`` those that share label and environment.
 
     Returns
     -------
@@ -147,15 +160,26 @@ def supervised_contrastive_loss(
     check_smoothing(smoothing)
     partners = Groups.of(labels)
     z = checked_batch(z, temperature, partners.labels, "labels")
+    left_out = None
+    if environments is not None:
+        environments = Groups.of(environments)
+        checked_batch(z, temperature, environments.labels, "environments")
+        left_out = partners.crossed(environments)
     if log_normaliser is None:
-        log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
+        log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self, without=left_out)
     with torch.autocast(z.device.type, enabled=False):
-        own, n_positives = partners.sums(z) - z, partners.n_others
-        per_anchor = log_normaliser - (z * own).sum(1) / temperature / n_positives.clamp(min=1)
-        per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
+        aside, n_aside = (z, 0) if left_out is None else (left_out.sums(z), left_out.n_others)
+
+        def unmatched(sums: Tensor, n_others: Tensor) -> Tensor:
+            """Mean of -log P over some others of an anchor, given with it by their sum; 0 where there are none."""
+            n = n_others - n_aside
+            cost = log_normaliser - (z * (sums - aside)).sum(1) / temperature / n.clamp(min=1)
+            return torch.where(n > 0, cost, 0.0)
+
+        per_anchor = unmatched(partners.sums(z), partners.n_others)
         if smoothing:
-            anyone = log_normaliser - (z * (z.sum(0) - z)).sum(1) / temperature / (len(z) - 1)
-            per_anchor = torch.lerp(per_anchor, anyone, smoothing)
+            everyone = torch.full_like(partners.n_others, len(z) - 1)
+            per_anchor = torch.lerp(per_anchor, unmatched(z.sum(0), everyone), smoothing)
     if reduction == "mean":
         return per_anchor.mean()
     if reduction == "sum":

@@ -57,7 +57,7 @@ _CLASSIFIERS = ("ERM", "DANN")
 # settings that a row of a table tells, where they were asked for
 _TOLD = (
     *("on_controls", "regularization", "by_position", "on", "n_components"),
-    *("encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "lr", "max_steps"),
+    *("encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "positives", "lr", "max_steps"),
 )
 
 _SCORES = {
@@ -134,6 +134,8 @@ def breinig2015(budget: Budget, n_seeds: int | None) -> list[Trial]:
     learned: Sequence[tuple[str, dict[str, Any]]] = [
         ("SCBD", {}),
         ("SCBD", {"alpha": 0.0}),
+        ("SCBD", {"positives": "other_environments"}),
+        ("SCBD", {"positives": "other_environments", "alpha": 0.0}),
         ("SCBD", {"encoder": "linear"}),
         ("ERM", {}),
         ("DANN", {}),
