@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from scbd._files import named_when_whole, partial_path, remove_partials, written_whole
+from scbd._files import check_file, named_when_whole, partial_path, remove_partials, written_whole
 
 
 def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
@@ -79,3 +79,12 @@ def test_where_a_store_lies_until_it_is_whole(tmp_path):
     long, other = (partial_path(tmp_path / ("\u00fc" * 120 + end)) for end in (".h5ad", ".zarr"))
     assert len(os.fsencode(long.name)) < 256
     assert long != other and long.parent == tmp_path
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "table.csv").touch()
+    assert check_file(str(tmp_path / "table.csv")) == tmp_path / "table.csv"
+    with pytest.raises(FileNotFoundError, match="is a folder: name a file"):
+        check_file(tmp_path)
+    with pytest.raises(FileNotFoundError, match="There is no file .*other.csv"):
+        check_file(tmp_path / "other.csv")

@@ -33,7 +33,7 @@ ROOMS = {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_progress", "_sizes", "_threads"),
     },
     "metrics": {"_checks", "_labels", "_linear_maps", "_messages", "_threads"},
-    "datasets": {"_keys", "_linear_maps", "_progress", "data"},
+    "datasets": {"_files", "_keys", "_linear_maps", "_progress", "data"},
     "pl": {"_keys", "_threads"},
     "model": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_progress", "_sizes", "nn", "data"),

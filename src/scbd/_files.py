@@ -6,15 +6,30 @@ import hashlib
 import os
 from contextlib import contextmanager, suppress
 from glob import escape
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # longest name that a file system takes, in bytes, less what is put around it
 _NAME_BYTES = 200
+
+
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing, or a folder.
+    """
+    found = Path(path)
+    if not found.is_file():
+        msg = f"{path} is a folder: name a file." if found.is_dir() else f"There is no file {path}."
+        raise FileNotFoundError(msg)
+    return found
 
 
 def partial_path(path: Path) -> Path:

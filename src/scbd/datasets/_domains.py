@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd._files import check_file
 from scbd._keys import IMAGE_KEY
 from scbd.datasets._files import existing_folder, read_images
 
@@ -179,9 +180,7 @@ def _folders(
 def _packed(
     name: str, path: Path, domains: Sequence[str], classes: Sequence[str], image_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    if not path.is_file():
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg)
+    check_file(path)
     try:
         with np.load(path, allow_pickle=False) as packed:
             x, y, e, its_classes, its_domains = (packed[key] for key in _PACKED)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd._files import check_file
 from scbd._progress import progress_bar
 
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ def read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataF
     """
     path = Path(path)
     readers: Mapping[str, Callable[[Path], pd.DataFrame]] = {".parquet": pd.read_parquet, ".csv": pd.read_csv}
-    if not path.is_file():
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg)
+    check_file(path)
     if path.suffix not in readers:
         msg = f"{path} is neither .parquet nor .csv."
         raise ValueError(msg)

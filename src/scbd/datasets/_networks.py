@@ -13,6 +13,7 @@ from typing import Literal
 
 import pandas as pd
 
+from scbd._files import check_file
 from scbd.datasets._download import fetch
 
 _PAIRS_URL = "https://raw.githubusercontent.com/recursionpharma/EFAAR_benchmarking/trunk/efaar_benchmarking/benchmark_annotations/"
@@ -71,7 +72,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     """
     if path is None:
         path = _fetch(_CORUM_URL, "CC-BY-NC 4.0")
-    path = _existing(path)
+    path = check_file(path)
     with path.open(encoding="utf-8") as file:
         header = [_plain(name) for name in file.readline().rstrip("\n").split("\t")]
     if len(header) == 2:
@@ -109,7 +110,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     >>> scbd.datasets.gene_sets("complexes.gmt")["target"].to_list()
     ['EXOSC1', 'EXOSC2']
     """
-    path = _existing(path)
+    path = check_file(path)
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         name, tab, genes = line.partition("\t")
@@ -138,7 +139,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     >>> scbd.datasets.gene_pairs("pairs.csv").iloc[0].to_list()
     ['EXOSC1', 'EXOSC2']
     """
-    path = _existing(path)
+    path = check_file(path)
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
@@ -193,13 +194,6 @@ def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.Dat
 
 def _fetch(url: str, licence: str) -> Path:
     return fetch(url, checksum=_CHECKSUMS[url.rsplit("/", 1)[1]], folder="networks", licence=licence)
-
-
-def _existing(path: str | os.PathLike[str]) -> Path:
-    if not Path(path).is_file():
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg)
-    return Path(path)
 
 
 def _plain(column: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scbd._files import check_file
 from scbd.data.sources._arrays import target_of
 from scbd.data.sources._kinds import check_images
 from scbd.data.sources._packed import Packed
@@ -135,12 +136,10 @@ def _channels(path: Path) -> np.ndarray:
     """Channels of one file, ``(C, H, W)``."""
     from PIL import Image, ImageSequence, UnidentifiedImageError
 
+    check_file(path)
     try:
         with Image.open(path) as file:
             pages = [np.asarray(page) for page in ImageSequence.Iterator(file) if _known(page.mode, path)]
-    except FileNotFoundError:
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg) from None
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
         raise ValueError(msg) from error

@@ -8,6 +8,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from scbd._files import check_file
+
 
 def memory_map_h5ad(path: str | os.PathLike[str], key: str) -> np.ndarray:
     """Memory-map one array of an uncompressed ``.h5ad``, for example ``"obsm/single_cell_images"``.
@@ -74,9 +76,7 @@ def open_h5(path: Path) -> h5py.File:
     FileNotFoundError, ValueError
         If there is none; if it is not HDF5 or truncated, or refers to other files.
     """
-    if not path.is_file():
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg)
+    check_file(path)
     try:
         file = h5py.File(path, "r")
     except OSError as error:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scbd._files import check_file
 from scbd._keys import IMAGE_KEY
 from scbd.data.sources import ArraySource
 from scbd.data.sources._image_files import FileSource
@@ -180,11 +181,9 @@ def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
     if path.suffix not in readers:
         msg = f"{path} is neither .csv nor .parquet."
         raise ValueError(msg)
+    check_file(path)
     try:
         found = readers[path.suffix](path)
-    except FileNotFoundError:
-        msg = f"There is no file {path}."
-        raise FileNotFoundError(msg) from None
     except (OSError, ValueError) as error:
         msg = f"{path} cannot be read, or is truncated ({error})."
         raise ValueError(msg) from error
