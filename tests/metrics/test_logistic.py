@@ -42,6 +42,38 @@ def test_the_optimum_is_scikit_learns(c, n):
     assert (ours.logits(x).argmax(axis=1) == theirs.predict(scaler.transform(x))).mean() > 0.995
 
 
+def groups(n: int, d: int, k: int, *, apart: float, correlated: bool) -> tuple[np.ndarray, np.ndarray]:
+    """As many cells of each class, float32 as embeddings are."""
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(np.arange(n) % k)
+    x = rng.normal(size=(n, d)) + apart * rng.normal(size=(k, d))[codes]
+    mix = rng.normal(size=(d, d)) * np.exp(rng.normal(size=d)) if correlated else np.eye(d)
+    return (x @ mix).astype(np.float32), codes
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+@pytest.mark.parametrize(
+    ("n", "d", "k", "apart"),
+    [(6 * 400, 32, 400, 1.0), (20 * 300, 64, 300, 0.7), (60, 500, 3, 0.3), (40, 40, 3, 0.3), (4000, 32, 34, 0.35)],
+)
+def test_at_the_same_tolerance_the_objective_is_as_low(n, d, k, apart, correlated):
+    """Many classes of few cells, more features than cells, and features of all kinds."""
+    x, codes = groups(n, d, k, apart=apart, correlated=correlated)
+    scaler = StandardScaler().fit(x.astype(np.float64))
+    scaled = scaler.transform(x.astype(np.float64))
+    theirs = LogisticRegression(max_iter=1000).fit(scaled, codes)
+    ours = fit_logistic(x, codes)
+    best = objective(scaled, codes, theirs.coef_, theirs.intercept_, 1.0)
+    weight = ours.weight * scaler.scale_
+    assert objective(scaled, codes, weight, ours.bias + ours.weight @ scaler.mean_, 1.0) <= best * 1.001
+
+
+def test_what_has_not_converged_says_so():
+    x, codes = data()
+    with pytest.warns(UserWarning, match="of 3,000 cells and 5 classes has not converged in 2 steps"):
+        fit_logistic(x, codes, max_iter=2)
+
+
 @pytest.mark.parametrize("offset", [1e4, 1e6])
 def test_features_far_from_the_origin_keep_their_digits(offset):
     x, codes = data()

@@ -1,32 +1,47 @@
-r"""Multinomial logistic regression by L-BFGS on whitened features: scikit-learn's objective, in a fraction of its time.
+r"""Multinomial logistic regression: scikit-learn's objective, in a fraction of its time.
 
 .. math:: \min_{W, b} \; \sum_i \mathrm{CE}(W x_i + b, u_i) + \tfrac{1}{2C} \lVert W \rVert^2
 
-on standardised features :math:`x`. Whitening (:math:`v = T x` with :math:`\mathrm{Cov}(v) = I`) makes the curvature
-nearly isotropic, so that L-BFGS needs tens of steps instead of hundreds; the penalty stays that of :math:`W = V T` and
-so the optimum is the same. Starting from the solution on a subset saves most of the passes over all cells.
+on standardised features :math:`x`. Along their principal axes the penalty stays what it is, and the curvature is nearly
+diagonal: that of class :math:`k` along an axis of variance :math:`\lambda` is about
+:math:`p_k (1 - p_k) \lambda + 1 / (nC)` a cell. Divided by its root, L-BFGS needs tens of steps in place of hundreds,
+whether cells rule (features are then whitened) or the penalty does, as with many classes of few cells each. Starting
+from the solution on a subset saves most of the passes over all cells.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.metrics._principal_axes import PrincipalAxes, principal_axes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from scipy.optimize import OptimizeResult
     from torch import Tensor
 
-# cells of the subsets that come before all of them, which are solved roughly
+# cells of the subsets that come before all of them, which are solved roughly; only if there are many more cells, and
+# some of each class
 _SUBSETS = (4_000, 32_000)
 _SUBSET_ITERATIONS = 20
-# cells read at a time, and cells whose logits stay in the processor's cache
+_MANY_MORE, _OF_EACH = 4, 50
+# logits that stay in the processor's cache, and cells that are enough for a product of matrices to be fast
+_LOGITS, _CELLS = 1 << 18, 128
+# cells read at a time
 _BLOCK = 1 << 17
-_CHUNK = 1 << 13
-# whitened features are kept between passes up to this size, and made anew from the source beyond
+# features are kept between passes up to this size, and made anew from the source beyond
 _CACHE_BYTES = 2 << 30
+# in tolerances: what another step may gain of the objective where steps end
+_GAIN = 5.0
+# what scipy says where it took all steps that it was allowed
+_UNFINISHED = 1
+# of L-BFGS: gradients that it remembers, and a relative change of the objective that float32 cannot tell
+_MEMORY, _ROUNDING = 10, 1e-9
 
 
 @dataclass
@@ -74,24 +89,30 @@ def fit_logistic(
     seed
         Seed of the subsets.
     """
-    import torch
-
     rows = np.arange(len(x)) if rows is None else rows
-    n, k = len(rows), int(codes.max()) + 1
-    mean, sd, whiten = whitening_statistics(x, rows)
-    mean = mean.astype(np.float32).astype(np.float64)  # as it will be subtracted: the bias then takes up the rest
-    # W = V whiten' / sd on standardised features: the penalty of W as a quadratic form of V
-    standard = whiten * sd[:, None]
-    metric = torch.from_numpy((standard.T @ standard).astype(np.float32))
-    parameters, objective = torch.zeros(k, whiten.shape[1] + 1), 0.0
+    n, k = len(rows), int(codes[rows].max()) + 1
+    found = principal_axes(x, rows)
+    # as it will be subtracted: the bias then takes up the rest
+    found = found._replace(mean=found.mean.astype(np.float32).astype(np.float64))
+    share = (np.bincount(codes[rows], minlength=k) + 0.5) / (n + 0.5 * k)
+    penalty = np.append(np.full(len(found.variance), 1 / (c * n)), 0.0)
+    curvature = (share * (1 - share))[:, None] * np.append(found.variance, 1.0) + penalty
+    problem = _Problem(penalty, 1 / np.sqrt(np.maximum(curvature, np.finfo(float).tiny)), found.axes, tolerance)
+    weight = np.zeros_like(curvature)
+    weight[:, -1] = np.log(share)
     order = np.random.default_rng(seed).permutation(n)
-    for size in (*(s for s in _SUBSETS if s < n / 2), n):
-        part = _Whitened(x, codes, rows if size == n else rows[np.sort(order[:size])], mean, whiten)
-        iterations = max_iter if size == n else _SUBSET_ITERATIONS
-        parameters, objective = _minimise(parameters, part, metric, c * size / n, iterations, tolerance)
-    weight = parameters[:, :-1].double().numpy() @ whiten.T
-    bias = parameters[:, -1].double().numpy() - weight @ mean
-    return Logistic(weight=weight, bias=bias, mean=mean, objective=objective)
+    for size in (s for s in _SUBSETS if _MANY_MORE * s < n and _OF_EACH * k < s):
+        part = _Rotated(x, codes, rows[np.sort(order[:size])], found)
+        weight = problem.minimise(weight, part, _SUBSET_ITERATIONS)[0]
+    weight, result = problem.minimise(weight, _Rotated(x, codes, rows, found), max_iter)
+    if result.status == _UNFINISHED:
+        msg = (
+            f"Logistic regression of {n:,} cells and {k:,} classes has not converged in {result.nit} steps: "
+            "a better fit to these cells exists, and scores may be a little low."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    raw = weight[:, :-1] @ found.axes.T / found.sd
+    return Logistic(raw, weight[:, -1] - raw @ found.mean, found.mean, float(result.fun) * n)
 
 
 def _centred(x: Any, mean: np.ndarray) -> np.ndarray:
@@ -100,12 +121,12 @@ def _centred(x: Any, mean: np.ndarray) -> np.ndarray:
     return x - mean.astype(np.float32) if x.dtype == np.float32 else (x - mean).astype(np.float32)
 
 
-class _Whitened:
-    """Blocks of whitened features and codes, as often as asked for."""
+class _Rotated:
+    """Blocks of features along their axes, with a one for the bias, and of codes, as often as asked for."""
 
-    def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray, mean: np.ndarray, whiten: np.ndarray) -> None:
-        self._source = x, codes, rows, mean, whiten
-        self._cache = list(self._read()) if 4 * len(rows) * whiten.shape[1] <= _CACHE_BYTES else None
+    def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray, found: PrincipalAxes) -> None:
+        self._source = x, codes, rows, found.mean, (found.axes / found.sd[:, None]).astype(np.float32)
+        self._cache = list(self._read()) if 4 * len(rows) * found.axes.shape[1] <= _CACHE_BYTES else None
 
     def __len__(self) -> int:
         return len(self._source[2])
@@ -116,78 +137,72 @@ class _Whitened:
     def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
         import torch
 
-        x, codes, rows, mean, whiten = self._source
+        x, codes, rows, mean, matrix = self._source
         for start in range(0, len(rows), _BLOCK):
             block = rows[start : start + _BLOCK]
-            v = _centred(x[block], mean) @ whiten.astype(np.float32)
+            v = np.ones((len(block), matrix.shape[1] + 1), dtype=np.float32)
+            np.matmul(_centred(x[block], mean), matrix, out=v[:, :-1])
             yield torch.from_numpy(v), torch.from_numpy(codes[block].astype(np.int64))
 
 
-def whitening_statistics(x: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, standard deviation and whitening transform, in blocks."""
-    n, d = len(rows), x.shape[1]
-    total, squares = np.zeros(d), np.zeros((d, d))
-    origin = np.asarray(x[rows[0]], dtype=np.float64)  # close to the data: squares lose no digits to a large mean
-    for start in range(0, n, _BLOCK):
-        block = np.asarray(x[rows[start : start + _BLOCK]], dtype=np.float64) - origin
-        total += block.sum(axis=0)
-        squares += block.T @ block
-    shift = total / n
-    covariance = squares / n - np.outer(shift, shift)
-    sd = np.sqrt(np.clip(np.diag(covariance), 0, None))
-    sd = np.where(sd > 0, sd, 1.0)
-    values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
-    # directions without variance have nothing to learn from, and nothing to divide by
-    scale = np.where(values > 1e-7 * values.max(initial=0), 1 / np.sqrt(np.clip(values, 1e-12, None)), 0.0)
-    return shift + origin, sd, (vectors * scale) / sd[:, None]
+class _Problem:
+    """The objective a cell, of weights ``(K, R + 1)`` in units in which its curvature is near 1."""
+
+    def __init__(self, penalty: np.ndarray, unit: np.ndarray, axes: np.ndarray, tolerance: float) -> None:
+        self._penalty, self._unit, self._axes, self._tolerance = penalty, unit, axes, tolerance
+        self._value, self._gradient = 0.0, np.zeros_like(unit)
+
+    def minimise(self, weight: np.ndarray, cells: _Rotated, max_iter: int) -> tuple[np.ndarray, OptimizeResult]:
+        """From some weights: better ones, and what scipy says of them; steps end where :meth:`is_solved`."""
+        from scipy.optimize import minimize
+
+        def value(scaled: np.ndarray) -> tuple[float, np.ndarray]:
+            weight = scaled.reshape(self._unit.shape) * self._unit
+            of_cells, gradient = _cross_entropy(cells, weight)
+            self._value = of_cells + 0.5 * float((weight * self._penalty * weight).sum())
+            self._gradient = gradient + self._penalty * weight
+            return self._value, (self._gradient * self._unit).ravel()
+
+        def stop(intermediate_result: OptimizeResult) -> None:
+            if self.is_solved():
+                raise StopIteration
+
+        result = minimize(
+            value,
+            (weight / self._unit).ravel(),
+            jac=True,
+            method="L-BFGS-B",
+            callback=stop,
+            options={"maxiter": max_iter, "maxcor": _MEMORY, "gtol": 0.0, "ftol": _ROUNDING},
+        )
+        value(result.x)
+        return result.x.reshape(self._unit.shape) * self._unit, result
+
+    def is_solved(self) -> bool:
+        """Whether another step would gain little, and the gradient of standardised features is as small as asked."""
+        gain = 0.5 * np.square(self._gradient * self._unit).sum()
+        if gain > _GAIN * self._tolerance * self._value:
+            return False
+        of_features, of_bias = self._gradient[:, :-1] @ self._axes.T, self._gradient[:, -1]
+        return max(np.abs(of_features).max(initial=0), np.abs(of_bias).max()) <= self._tolerance
 
 
-def _minimise(
-    start: Tensor, blocks: _Whitened, metric: Tensor, c: float, max_iter: int, tolerance: float
-) -> tuple[Tensor, float]:
+def _cross_entropy(cells: _Rotated, weight: np.ndarray) -> tuple[float, np.ndarray]:
+    """Mean over cells, and its gradient, ``(K, R + 1)``."""
     import torch
 
-    n = len(blocks)
-    parameters = start.clone().requires_grad_()
-    parameters.grad = torch.zeros_like(parameters)
-    optimiser = torch.optim.LBFGS(
-        [parameters],
-        max_iter=max_iter,
-        history_size=10,
-        tolerance_grad=tolerance,
-        tolerance_change=1e-9,
-        line_search_fn="strong_wolfe",
-    )
-
-    @torch.no_grad()
-    def closure() -> Tensor:
-        weight, gradient = parameters[:, :-1], torch.zeros_like(parameters)
-        total = 0.0
-        for v, u in blocks:
-            for part, label in zip(v.split(_CHUNK), u.split(_CHUNK), strict=True):
-                total += _cross_entropy(part, label, weight, parameters[:, -1], gradient)
-        of_penalty = weight @ metric / (c * n)
-        gradient /= n
-        gradient[:, :-1] += of_penalty
-        parameters.grad = gradient
-        return torch.tensor(total / n) + 0.5 * (of_penalty * weight).sum()
-
-    optimiser.step(closure)
-    return parameters.detach(), float(closure()) * n
-
-
-def _cross_entropy(v: Tensor, label: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> float:
-    """Sum over cells; its gradient is added. In place of autograd, which would keep three arrays of this size."""
-    import torch
-
-    logits = torch.addmm(bias, v, weight.T)
-    logits -= logits.amax(dim=1, keepdim=True)
-    own = logits.gather(1, label[:, None])
-    residual = logits.exp_()
-    normaliser = residual.sum(dim=1, keepdim=True)
-    value = float((normaliser.log() - own).sum())
-    residual /= normaliser  # probabilities
-    residual.scatter_add_(1, label[:, None], torch.full_like(own, -1.0))
-    gradient[:, :-1].addmm_(residual.T, v)
-    gradient[:, -1] += residual.sum(0)
-    return value
+    w = torch.from_numpy(weight.astype(np.float32)).T
+    total, gradient = 0.0, torch.zeros(w.shape[1], w.shape[0])
+    size = max(_CELLS, _LOGITS // w.shape[1])
+    for block in cells:
+        for v, label in zip(*(part.split(size) for part in block), strict=True):
+            logits = v @ w
+            logits -= logits.amax(dim=1, keepdim=True)
+            own = logits.gather(1, label[:, None])
+            exponential = logits.exp_()
+            normaliser = exponential.sum(dim=1, keepdim=True)
+            total += float((normaliser.log() - own).sum())
+            # residuals are this over the normaliser, by which few features are sooner divided than many classes
+            exponential.scatter_add_(1, label[:, None], -normaliser)
+            gradient.addmm_(exponential.T, v / normaliser)
+    return total / len(cells), gradient.double().numpy() / len(cells)

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
+from scbd.metrics._auroc import mean_auroc
 from scbd.metrics._design import split_groups
 from scbd.metrics._logistic import fit_logistic
 from scbd.metrics._readers import READERS, Kind, Reader, check_kinds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import ArrayLike
 
 logger = logging.getLogger(__name__)
@@ -20,7 +23,9 @@ logger = logging.getLogger(__name__)
 Classifier = Literal["linear", "nearest_mean"]
 
 _BLOCK = 1 << 17
-# more would change the third digit of an area, and cost memory for a score a cell and label
+# scores of cells and labels that are held at a time
+_SCORES = 1 << 24
+# more would change the third digit of an area, and cost time for a score a cell and label
 _AUROC_CELLS = 200_000
 # cells × labels that permuted labels are learned of, all times together, where it is more than once
 _CHANCE_SIZE = 100_000
@@ -69,7 +74,7 @@ def predict_labels(
         msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
         raise ValueError(msg)
     if classifier == "linear":
-        return np.asarray(names)[_predicted(fit_logistic(train, codes), new, np.arange(len(new)))]
+        return np.asarray(names)[_predicted(fit_logistic(train, codes), new, np.arange(len(new)), len(names))]
     means = np.stack([train[codes == code].mean(axis=0) for code in range(len(names))])
     # the nearest mean, without the square of the point itself
     return np.asarray(names)[np.argmin(np.square(means).sum(1) - 2 * new @ means.T, axis=1)]
@@ -158,16 +163,17 @@ def label_probe(
     of_known[known] = np.arange(len(known))
     fit = READERS[kind]
     model = fit(embedding, of_known[codes], learned, seed)
-    predicted = known[_predicted(model, embedding, test)]
+    predicted = known[_predicted(model, embedding, test, len(known))]
     chance = []
     for _ in range(int(np.clip(_CHANCE_SIZE // (len(learned) * len(known)), 1, 5))):
         permuted = of_known[codes]
         permuted[learned] = rng.permutation(permuted[learned])
-        named = known[_predicted(fit(embedding, permuted, learned, seed), embedding, test)]
+        permuted_model = fit(embedding, permuted, learned, seed)
+        named = known[_predicted(permuted_model, embedding, test, len(known))]
         chance.append(macro_f1(codes[test], named))
     return {
         "f1": macro_f1(codes[test], predicted),
-        "auroc": _auroc(model, embedding, of_known[codes], rng.permutation(test)[:_AUROC_CELLS]),
+        "auroc": _auroc(model, embedding, of_known[codes], rng.permutation(test)[:_AUROC_CELLS], len(known)),
         "accuracy": float(np.mean(codes[test] == predicted)),
         "chance_f1": float(np.mean(chance)),
     }
@@ -236,17 +242,25 @@ def _split(
     return rows[is_train], rows[is_test]
 
 
-def _predicted(model: Reader, x: Any, rows: np.ndarray) -> np.ndarray:
-    blocks = [rows[s : s + _BLOCK] for s in range(0, len(rows), _BLOCK)]
-    return np.concatenate([model.logits(x[block]).argmax(axis=1) for block in blocks])
+def _blocks(n: int, n_labels: int) -> Iterator[slice]:
+    """Of cells whose scores of all labels are held at a time."""
+    size = max(1, _SCORES // n_labels)
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
-def _auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray) -> float:
+def _predicted(model: Reader, x: Any, rows: np.ndarray, n_labels: int) -> np.ndarray:
+    return np.concatenate([model.logits(x[rows[block]]).argmax(axis=1) for block in _blocks(len(rows), n_labels)])
+
+
+def _auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_labels: int) -> float:
     """Mean area over labels that were learned and occur, but are not all there is."""
     from scipy.special import softmax
-    from sklearn.metrics import roc_auc_score
 
     rows = np.sort(rows)
-    score, truth = softmax(model.logits(x[rows]), axis=1), codes[rows]
-    seen = [label for label in range(score.shape[1]) if 0 < (truth == label).sum() < len(truth)]
-    return float(np.mean([roc_auc_score(truth == label, score[:, label]) for label in seen])) if seen else np.nan
+
+    def scores() -> Iterator[np.ndarray]:
+        return (softmax(model.logits(x[rows[block]]), axis=1) for block in _blocks(len(rows), n_labels))
+
+    # few are kept: some probes take their time
+    kept = list(scores()) if len(rows) * n_labels <= _SCORES else None
+    return mean_auroc(scores if kept is None else lambda: iter(kept), codes[rows], n_labels)

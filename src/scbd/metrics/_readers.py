@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from scbd.metrics._average_precision import rounded, unit_rows
-from scbd.metrics._logistic import Logistic, fit_logistic, whitening_statistics
+from scbd.metrics._logistic import Logistic, fit_logistic
+from scbd.metrics._principal_axes import principal_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +44,9 @@ class _Quadratic:
     """A linear classifier of whitened components, their squares and products."""
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray, seed: int) -> None:
-        mean, _, whiten = whitening_statistics(x, rows)
-        # components come in rising order of variance, and those without any are zero
-        matrix = whiten[:, ::-1][:, :_N_COMPONENTS]
-        varies = np.abs(matrix).any(axis=0)
-        varies[0] = True
-        self._mean, self._matrix = mean, matrix[:, varies]
+        mean, sd, variance, axes = principal_axes(x, rows)
+        length = np.sqrt(np.where(variance > 0, variance, 1))
+        self._mean, self._matrix = mean, (axes / length / sd[:, None])[:, :_N_COMPONENTS]
         size = min(self._matrix.shape[1], _N_MULTIPLIED)
         self._pairs = np.triu_indices(size, k=1)
         self._model: Logistic = fit_logistic(_Expanded(x, self._expand), codes, rows, seed=seed)
