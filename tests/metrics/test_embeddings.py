@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from anndata import AnnData
@@ -30,6 +32,7 @@ def test_embeddings_are_named(asked, named):
 def test_bad_input_gets_a_sentence():
     with pytest.raises(KeyError, match=r"obsm has no 'd' \(its keys: a, b, c\)"):
         named_embeddings(table(), {"one": ["a", "d"]})
-    for nothing in ([], {}, {"one": []}):
+    empty: tuple[Any, ...] = ([], {}, {"one": []})
+    for nothing in empty:
         with pytest.raises(ValueError, match="No embedding was asked for: name keys of obsm"):
             named_embeddings(table(), nothing)
