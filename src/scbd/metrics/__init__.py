@@ -4,6 +4,7 @@ from scbd.metrics._aggregate import aggregate
 from scbd.metrics._batch_probes import batch_probe, batch_probe_table
 from scbd.metrics._complexes import complex_table
 from scbd.metrics._effects import perturbation_effects
+from scbd.metrics._generalization import generalization
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
@@ -33,6 +34,7 @@ __all__ = [
     "benchmark",
     "complex_table",
     "environment_mmd",
+    "generalization",
     "label_probe",
     "perturbation_effects",
     "predict_labels",

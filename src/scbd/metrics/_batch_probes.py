@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -77,7 +77,7 @@ def batch_probe_table(
     embeddings: Sequence[str] | Mapping[str, str],
     e_key: str | Sequence[str],
     *,
-    kinds: Sequence[Kind] = get_args(Kind),
+    kinds: Sequence[Kind] = ("linear", "quadratic", "neighbours"),
     group_key: str | None = None,
     train_fraction: float = 0.6,
     max_cells: int | None = None,

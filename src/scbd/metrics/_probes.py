@@ -10,7 +10,6 @@ import pandas as pd
 
 from scbd.metrics._auroc import mean_auroc
 from scbd.metrics._design import split_groups
-from scbd.metrics._logistic import fit_logistic
 from scbd.metrics._readers import READERS, Kind, Reader, check_kinds
 
 if TYPE_CHECKING:
@@ -73,11 +72,8 @@ def predict_labels(
     if new.shape[1] != train.shape[1]:
         msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
         raise ValueError(msg)
-    if classifier == "linear":
-        return np.asarray(names)[_predicted(fit_logistic(train, codes), new, np.arange(len(new)), len(names))]
-    means = np.stack([train[codes == code].mean(axis=0) for code in range(len(names))])
-    # the nearest mean, without the square of the point itself
-    return np.asarray(names)[np.argmin(np.square(means).sum(1) - 2 * new @ means.T, axis=1)]
+    reader = READERS[classifier](train, codes, np.arange(len(train)), 0)
+    return np.asarray(names)[_predicted(reader, new, np.arange(len(new)), len(names))]
 
 
 def label_probe(
@@ -105,7 +101,8 @@ def label_probe(
         What reads the embedding. ``"linear"``: multinomial logistic regression on standardised components.
         ``"quadratic"``: the same on the 64 whitened principal components of most variance, their squares, and the
         products of the first 16, which tells environments apart that differ in spread. ``"neighbours"``: votes of the
-        15 nearest cells by cosine, which asks for no shape.
+        15 nearest cells by cosine, which asks for no shape. ``"nearest_mean"``: the label whose mean is nearest, which
+        asks whether the embedding *as it is* separates the labels.
     train_fraction
         Fraction of cells to learn from.
     groups

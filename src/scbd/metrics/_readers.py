@@ -1,4 +1,4 @@
-"""What reads a label from an embedding: a linear classifier, one of squares and products, and the nearest neighbours.
+"""What reads a label from an embedding: linear classifiers, one of squares and products, neighbours, and nearest means.
 
 All give logits on raw embeddings, so that one probe, with one convention of splits, scores any of them.
 """
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from scbd._linear_maps import label_means
 from scbd.metrics._average_precision import rounded, unit_rows
 from scbd.metrics._logistic import Logistic, fit_logistic
 from scbd.metrics._principal_axes import principal_axes
@@ -16,7 +17,7 @@ from scbd.metrics._principal_axes import principal_axes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kind = Literal["linear", "quadratic", "neighbours"]
+Kind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
 
 # with squares of all and products of the first: at most 64 + 64 + 120 features, which a few hundred cells bear
 _N_COMPONENTS, _N_MULTIPLIED = 64, 16
@@ -103,10 +104,22 @@ class _Neighbours:
         return votes.reshape(len(x), self._n_labels)
 
 
+class _NearestMean:
+    """The label whose mean is nearest: the embedding as it is, nothing scaled."""
+
+    def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray, seed: int) -> None:
+        _, self._means, _ = label_means(np.asarray(x[rows]), codes[rows])
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        # minus the squared distance, without the square of the point itself
+        return 2 * np.asarray(x) @ self._means.T - np.square(self._means).sum(1)
+
+
 READERS: dict[Kind, Callable[[Any, np.ndarray, np.ndarray, int], Reader]] = {
     "linear": _linear,
     "quadratic": _Quadratic,
     "neighbours": _Neighbours,
+    "nearest_mean": _NearestMean,
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._batch_probes import batch_probe
 from scbd.metrics._design import groups_of_design
+from scbd.metrics._embeddings import Embeddings, named_embeddings
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._probes import label_probe
 from scbd.metrics._readers import check_kinds
@@ -22,7 +22,7 @@ from scbd.metrics._relationships import (
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics._table import check_keys, label_names
+from scbd.metrics._table import label_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ NEAREST = {"same_environment_neighbours": "same_environment_expected", "silhouet
 
 def benchmark(
     adata: AnnData,
-    embeddings: Sequence[str] | Mapping[str, str | Sequence[str]],
+    embeddings: Embeddings,
     *,
     y_key: str | None = None,
     e_key: str | Sequence[str] | None = None,
@@ -136,29 +136,25 @@ def benchmark(
         msg = "net needs gene_key, the column of obs with the perturbed gene."
         raise ValueError(msg)
     check_kinds(*kinds)
-    if not isinstance(embeddings, Mapping):
-        embeddings = {key: key for key in embeddings}
-    keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
-    check_keys(adata, [key for several in keys.values() for key in several])
+    compared = named_embeddings(adata, embeddings)
     groups = None if y_key is None else _probe_groups(adata, y_key, e_key, guide_key, group_key)
     rows = []
-    for name, several in keys.items():
-        for key in several:
-            table = _reduced(adata, key, n_pcs, seed)
-            scores: dict[str, float] = {}
-            if net is not None and gene_key is not None:
-                profiles = aggregate(table, key, gene_key=gene_key, guide_key=guide_key, control=control)
-                scores |= _relationships(Relations(profiles, net))
-            if y_key is not None:
-                probe = label_probe(table.obsm[key], adata.obs[y_key], groups=groups, max_cells=max_cells, seed=seed)
-                scores |= {f"y_probe_{metric}": value for metric, value in probe.items()}
-            if e_key is not None:
-                for kind in kinds:
-                    probe = batch_probe(table, key, e_key, kind=kind, max_cells=max_cells, seed=seed)
-                    name_of = "e_probe" if kind == "linear" else f"e_probe_{kind}"
-                    scores |= {f"{name_of}_{metric}": value for metric, value in probe.items()}
-                scores |= batch_mixing(table, key, e_key, n_neighbors=n_neighbors, max_cells=max_cells, seed=seed)
-            rows += [{"metric": m, "representation": name, "key": key, "value": v} for m, v in scores.items()]
+    for name, key, values in compared:
+        table = _reduced(adata, key, values, n_pcs, seed)
+        scores: dict[str, float] = {}
+        if net is not None and gene_key is not None:
+            profiles = aggregate(table, key, gene_key=gene_key, guide_key=guide_key, control=control)
+            scores |= _relationships(Relations(profiles, net))
+        if y_key is not None:
+            probe = label_probe(table.obsm[key], adata.obs[y_key], groups=groups, max_cells=max_cells, seed=seed)
+            scores |= {f"y_probe_{metric}": value for metric, value in probe.items()}
+        if e_key is not None:
+            for kind in kinds:
+                probe = batch_probe(table, key, e_key, kind=kind, max_cells=max_cells, seed=seed)
+                name_of = "e_probe" if kind == "linear" else f"e_probe_{kind}"
+                scores |= {f"{name_of}_{metric}": value for metric, value in probe.items()}
+            scores |= batch_mixing(table, key, e_key, n_neighbors=n_neighbors, max_cells=max_cells, seed=seed)
+        rows += [{"metric": m, "representation": name, "key": key, "value": v} for m, v in scores.items()]
     return pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
 
 
@@ -255,11 +251,10 @@ def _probe_groups(
     return groups
 
 
-def _reduced(adata: AnnData, key: str, n_pcs: int | None, seed: int) -> AnnData:
+def _reduced(adata: AnnData, key: str, embedding: Any, n_pcs: int | None, seed: int) -> AnnData:
     """A table with the labels and one embedding, of at most ``n_pcs`` components."""
     from anndata import AnnData
 
-    embedding = adata.obsm[key]
     if n_pcs is not None and embedding.shape[1] > n_pcs:
         from sklearn.decomposition import PCA
         from sklearn.preprocessing import StandardScaler
