@@ -32,7 +32,7 @@ ROOMS = {
     "data": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_progress", "_sizes", "_threads"),
     },
-    "metrics": {"_checks", "_labels", "_linear_maps", "_messages", "_threads"},
+    "metrics": {"_checks", "_keys", "_labels", "_linear_maps", "_messages", "_threads", "data"},
     "datasets": {"_files", "_keys", "_linear_maps", "_progress", "data"},
     "pl": {"_keys", "_threads"},
     "model": {

@@ -1,13 +1,28 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from anndata import AnnData
 
-from scbd.metrics import aggregate, batch_probe, benchmark, relationship_average_precision, styled, summarise
+from scbd.metrics import (
+    aggregate,
+    batch_mixing,
+    batch_probe,
+    benchmark,
+    rank,
+    relationship_average_precision,
+    relationship_chance,
+    relationship_interval,
+    replicate_retrieval,
+    retrieval,
+    styled,
+    summarise,
+)
 from scbd.metrics._readers import Kind
 
 
@@ -29,19 +44,28 @@ def screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
 def test_every_metric_of_every_embedding_in_a_tidy_frame():
     adata, net = screen()
     frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", gene_key="gene", net=net, n_neighbors=30)
-    assert list(frame.columns) == ["metric", "representation", "key", "value"]
+    assert list(frame.columns) == ["metric", "representation", "key", "value", "chance", "better"]
     table = frame.pivot(index="metric", columns="representation", values="value")
     assert table.notna().all().all()
+    without = {"effective_rank", "y_probe_accuracy", "e_probe_accuracy", "e_probe_quadratic_accuracy"}
+    assert set(frame.loc[frame["chance"].isna(), "metric"]) == without
+    assert set(frame.loc[frame["better"] == "", "metric"]) == {"effective_rank"}
     for metric in ("relationship_average_precision", "relationship_area", "y_probe_f1", "ilisi"):
         assert table.loc[metric, "good"] > table.loc[metric, "bad"]
     for metric in ("e_probe_f1", "same_environment_neighbours", "silhouette"):
         assert table.loc[metric, "good"] < table.loc[metric, "bad"]
+    chance = frame.pivot(index="metric", columns="representation", values="chance")
+    mixing = batch_mixing(adata, "good", "well", n_neighbors=30)
     for metric in ("ilisi", "same_environment", "silhouette"):
-        assert f"{metric}_expected" in table.index
+        of = "same_environment_neighbours" if metric == "same_environment" else metric
+        assert chance.loc[of, "good"] == mixing[f"{metric}_expected"]
     profiles = aggregate(adata, "good", gene_key="gene")
     expected = relationship_average_precision(profiles, net)
     assert table.loc["relationship_average_precision", "good"] == pytest.approx(expected)
-    assert table.loc["e_probe_f1", "bad"] == batch_probe(adata, "bad", "well")["f1"]
+    probe = batch_probe(adata, "bad", "well")
+    assert (table.loc["e_probe_f1", "bad"], chance.loc["e_probe_f1", "bad"]) == (probe["f1"], probe["chance_f1"])
+    by_chance = relationship_chance(profiles, net)["average_precision"]
+    assert chance.loc["relationship_average_precision", "good"] == by_chance
 
 
 def test_environments_that_differ_in_spread_alone_do_not_pass():
@@ -53,10 +77,12 @@ def test_environments_that_differ_in_spread_alone_do_not_pass():
     assert scores["e_probe_f1"] < 0.4 < 0.5 < scores["e_probe_quadratic_f1"]
     for kind in kinds[1:]:
         probe = batch_probe(adata, "spread", "well", kind=kind)
-        assert {name: scores[f"e_probe_{kind}_{name}"] for name in probe} == probe
+        assert {
+            name: scores[f"e_probe_{kind}_{name}"] for name in probe if name != "chance_f1"
+        }.items() <= probe.items()
     frame = benchmark(adata, ["good"], e_key="well", n_neighbors=30)
     found = {metric.removesuffix("_f1") for metric in frame["metric"] if metric.endswith("_f1")}
-    assert found == {"e_probe", "e_probe_chance", "e_probe_quadratic", "e_probe_quadratic_chance"}
+    assert found == {"e_probe", "e_probe_quadratic"}
 
 
 def test_seeds_become_mean_and_deviation():
@@ -72,10 +98,10 @@ def test_seeds_become_mean_and_deviation():
     assert "bold" in html
 
 
-def bold_cells(rows: list[tuple[str, str, str, float]]) -> set[tuple[int, int]]:
+def bold_cells(rows: list[tuple[str, str, str, float]], chance: float = np.nan) -> set[tuple[int, int]]:
     """Row and column of what a table of these has in bold."""
-    frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
-    rules = styled(frame).to_html().split("</style>")[0]
+    frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"]).assign(chance=chance)
+    rules = styled(frame, list(frame["metric"].unique())).to_html().split("</style>")[0]
     return {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", rules)}
 
 
@@ -90,15 +116,12 @@ def test_the_best_of_each_metric_is_bold():
     assert bold == {(1, i) for i in range(len(high))} | {(0, len(high) + i) for i in range(len(low))}
 
 
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [("silhouette", "silhouette_expected"), ("same_environment_neighbours", "same_environment_expected")],
-)
-def test_what_is_below_chance_is_not_mixed_best(metric, expected):
+@pytest.mark.parametrize("metric", ["silhouette", "same_environment_neighbours"])
+def test_what_is_below_chance_is_not_mixed_best(metric):
     values = {"apart": 0.9, "mixed": 0.02, "odd": -0.3, "point": np.nan}
     rows = [(metric, name, name, value) for name, value in values.items()]
     assert bold_cells(rows) == {(1, 0)}
-    assert bold_cells([*rows, *((expected, name, name, -0.25) for name in values)]) == {(2, 0)}
+    assert bold_cells(rows, -0.25) == {(2, 0)}
 
 
 def test_features_of_any_scale_count_equally():
@@ -129,3 +152,145 @@ def test_bad_input_gets_a_sentence():
         benchmark(adata, ["best"], e_key="well", kinds=["cubic"])  # type: ignore[list-item]
     with pytest.raises(KeyError, match="obsm has no 'best'"):
         benchmark(adata, ["good", "best"], e_key="well")
+    with pytest.raises(ValueError, match="label_key='target' needs y_key"):
+        benchmark(adata, ["good"], e_key="well", label_key="target")
+    with pytest.raises(ValueError, match="replicates=True needs y_key, e_key and control"):
+        benchmark(adata, ["good"], e_key="well", replicates=True)
+    with pytest.raises(ValueError, match="reference needs n_bootstrap"):
+        benchmark(adata, ["good"], e_key="well", reference="good")
+    with pytest.raises(ValueError, match="reference='best' is no representation here; there are: good"):
+        benchmark(adata, ["good"], e_key="well", reference="best", n_bootstrap=10)
+
+
+def test_intervals_and_differences_over_the_same_resamples():
+    adata, net = screen()
+    embeddings = {"good": "good", "again": "good", "bad": "bad"}
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well", "gene_key": "gene", "net": net, "n_neighbors": 30}
+    frame = benchmark(adata, embeddings, **keys, n_bootstrap=100, reference="good")
+    assert list(frame.columns[-6:]) == ["low", "high", "difference", "difference_low", "difference_high", "p_value"]
+    drawn = {"relationship_area", "relationship_recall", "relationship_average_precision"}
+    drawn |= {
+        f"{probe}_{score}" for probe in ("y_probe", "e_probe", "e_probe_quadratic") for score in ("f1", "accuracy")
+    }
+    assert set(frame.loc[frame["low"].notna(), "metric"]) == drawn
+    known = frame.dropna(subset="low")
+    assert ((known["low"] <= known["value"] + 0.05) & (known["value"] - 0.05 <= known["high"])).all()
+    again, bad = (frame[frame["representation"] == name].set_index("metric") for name in ("again", "bad"))
+    assert (again["difference"] == 0).all()
+    assert (again.loc[list(drawn), "p_value"] == 1).all()
+    for metric in ("y_probe_f1", "e_probe_f1"):
+        row = bad.loc[metric]
+        assert row["p_value"] == pytest.approx(2 / 101)
+        assert row["difference_low"] < row["difference"] < row["difference_high"]
+        assert row["difference_low"] * row["difference_high"] > 0
+    profiles = aggregate(adata, "good", gene_key="gene")
+    expected = relationship_interval(profiles, net, n_bootstrap=100)
+    row = frame.set_index(["representation", "metric"]).loc[("good", "relationship_average_precision")]
+    assert (row["low"], row["high"]) == expected
+
+
+def test_seeds_are_compared_in_pairs():
+    adata, _ = screen()
+    pairs = {"ours": ["good", "good_again"], "other": ["good_again", "good"], "one": "bad"}
+    frame = benchmark(adata, pairs, e_key="well", n_neighbors=30, n_bootstrap=20, reference="one")
+    table = frame.set_index(["metric", "representation", "key"])
+    values, differences = table["value"]["e_probe_f1"], table["difference"]["e_probe_f1"]
+    for key in ("good", "good_again"):
+        assert differences["ours", key] == values["ours", key] - values["one", "bad"]
+    compared = summarise(frame, reference="one").set_index(["metric", "representation"]).loc["e_probe_f1"]
+    of_ours = frame.query("metric == 'e_probe_f1' and representation == 'ours'")["difference"]
+    assert compared.loc["ours", "difference"] == pytest.approx(of_ours.mean())
+    assert compared.loc["ours", "difference_sd"] == pytest.approx(of_ours.std())
+    expected = scipy.stats.ttest_1samp(of_ours, 0).pvalue
+    assert compared.loc["ours", "p_value"] == pytest.approx(expected)
+    assert np.isnan(compared.loc["one", "p_value"])
+    with pytest.raises(ValueError, match="'one' has 1 keys and the reference 'ours' has 2"):
+        benchmark(adata, pairs, e_key="well", n_bootstrap=20, reference="ours")
+    with pytest.raises(ValueError, match="'one' has 1 keys and the reference 'ours' has 2"):
+        summarise(frame, reference="ours")
+
+
+def test_several_networks_have_rows_of_their_own():
+    adata, net = screen()
+    other = net[net["source"] != "c0"]
+    frame = benchmark(adata, ["good"], gene_key="gene", net={"all": net, "fewer": other}).set_index("metric")
+    for name, known in (("all", net), ("fewer", other)):
+        expected = relationship_average_precision(aggregate(adata, "good", gene_key="gene"), known)
+        row = frame.loc[f"relationship_average_precision ({name})"]
+        assert row["value"] == pytest.approx(expected)
+        assert row["better"] == "higher"
+
+
+def test_wells_find_their_replicates_and_mechanisms():
+    rng = np.random.default_rng(0)
+    y, e = np.tile(np.repeat(np.arange(9), 2), 3), np.repeat(np.arange(3), 18)
+    names = np.array(["DMSO", *(f"drug {i}" for i in range(8))])
+    position = np.tile(np.arange(18), 3)
+    obs = pd.DataFrame({"drug": names[y], "plate": e.astype(str), "well": position.astype(str)})
+    obs["target"] = np.where(y > 0, (y - 1) // 2, -1).astype(str)
+    obs.index = obs.index.astype(str)
+    effect = np.repeat(rng.normal(size=(4, 12)), 2, axis=0) + 0.5 * rng.normal(size=(8, 12))
+    wells = AnnData(obs=obs, obsm={"x": np.vstack([np.zeros(12), effect])[y] + 0.8 * rng.normal(size=(54, 12))})
+    keys: dict[str, Any] = {"y_key": "drug", "e_key": "plate", "control": "DMSO", "n_neighbors": 10}
+    frame = benchmark(wells, ["x"], **keys, label_key="target", replicates=True, position_key="well", n_bootstrap=50)
+    scores = frame.set_index("metric")
+    found = replicate_retrieval(wells, "x", y_key="drug", e_key="plate", control="DMSO", position_key="well")
+    assert scores.loc["replicate_map", "value"] == pytest.approx(found.mean_average_precision)
+    assert scores.loc["replicate_map", "chance"] == pytest.approx(found.chance)
+    assert scores.loc["replicate_floor_corrected", "value"] == found.floor_corrected
+    assert scores.loc["replicate_called", "value"] == found.n_called / 8
+    row = scores.loc["replicate_map"]
+    assert row["low"] < row["value"] < row["high"]
+    targets = retrieval(wells, "x", label_key="target", y_key="drug", control="DMSO")
+    assert scores.loc["retrieval_target_map", "value"] == targets.mean_average_precision
+    without = benchmark(wells, ["x"], y_key="drug", control="DMSO")
+    assert not without["metric"].str.contains("replicate|retrieval").any()
+
+
+def test_ranks_are_of_scores_between_chance_and_the_best():
+    rows = [
+        ("y_probe_f1", "ours", 0.8, 0.2),
+        ("y_probe_f1", "raw", 0.5, 0.2),
+        ("y_probe_f1", "point", 0.2, 0.2),
+        ("e_probe_f1", "ours", 0.3, 0.25),
+        ("e_probe_f1", "raw", 0.75, 0.25),
+        ("e_probe_f1", "point", 0.25, 0.25),
+        ("effective_rank", "ours", 9.0, np.nan),
+        ("effective_rank", "raw", 20.0, np.nan),
+        ("effective_rank", "point", 0.0, np.nan),
+    ]
+    frame = pd.DataFrame(rows, columns=["metric", "representation", "value", "chance"])
+    ranked = rank(frame)
+    assert ranked["y_probe_f1"].to_dict() == pytest.approx({"ours": 1, "raw": 0.5, "point": 0})
+    assert ranked["e_probe_f1"].to_dict() == pytest.approx({"ours": 0.9, "raw": 0, "point": 1})
+    assert ranked["overall"].to_dict() == pytest.approx({"ours": 0.96, "raw": 0.3, "point": 0.4})
+    # blind to environments, since it is blind to all: no merit
+    assert ranked.index.to_list() == ["ours", "raw", "point"]
+    assert list(rank(frame, ["y_probe_f1"]).columns) == ["overall", "biology", "y_probe_f1"]
+    with pytest.raises(ValueError, match="no metric 'ilisi'; there are: y_probe_f1"):
+        rank(frame, ["ilisi"])
+    with pytest.raises(ValueError, match="None of effective_rank has a chance to rank by"):
+        rank(frame, ["effective_rank"])
+
+
+def test_a_point_has_no_rank_and_a_line_has_one():
+    adata, _ = screen()
+    line = np.random.default_rng(0).normal(size=(adata.n_obs, 1)) @ np.ones((1, 5))
+    adata.obsm["line"], adata.obsm["round"] = line, np.random.default_rng(1).normal(size=(adata.n_obs, 5))
+    adata.obsm["point"] = np.full((adata.n_obs, 5), 3.7, dtype=np.float32)
+    with pytest.warns(UserWarning, match="one place"):
+        frame = benchmark(adata, ["line", "round", "point"], e_key="well", n_neighbors=30)
+    ranks = frame[frame["metric"] == "effective_rank"].set_index("key")["value"]
+    assert ranks.to_dict() == pytest.approx({"line": 1, "round": 5, "point": 0}, abs=0.05)
+
+
+def test_a_table_has_a_row_of_chance_and_a_column_a_question():
+    adata, _ = screen()
+    frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", n_neighbors=30)
+    table = styled(frame).data
+    assert list(table.columns) == ["effective_rank", "y_probe_f1", "e_probe_f1", "e_probe_quadratic_f1", "ilisi"]
+    assert list(table.index) == ["good", "bad", "chance"]
+    chance = frame.loc[frame["metric"] == "ilisi", "chance"].mean()
+    assert table.loc["chance", "ilisi"] == f"{chance:.3f}"
+    assert table.loc["chance", "effective_rank"] == ""
+    assert list(styled(frame, ["silhouette"]).data.columns) == ["silhouette"]

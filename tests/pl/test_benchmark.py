@@ -16,66 +16,78 @@ def _close():
 
 def frame() -> pd.DataFrame:
     rows = [
-        ("relationship_area", "ours", "a", 0.5),
-        ("relationship_area", "ours", "b", 0.7),
-        ("relationship_area", "other", "c", 0.2),
-        ("e_probe_f1", "ours", "a", 0.1),
-        ("e_probe_f1", "ours", "b", 0.1),
-        ("e_probe_f1", "other", "c", 0.9),
-        ("e_probe_chance_f1", "other", "c", 0.03),
+        ("relationship_area", "ours", "a", 0.5, 0.1, "higher"),
+        ("relationship_area", "ours", "b", 0.7, 0.1, "higher"),
+        ("relationship_area", "other", "c", 0.2, 0.1, "higher"),
+        ("e_probe_f1", "ours", "a", 0.1, 0.03, "lower"),
+        ("e_probe_f1", "ours", "b", 0.12, 0.03, "lower"),
+        ("e_probe_f1", "other", "c", 0.9, 0.03, "lower"),
+        ("silhouette", "ours", "a", -0.2, -0.25, "nearer to chance"),
+        ("effective_rank", "ours", "a", 12.0, np.nan, ""),
     ]
-    return pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
+    return pd.DataFrame(rows, columns=["metric", "representation", "key", "value", "chance", "better"])
 
 
-def test_two_panels_of_means_with_deviations():
+def dots(ax) -> list[list[float]]:
+    return [line.get_ydata().tolist() for line in ax.lines if line.get_marker() == "o"]
+
+
+def test_two_panels_of_runs_and_their_means():
     left, right = pl.benchmark(frame())
-    assert [bar.get_height() for bar in left.patches] == pytest.approx([0.6, 0.2])
-    assert [bar.get_height() for bar in right.patches] == pytest.approx([0.1, 0.9])
+    assert dots(left) == [[0.5, 0.7], [0.2]]
+    assert dots(right) == [[0.1, 0.12], [0.9]]
+    means = [bar.get_segments()[0][0, 1] for bar in left.collections]
+    assert means == pytest.approx([0.6, 0.2])
     assert left.get_title() == "higher is better" and right.get_title() == "lower is better"
     assert [label.get_text() for label in left.get_xticklabels()] == ["ours", "other"]
-    assert right.lines[-1].get_ydata()[0] == 0.03
+    assert [ax.lines[-1].get_ydata()[0] for ax in (left, right)] == pytest.approx([0.1, 0.03])
     with pytest.raises(ValueError, match="no metric 'ilisi'; there are: relationship_area"):
         pl.benchmark(frame(), batch="ilisi")
 
 
-@pytest.mark.parametrize(
-    ("metric", "chance", "good"),
-    [
-        ("ilisi", "ilisi_expected", "higher"),
-        ("e_probe_quadratic_f1", "e_probe_quadratic_chance_f1", "lower"),
-        ("silhouette", "silhouette_expected", "nearer to chance"),
-        ("same_environment_neighbours", "same_environment_expected", "nearer to chance"),
-    ],
-)
-def test_batch_metrics_are_drawn_with_their_chance_and_what_is_good_of_them(metric, chance, good):
-    rows = pd.DataFrame({"metric": [metric, chance], "representation": "ours", "key": "a", "value": [0.2, 0.26]})
-    _, ax = pl.benchmark(pd.concat([frame(), rows]), batch=metric)
-    assert ax.get_title() == f"{good} is better"
-    assert ax.lines[-1].get_ydata()[0] == 0.26
+def test_what_is_good_and_what_chance_gives_are_the_frames():
+    _, ax = pl.benchmark(frame(), batch="silhouette")
+    assert ax.get_title() == "nearer to chance is better"
+    assert ax.lines[-1].get_ydata()[0] == -0.25
+    _, ax = pl.benchmark(frame(), batch="effective_rank")  # neither chance nor a good side
+    assert [line.get_marker() for line in ax.lines] == ["o"]
+    assert ax.get_title() == ""
+    # rows of an experiment have no such columns
+    left, _ = pl.benchmark(frame().drop(columns=["chance", "better"]))
+    assert left.get_title() == "higher is better"
+    assert left.get_legend() is None
 
 
-def test_curves_by_name():
-    curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
-    ax = pl.relationship_curve({"ours": curve, "other": curve}, prevalence=0.02)
-    assert ax.get_legend_handles_labels()[1] == ["ours", "other", "no information"]
-    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.6, 0.4])
-    assert len({line.get_linestyle() for line in ax.lines[:2]}) == 2
-    assert pl.relationship_curve(curve).get_legend() is None
+def test_intervals_stand_where_there_are_any():
+    known = frame()["metric"] == "relationship_area"
+    left, right = pl.benchmark(frame().assign(low=np.where(known, 0.15, np.nan), high=np.where(known, 0.8, np.nan)))
+    (upright,) = {tuple(bar.get_segments()[0][:, 1]) for bar in left.collections[1::2]}
+    assert upright == (0.15, 0.8)
+    assert len(right.collections) == 2  # means alone
 
 
-def test_many_curves_are_told_apart():
-    curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
-    ax = pl.relationship_curve({f"method {i}": curve for i in range(12)})
-    assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 12
+def test_biology_stands_against_batch():
+    ax = pl.biology_against_batch(frame())
+    assert ax.get_legend_handles_labels()[1] == ["ours", "other"]
+    large = [line for line in ax.lines if line.get_markersize() == 8]
+    points = np.concatenate([np.asarray(line.get_xydata()) for line in large])
+    np.testing.assert_allclose(points, np.array([(0.11, 0.6), (0.9, 0.2)]))
+    assert len({(line.get_color(), line.get_marker()) for line in large}) == 2
+    chances = [line for line in ax.lines if line.get_linestyle() == "--"]
+    (_, up), (across, _) = (np.asarray(line.get_xydata())[0] for line in chances)
+    assert (up, across) == pytest.approx((0.1, 0.03))
 
 
-def test_complexes():
-    table = pd.DataFrame(
-        {"size": [3, 4], "mean_cosine": [0.9, 0.2], "fdr": [0.01, 0.4]}, index=pd.Index(["one", "two"], name="complex")
+def test_a_ranking_is_a_table_of_colours():
+    ranked = pd.DataFrame(
+        {"overall": [0.9, 0.1], "relationship_recall (corum)": [1.0, -0.2], "ilisi": [np.nan, 0.5]},
+        index=pd.Index(["ours", "other"], name="representation"),
     )
-    ax = pl.complexes(table)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["two (4)", "one (3)"]
-    points = ax.collections[1]
-    assert np.asarray(points.get_offsets())[:, 0].tolist() == [0.2, 0.9]
-    # the one that is sure is filled
-    assert np.asarray(points.get_facecolor())[:, :3].min(axis=1).tolist() == [1, 0]
+    ax = pl.ranking(ranked)
+    assert sorted(text.get_text() for text in ax.texts) == ["-0.20", "0.10", "0.50", "0.90", "1.00"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["ours", "other"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "overall",
+        "recall of known relations (corum)",
+        "mixing of environments (iLISI)",
+    ]

@@ -18,9 +18,10 @@ from scbd.metrics._relationships import (
     relationship_recall,
 )
 from scbd.metrics._replicates import replicate_retrieval
-from scbd.metrics._report import benchmark, styled, summarise
+from scbd.metrics._report import benchmark
 from scbd.metrics._retrieval import retrieval
 from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
+from scbd.metrics._summary import rank, styled, summarise
 
 __all__ = [
     "Relations",
@@ -38,6 +39,7 @@ __all__ = [
     "label_probe",
     "perturbation_effects",
     "predict_labels",
+    "rank",
     "relationship_area",
     "relationship_average_precision",
     "relationship_chance",

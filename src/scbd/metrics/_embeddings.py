@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scbd.metrics._table import check_keys
+import numpy as np
+
+from scbd._keys import CONTENT_KEY
+from scbd.metrics._table import check_keys, representation
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# keys of obsm; or names of representations with their key, or with several, such as those of training seeds
-Embeddings = Sequence[str] | Mapping[str, str | Sequence[str]]
+# a key of obsm, an array, or the path of a file that embed_to wrote
+Source = str | Path | np.ndarray
+# keys of obsm; or names of representations with where they are, or with several, such as those of training seeds
+Embeddings = Sequence[str] | Mapping[str, Source | Sequence[Source]]
 
 
 class Embedding(NamedTuple):
@@ -31,18 +37,50 @@ def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
     Raises
     ------
     ValueError
-        If there is none.
+        If there is none, an array is of another shape or not finite, or a file is of other cells.
     KeyError
         If ``obsm`` does not have one.
+    FileNotFoundError
+        If there is no such file.
     """
     if isinstance(embeddings, str):
         embeddings = [embeddings]
     if not isinstance(embeddings, Mapping):
         embeddings = {key: key for key in embeddings}
-    keys = {name: [key] if isinstance(key, str) else list(key) for name, key in embeddings.items()}
-    named = [(name, key) for name, several in keys.items() for key in several]
-    if not named:
+    several = {name: [given] if isinstance(given, Source) else list(given) for name, given in embeddings.items()}
+    if not any(several.values()):
         msg = "No embedding was asked for: name keys of obsm."
         raise ValueError(msg)
-    check_keys(adata, [key for _, key in named])
-    return [Embedding(name, key, adata.obsm[key]) for name, key in named]
+    check_keys(adata, [key for sources in several.values() for key in sources if isinstance(key, str)])
+    return [
+        _found(adata, name, place, source) for name, sources in several.items() for place, source in enumerate(sources)
+    ]
+
+
+def _found(adata: AnnData, name: str, i: int, source: Source) -> Embedding:
+    if isinstance(source, str):
+        return Embedding(name, source, adata.obsm[source])
+    if isinstance(source, Path):
+        return Embedding(name, str(source), _of_file(adata, source))
+    return Embedding(name, f"{name}[{i}]", representation(adata, source))
+
+
+def _of_file(adata: AnnData, path: Path) -> Any:
+    """z_c of a file, or its only embedding, in the order of the table's cells; memory-mapped where that is its own."""
+    from scbd.data import open_embedding
+
+    stored = open_embedding(path)
+    keys = list(stored.obsm)
+    key = CONTENT_KEY if CONTENT_KEY in keys else keys[0] if len(keys) == 1 else None
+    if key is None:
+        msg = f"{path} holds {', '.join(keys) or 'no embedding'}: open it with scbd.data.open_embedding, and give one."
+        raise ValueError(msg)
+    if stored.obs_names.equals(adata.obs_names):
+        return stored.obsm[key]
+    rows = stored.obs_names.get_indexer(adata.obs_names)
+    if (rows < 0).any():
+        msg = (
+            f"{path} lacks {(rows < 0).sum():,} of the {adata.n_obs:,} cells of the table, by their names in obs_names."
+        )
+        raise ValueError(msg)
+    return np.asarray(stored.obsm[key])[rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -135,6 +135,55 @@ def label_probe(
     >>> scbd.metrics.label_probe(embedding, np.repeat(["a", "b", "c"], 50))["accuracy"]
     1.0
     """
+    return probed(
+        embedding,
+        labels,
+        kind=kind,
+        train_fraction=train_fraction,
+        groups=groups,
+        train=train,
+        max_cells=max_cells,
+        seed=seed,
+    ).scores
+
+
+class Probed(NamedTuple):
+    """What a probe said of the cells that it was tested on."""
+
+    scores: dict[str, float]
+    """See :func:`label_probe`."""
+    truth: np.ndarray
+    """Code of each cell's label, ``(T,)``."""
+    predicted: np.ndarray
+    """The same as it was read."""
+    units: np.ndarray
+    """Code of what was held out as a whole: a cell's group, or the cell, ``(T,)``."""
+
+    def resampled(self, n: int, seed: int) -> dict[str, np.ndarray]:
+        """Scores ``(n,)`` of as many units drawn with replacement; the same units for the same seed."""
+        _, units = np.unique(self.units, return_inverse=True)
+        n_units, rng = int(units.max()) + 1, np.random.default_rng(seed)
+        found: dict[str, list[float]] = {"f1": [], "accuracy": []}
+        hit = self.truth == self.predicted
+        for _ in range(n):
+            weight = np.bincount(rng.integers(n_units, size=n_units), minlength=n_units)[units].astype(float)
+            found["f1"].append(macro_f1(self.truth, self.predicted, weight))
+            found["accuracy"].append(float(weight[hit].sum() / weight.sum()))
+        return {name: np.array(values) for name, values in found.items()}
+
+
+def probed(
+    embedding: Any,
+    labels: ArrayLike,
+    *,
+    kind: Kind,
+    train_fraction: float = 0.6,
+    groups: ArrayLike | None,
+    train: ArrayLike | None = None,
+    max_cells: int | None,
+    seed: int,
+) -> Probed:
+    """Fit a probe and test it, see :func:`label_probe`."""
     check_kinds(kind)
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)
@@ -145,8 +194,8 @@ def label_probe(
     if len(np.unique(codes[rows])) < 2:
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
         raise ValueError(msg)
+    of_group = None if groups is None else _factorized(groups, "group", len(codes), "labels")[0]
     if train is None:
-        of_group = None if groups is None else _factorized(groups, "group", len(codes), "labels")[0]
         learned, test = _split(rows, codes, of_group, train_fraction, rng)
     else:
         is_train = np.asarray(train, dtype=bool)[rows]
@@ -168,19 +217,20 @@ def label_probe(
         permuted_model = fit(embedding, permuted, learned, seed)
         named = known[_predicted(permuted_model, embedding, test, len(known))]
         chance.append(macro_f1(codes[test], named))
-    return {
+    scores = {
         "f1": macro_f1(codes[test], predicted),
         "auroc": _auroc(model, embedding, of_known[codes], rng.permutation(test)[:_AUROC_CELLS], len(known)),
         "accuracy": float(np.mean(codes[test] == predicted)),
         "chance_f1": float(np.mean(chance)),
     }
+    return Probed(scores, codes[test], predicted, test if of_group is None else of_group[test])
 
 
-def macro_f1(truth: np.ndarray, predicted: np.ndarray) -> float:
-    """F1 averaged over the labels that occur in ``truth`` or ``predicted``, as in scikit-learn."""
-    size = int(max(truth.max(), predicted.max())) + 1
-    hits = np.bincount(truth[truth == predicted], minlength=size)
-    total = np.bincount(truth, minlength=size) + np.bincount(predicted, minlength=size)
+def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """F1 averaged over the labels that occur in ``truth`` or ``predicted``, as in scikit-learn; ``weight`` of cells."""
+    size, hit = int(max(truth.max(), predicted.max())) + 1, truth == predicted
+    hits = np.bincount(truth[hit], None if weight is None else weight[hit], minlength=size)
+    total = np.bincount(truth, weight, minlength=size) + np.bincount(predicted, weight, minlength=size)
     return float(np.mean(2 * hits[total > 0] / total[total > 0]))
 
 

@@ -96,7 +96,7 @@ def relationship_interval(
     True
     """
     relations = relations_of(profiles, net, net_kind, gene_key, universe)
-    (values,), n_effective = _resampled([relations], score, tail, n_bootstrap, seed)
+    (values,), n_effective = resampled_scores([relations], score, tail, n_bootstrap, seed)
     return interval(values[1:], level, n_effective)
 
 
@@ -152,12 +152,12 @@ def relationship_difference(
             "both Relations from profiles of the same genes in the same order, with one net and one universe."
         )
         raise ValueError(msg)
-    (one, two), n_effective = _resampled([profiles, other], score, tail, n_bootstrap, seed)
+    (one, two), n_effective = resampled_scores([profiles, other], score, tail, n_bootstrap, seed)
     low, high = interval(one[1:] - two[1:], level, n_effective)
     return RelationshipDifference(float(one[0] - two[0]), low, high)
 
 
-def _resampled(
+def resampled_scores(
     several: list[Relations], score: Score, tail: float, n_bootstrap: int, seed: int
 ) -> tuple[list[np.ndarray], float]:
     """The score of each, first as it is, then of the same resamples; and among how many complexes relations spread."""

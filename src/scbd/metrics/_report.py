@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from scbd._labels import as_columns
 from scbd.metrics._aggregate import aggregate
-from scbd.metrics._batch_probes import batch_probe
 from scbd.metrics._design import groups_of_design
-from scbd.metrics._embeddings import Embeddings, named_embeddings
-from scbd.metrics._mixing import batch_mixing
-from scbd.metrics._probes import label_probe
+from scbd.metrics._embeddings import Embedding, Embeddings, named_embeddings
+from scbd.metrics._measures import measure_of
 from scbd.metrics._readers import check_kinds
-from scbd.metrics._relationships import (
-    Relations,
-    relationship_area,
-    relationship_average_precision,
-    relationship_curve,
-    relationship_recall,
+from scbd.metrics._relationships import Relations
+from scbd.metrics._replicates import replicate_retrieval
+from scbd.metrics._resampling import interval
+from scbd.metrics._retrieval import retrieval
+from scbd.metrics._scored import (
+    Scored,
+    effective_rank,
+    mixing_scores,
+    prefixed,
+    probe_scores,
+    relationship_scores,
+    replicate_scores,
+    retrieval_scores,
 )
+from scbd.metrics._summary import check_reference
 from scbd.metrics._table import label_names
 
 if TYPE_CHECKING:
@@ -31,19 +39,14 @@ if TYPE_CHECKING:
 
     from scbd.metrics._readers import Kind
 
-# which way is good: biology up, batch down
-HIGHER_IS_BETTER = {
-    "relationship_area": True,
-    "relationship_recall": True,
-    "relationship_average_precision": True,
-    "y_probe_f1": True,
-    "y_probe_auroc": True,
-    "ilisi": True,
-    **dict.fromkeys(["e_probe_f1", "e_probe_quadratic_f1", "e_probe_neighbours_f1"], False),
-    **dict.fromkeys(["e_probe_auroc", "e_probe_quadratic_auroc", "e_probe_neighbours_auroc"], False),
-}
-# good where they are nearest to what chance gives in the same design: less is not better mixed
-NEAREST = {"same_environment_neighbours": "same_environment_expected", "silhouette": "silhouette_expected"}
+_LEVEL = 0.95
+
+
+class Measured(NamedTuple):
+    """An embedding with its scores."""
+
+    embedding: Embedding
+    scores: dict[str, Scored]
 
 
 def benchmark(
@@ -56,17 +59,23 @@ def benchmark(
     guide_key: str | None = None,
     group_key: str | Sequence[str] | Literal["auto"] | None = "auto",
     control: str | Sequence[str] | None = "nontargeting",
-    net: pd.DataFrame | None = None,
+    net: pd.DataFrame | Mapping[str, pd.DataFrame] | None = None,
+    label_key: str | Sequence[str] | None = None,
+    replicates: bool = False,
+    position_key: str | Sequence[str] | None = None,
     n_pcs: int | None = None,
     kinds: Sequence[Kind] = ("linear", "quadratic"),
     n_neighbors: int = 90,
     max_cells: int | None = 100_000,
+    n_bootstrap: int = 0,
+    reference: str | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Score embeddings for biology and for batch effects.
 
     What is asked for decides what is measured: ``net`` with ``gene_key`` gives the relationship metrics, ``y_key`` a
-    probe of the perturbation, ``e_key`` a probe of the environment and its mixing.
+    probe of the perturbation, ``e_key`` probes of the environment and its mixing, ``label_key`` retrieval of mechanisms
+    and the like, ``replicates`` that of replicates.
 
     Parameters
     ----------
@@ -74,7 +83,8 @@ def benchmark(
         Embedded cells.
     embeddings
         Keys of ``obsm``; or names of representations with their key, or with several keys, such as those of several
-        training seeds.
+        training seeds. In place of a key, an array, or the path of a file that ``embed_to`` wrote of these cells, see
+        :func:`scbd.data.open_embedding`.
     y_key, e_key, gene_key, guide_key
         Columns of ``obs``.
     group_key
@@ -84,9 +94,17 @@ def benchmark(
         out where most hold one perturbation, guides where these belong to one, and otherwise nothing; see
         :func:`label_probe`.
     control
-        Value of ``gene_key`` for unperturbed cells, or several, or `None`: see :func:`aggregate`.
+        Value of ``gene_key`` for unperturbed cells, or several, or `None`: see :func:`aggregate`. The same of ``y_key``
+        for retrieval.
     net
-        Frame with ``source`` and ``target``.
+        Frame with ``source`` and ``target``; or several by name, which their rows then have.
+    label_key
+        Columns of ``obs`` with the mechanism or target of a perturbation, see :func:`retrieval`; with ``y_key``.
+    replicates
+        Whether rows are wells that should find their replicates in other environments, see
+        :func:`replicate_retrieval`; with ``y_key``, ``e_key`` and ``control``. Not for millions of cells.
+    position_key
+        Columns of ``obs`` with the position on a plate, for the floor of replicates.
     n_pcs
         Reduce wider embeddings (CellProfiler features) to so many principal components; the paper uses 64.
     kinds
@@ -97,18 +115,30 @@ def benchmark(
         Of the mixing metrics.
     max_cells
         Probes and mixing use a random subset of this size; `None` for all cells.
+    n_bootstrap
+        Resamples for confidence intervals: of complexes for relations, of perturbations for retrieval, of what was held
+        out for the F1 and accuracy of probes. They say what other complexes or cells would have given, not another
+        training seed. 200 are enough; with five thousand genes they take a minute an embedding.
+    reference
+        A representation that all are compared with, over the same resamples: its keys with theirs in their order, or
+        its only key with all.
     seed
-        Seed of probes, subsets and components.
+        Seed of probes, subsets, components and resamples.
 
     Returns
     -------
-    Tidy frame ``metric, representation, key, value``, one row a metric and ``obsm`` key. Scores of the linear probe of
-    the environment are ``e_probe_f1`` and so on, those of another ``e_probe_quadratic_f1`` and so on.
+    Tidy frame, one row a metric and embedding: ``metric``, ``representation``, ``key``, ``value``, ``chance`` (what an
+    embedding that says nothing gets in the same design, or NaN), ``better`` (``"higher"``, ``"lower"``, ``"nearer to
+    chance"``, or empty). With ``n_bootstrap`` also ``low`` and ``high``, a 95 % interval, or NaN. With ``reference``
+    also ``difference``, ``difference_low``, ``difference_high`` and ``p_value``. Scores of the linear probe of the
+    environment are ``e_probe_f1`` and so on, those of another ``e_probe_quadratic_f1`` and so on; ``effective_rank`` is
+    the number of directions in use, 0 for a point.
 
     Raises
     ------
     ValueError
-        If nothing is asked for, or see the metrics.
+        If nothing is asked for, something lacks its key, a file is of other cells, a reference without resamples, or
+        see the metrics.
     KeyError
         If a key is missing.
 
@@ -127,107 +157,68 @@ def benchmark(
     >>> embeddings = {"SCBD": "X_scbd_c", "pixels": "X_pixel_pca"}
     >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
     >>> frame.columns.to_list()
-    ['metric', 'representation', 'key', 'value']
+    ['metric', 'representation', 'key', 'value', 'chance', 'better']
     """
-    if net is None and y_key is None and e_key is None:
-        msg = "Nothing to measure: give e_key, y_key, or net with gene_key."
-        raise ValueError(msg)
-    if net is not None and gene_key is None:
-        msg = "net needs gene_key, the column of obs with the perturbed gene."
-        raise ValueError(msg)
+    nets = net if isinstance(net, Mapping) else {} if net is None else {"": net}
+    labels = () if label_key is None else as_columns(label_key)
+    _check_asked(y_key, e_key, gene_key, control, nets, labels, replicates)
     check_kinds(*kinds)
     compared = named_embeddings(adata, embeddings)
+    _check_reference(reference, compared, n_bootstrap)
     groups = None if y_key is None else _probe_groups(adata, y_key, e_key, guide_key, group_key)
-    rows = []
-    for name, key, values in compared:
-        table = _reduced(adata, key, values, n_pcs, seed)
-        scores: dict[str, float] = {}
-        if net is not None and gene_key is not None:
-            profiles = aggregate(table, key, gene_key=gene_key, guide_key=guide_key, control=control)
-            scores |= _relationships(Relations(profiles, net))
+    drawn = {"n_bootstrap": n_bootstrap, "seed": seed}
+    measured = []
+    for embedding in compared:
+        table = _reduced(adata, embedding, n_pcs, seed)
+        scores = {"effective_rank": Scored(effective_rank(table.obsm["x"]))}
+        if nets and gene_key is not None:
+            profiles = aggregate(table, "x", gene_key=gene_key, guide_key=guide_key, control=control)
+            scores |= _of_relations(profiles, nets, **drawn)
         if y_key is not None:
-            probe = label_probe(table.obsm[key], adata.obs[y_key], groups=groups, max_cells=max_cells, seed=seed)
-            scores |= {f"y_probe_{metric}": value for metric, value in probe.items()}
+            probe: dict[str, Any] = {"kind": "linear", "groups": groups, "max_cells": max_cells}
+            scores |= prefixed("y_probe", probe_scores(table.obsm["x"], label_names(adata, y_key), **probe, **drawn))
+            scores |= _of_labels(table, labels, y_key, control or (), **drawn)
+        if replicates and y_key is not None and e_key is not None:
+            keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "position_key": position_key, "control": control}
+            replicated = replicate_retrieval(table, "x", **keys, seed=seed)
+            scores |= prefixed("replicate", replicate_scores(replicated, **drawn))
         if e_key is not None:
-            for kind in kinds:
-                probe = batch_probe(table, key, e_key, kind=kind, max_cells=max_cells, seed=seed)
-                name_of = "e_probe" if kind == "linear" else f"e_probe_{kind}"
-                scores |= {f"{name_of}_{metric}": value for metric, value in probe.items()}
-            scores |= batch_mixing(table, key, e_key, n_neighbors=n_neighbors, max_cells=max_cells, seed=seed)
-        rows += [{"metric": m, "representation": name, "key": key, "value": v} for m, v in scores.items()]
-    return pd.DataFrame(rows, columns=["metric", "representation", "key", "value"])
+            scores |= _of_environments(table, e_key, kinds, max_cells, **drawn)
+            scores |= mixing_scores(table, "x", e_key, n_neighbors=n_neighbors, max_cells=max_cells, seed=seed)
+        measured.append(Measured(embedding, scores))
+    return _frame(measured, n_bootstrap, reference)
 
 
-def summarise(frame: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over the keys of each representation (training seeds).
-
-    Parameters
-    ----------
-    frame
-        From :func:`benchmark`; several such frames may be concatenated.
-
-    Returns
-    -------
-    Frame ``metric, representation, mean, sd, n``; ``sd`` is NaN for a single key.
-
-    Examples
-    --------
-    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
-    >>> scbd.metrics.summarise(frame).columns.to_list()
-    ['metric', 'representation', 'mean', 'sd', 'n']
-    """
-    grouped = frame.groupby(["metric", "representation"], sort=False)["value"]
-    return grouped.agg(mean="mean", sd="std", n="size").reset_index()
+def _of_relations(profiles: AnnData, nets: Mapping[str, pd.DataFrame], **drawn: int) -> dict[str, Scored]:
+    """Scores of each network, whose name their names have."""
+    scores: dict[str, Scored] = {}
+    for name, net in nets.items():
+        found = relationship_scores(Relations(profiles, net), **drawn)
+        scores |= {f"relationship_{score}" + (f" ({name})" if name else ""): found[score] for score in found}
+    return scores
 
 
-def styled(frame: pd.DataFrame) -> Any:
-    """A table for notebooks: one row a representation, ``mean ± sd``, the best of each metric in bold.
-
-    The best silhouette, and the best fraction of neighbours of the same environment, are nearest to what chance gives.
-
-    Parameters
-    ----------
-    frame
-        From :func:`benchmark`.
-
-    Returns
-    -------
-    :class:`pandas.io.formats.style.Styler`
-
-    Examples
-    --------
-    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
-    >>> table = scbd.metrics.styled(frame)  # the last line of a notebook's cell shows it
-    """
-    summary = summarise(frame)
-    order = list(dict.fromkeys(summary["representation"]))
-    mean = summary.pivot(index="representation", columns="metric", values="mean")
-    mean = mean.loc[order, list(dict.fromkeys(summary["metric"]))]
-    sd = summary.pivot(index="representation", columns="metric", values="sd").reindex_like(mean)
-    text = mean.map("{:.3f}".format) + sd.map(lambda value: "" if np.isnan(value) else f" ± {value:.3f}")
-
-    def bold(column: pd.Series) -> list[str]:
-        badness = _badness(mean, str(column.name))
-        return ["font-weight: bold" if value == badness.min() else "" for value in badness]
-
-    return text.style.apply(bold)
+def _of_labels(
+    table: AnnData, labels: Sequence[str], y_key: str, control: str | Sequence[str], **drawn: int
+) -> dict[str, Scored]:
+    """How well perturbations find others of their mechanism or target."""
+    scores: dict[str, Scored] = {}
+    for label in labels:
+        found = retrieval(table, "x", label_key=label, y_key=y_key, control=control, seed=drawn["seed"])
+        scores |= prefixed(f"retrieval_{label}", retrieval_scores(found, **drawn))
+    return scores
 
 
-def _badness(mean: pd.DataFrame, metric: str) -> pd.Series:
-    """Lowest for the representation that is best by a metric; NaN where no value is better than another."""
-    if metric in NEAREST:
-        return (mean[metric] - mean.get(NEAREST[metric], 0.0)).abs()
-    if metric not in HIGHER_IS_BETTER:
-        return mean[metric] * np.nan
-    return -mean[metric] if HIGHER_IS_BETTER[metric] else mean[metric]
-
-
-def _relationships(relations: Relations) -> dict[str, float]:
-    return {
-        "relationship_area": relationship_area(relationship_curve(relations)),
-        "relationship_recall": relationship_recall(relations),
-        "relationship_average_precision": relationship_average_precision(relations),
-    }
+def _of_environments(
+    table: AnnData, e_key: str | Sequence[str], kinds: Sequence[Kind], max_cells: int | None, **drawn: int
+) -> dict[str, Scored]:
+    """What each probe reads of the environment; the linear one has the plain name."""
+    scores: dict[str, Scored] = {}
+    for kind in kinds:
+        how: dict[str, Any] = {"kind": kind, "groups": None, "max_cells": max_cells}
+        found = probe_scores(table.obsm["x"], label_names(table, e_key), **how, **drawn)
+        scores |= prefixed("e_probe" if kind == "linear" else f"e_probe_{kind}", found)
+    return scores
 
 
 def _probe_groups(
@@ -251,14 +242,84 @@ def _probe_groups(
     return groups
 
 
-def _reduced(adata: AnnData, key: str, embedding: Any, n_pcs: int | None, seed: int) -> AnnData:
-    """A table with the labels and one embedding, of at most ``n_pcs`` components."""
+def _reduced(adata: AnnData, embedding: Embedding, n_pcs: int | None, seed: int) -> AnnData:
+    """A table with the labels and one embedding, ``x``, of at most ``n_pcs`` components."""
     from anndata import AnnData
 
-    if n_pcs is not None and embedding.shape[1] > n_pcs:
+    x = embedding.values
+    if n_pcs is not None and x.shape[1] > n_pcs:
         from sklearn.decomposition import PCA
         from sklearn.preprocessing import StandardScaler
 
-        scaled = StandardScaler().fit_transform(np.asarray(embedding))
-        embedding = PCA(n_pcs, random_state=seed).fit_transform(scaled).astype(np.float32)
-    return AnnData(obs=adata.obs, obsm={key: embedding})
+        x = PCA(n_pcs, random_state=seed).fit_transform(StandardScaler().fit_transform(np.asarray(x)))
+        x = x.astype(np.float32)
+    return AnnData(obs=adata.obs, obsm={"x": x})
+
+
+def _check_asked(
+    y_key: Any, e_key: Any, gene_key: Any, control: Any, nets: Mapping[str, Any], labels: Any, replicates: bool
+) -> None:
+    """Raise unless something is asked for, with the columns that it needs."""
+    if not nets and y_key is None and e_key is None:
+        msg = "Nothing to measure: give e_key, y_key, or net with gene_key."
+        raise ValueError(msg)
+    if nets and gene_key is None:
+        msg = "net needs gene_key, the column of obs with the perturbed gene."
+        raise ValueError(msg)
+    if labels and y_key is None:
+        msg = f"label_key={labels[0]!r} needs y_key, the column of obs with the perturbation."
+        raise ValueError(msg)
+    if replicates and (y_key is None or e_key is None or control is None):
+        msg = (
+            "replicates=True needs y_key, e_key and control: replicates are looked for among controls of other plates."
+        )
+        raise ValueError(msg)
+
+
+def _check_reference(reference: str | None, compared: Sequence[Embedding], n_bootstrap: int) -> None:
+    """Raise unless every embedding has one of the reference's to be compared with."""
+    if reference is None:
+        return
+    if not n_bootstrap:
+        msg = "reference needs n_bootstrap, such as 200: differences are tested over resamples."
+        raise ValueError(msg)
+    n_keys = pd.Series([embedding.representation for embedding in compared]).value_counts(sort=False)
+    check_reference(reference, n_keys.index)
+    if n_keys[reference] > 1 and (odd := n_keys[n_keys != n_keys[reference]]).size:
+        msg = (
+            f"{odd.index[0]!r} has {odd.iloc[0]} keys and the reference {reference!r} has {n_keys[reference]}: give as "
+            "many of both, or one of the reference."
+        )
+        raise ValueError(msg)
+
+
+def _frame(measured: Sequence[Measured], n_bootstrap: int, reference: str | None) -> pd.DataFrame:
+    """One row a score."""
+    others = [one.scores for one in measured if one.embedding.representation == reference]
+    places: dict[str, int] = {}
+    rows: list[dict[str, Any]] = []
+    for (representation, key, _), scores in measured:
+        place = places[representation] = places.get(representation, -1) + 1
+        for metric, score in scores.items():
+            row = {"metric": metric, "representation": representation, "key": key, "value": score.value}
+            row |= {"chance": score.chance, "better": measure_of(metric).better}
+            if n_bootstrap:
+                row |= dict(zip(("low", "high"), _interval(score.draws, score.n_units), strict=True))
+            if others:
+                row |= _difference(score, others[min(place, len(others) - 1)][metric])
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _interval(draws: np.ndarray, n_units: float) -> tuple[float, float]:
+    return interval(draws, _LEVEL, n_units) if len(draws) and n_units > 1 else (np.nan, np.nan)
+
+
+def _difference(score: Scored, other: Scored) -> dict[str, float]:
+    """How much higher a score is than another, over the same resamples."""
+    apart = score.draws - other.draws
+    low, high = _interval(apart, score.n_units)
+    beyond = min((apart <= 0).sum(), (apart >= 0).sum())
+    p_value = min(1.0, 2 * (1 + beyond) / (1 + len(apart))) if len(apart) else np.nan
+    names = ("difference", "difference_low", "difference_high", "p_value")
+    return dict(zip(names, (score.value - other.value, low, high, p_value), strict=True))

@@ -112,7 +112,8 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     named = frame.assign(name=names_of(frame))
     order = list(named["name"].unique())
     long = named.melt("name", [c for c in CORRECTION if c in named], "metric", "value").dropna()
-    long = long.rename(columns={"name": "representation"}).assign(key="")
+    chance = {"e_probe_f1": named["e_probe_chance_f1"].mean()} if "e_probe_chance_f1" in named else {}
+    long = long.rename(columns={"name": "representation"}).assign(key="", chance=long["metric"].map(chance))
     long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
     save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
     return table(named, ["name"], CORRECTION | HEALTH)

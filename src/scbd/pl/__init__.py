@@ -1,16 +1,18 @@
 """Frames or AnnData in, matplotlib Axes out; nothing is ever shown."""
 
-from scbd.pl._benchmark import benchmark, complexes, relationship_curve
+from scbd.pl._benchmark import benchmark, biology_against_batch, ranking
 from scbd.pl._counterfactuals import counterfactuals
 from scbd.pl._history import history
 from scbd.pl._images import cells
 from scbd.pl._latent import latent_health
+from scbd.pl._relationships import complexes, relationship_curve
 from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep, trade_off
 from scbd.pl._umap import umap, umap_blocks
 
 __all__ = [
     "alpha_curve",
     "benchmark",
+    "biology_against_batch",
     "by_group",
     "cells",
     "complexes",
@@ -18,6 +20,7 @@ __all__ = [
     "history",
     "in_against_out",
     "latent_health",
+    "ranking",
     "relationship_curve",
     "sweep",
     "trade_off",

@@ -1,7 +1,8 @@
-"""Biology up, batch down: the paper's figure, and what stands behind it."""
+"""What a report of several embeddings says, drawn: biology up, batch down."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,14 +11,16 @@ import pandas as pd
 from scbd.pl._looks import legend, look
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.axes import Axes
 
 _NAMES = {
     "relationship_area": "area, known relations",
     "relationship_recall": "recall of known relations",
     "relationship_average_precision": "average precision, known relations",
+    "replicate_map": "average precision of replicates",
+    "replicate_floor": "the same of positions alone",
+    "replicate_floor_corrected": "replicates beyond position",
+    "replicate_cross_position": "replicates across positions",
     "y_probe_f1": "F1 of the perturbation",
     "e_probe_f1": "F1 of the environment",
     "e_probe_quadratic_f1": "F1 of the environment, quadratic",
@@ -25,30 +28,21 @@ _NAMES = {
     "ilisi": "mixing of environments (iLISI)",
     "same_environment_neighbours": "neighbours of the same environment",
     "silhouette": "silhouette by environment",
+    "effective_rank": "directions in use",
 }
-# rows with what chance gives, and what is good of batch metrics that are not better the lower they are
-_CHANCE = {
-    "y_probe_f1": "y_probe_chance_f1",
-    "e_probe_f1": "e_probe_chance_f1",
-    "e_probe_quadratic_f1": "e_probe_quadratic_chance_f1",
-    "e_probe_neighbours_f1": "e_probe_neighbours_chance_f1",
-    "ilisi": "ilisi_expected",
-    "same_environment_neighbours": "same_environment_expected",
-    "silhouette": "silhouette_expected",
-}
-_GOOD = dict.fromkeys(["same_environment_neighbours", "silhouette"], "nearer to chance") | {"ilisi": "higher"}
+_COLOR = "#0072B2"
 
 
 def benchmark(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw two panels, one bar a representation: how much biology, and how much batch; what chance gives as a line.
+    """Draw two panels, one column a representation: how much biology, and how much batch; what chance gives as a line.
 
     Parameters
     ----------
     frame
-        From :func:`scbd.metrics.benchmark`: ``metric, representation, key, value``. Several keys of a representation
-        (training seeds) give a bar of their mean, with their standard deviation.
+        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a dot, their mean a bar
+        across; a vertical line is the confidence interval, where the frame has one, of several keys on average.
     biology, batch
         Metrics of the panels. By default the first there is of the relationship area and the perturbation probe.
     axes
@@ -71,39 +65,82 @@ def benchmark(
     """
     import matplotlib.pyplot as plt
 
-    if biology is None:
-        biology = "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
-    for metric in (biology, batch):
-        if not (frame["metric"] == metric).any():
-            msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
-            raise ValueError(msg)
+    biology = _biology(frame, biology)
+    rows = [_rows(frame, metric) for metric in (biology, batch)]
     if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+        _, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), layout="constrained")
     order = list(dict.fromkeys(frame["representation"]))
-    for ax, metric, good in zip(axes, (biology, batch), ("higher", _GOOD.get(batch, "lower")), strict=True):
-        values = frame[frame["metric"] == metric].groupby("representation")["value"]
-        mean, sd = values.mean().reindex(order), values.std().reindex(order).fillna(0)
-        ax.bar(order, mean, yerr=sd.where(sd > 0), color="#56B4E9", edgecolor="k", capsize=4)
-        ax.set(ylabel=_NAMES.get(metric, metric), title=f"{good} is better")
-        plt.setp(ax.get_xticklabels(), rotation=35, ha="right", rotation_mode="anchor")  # names end below their bar
-        chance = frame.loc[frame["metric"] == _CHANCE.get(metric), "value"]
-        if len(chance):
-            ax.axhline(chance.mean(), ls="--", color="k", lw=1, label="chance")
+    for ax, own, better in zip(axes, rows, ("higher", "lower"), strict=True):
+        _dots(ax, own, order)
+        better = own["better"].iloc[0] if "better" in own else better
+        title = f"{better} is better" if better else ""
+        ax.set(ylabel=_name(own["metric"].iloc[0]), title=title, xlim=(-0.6, len(order) - 0.4))
+        ax.set_xticks(range(len(order)), order, rotation=35, ha="right", rotation_mode="anchor")
+        chance = own["chance"].mean() if "chance" in own else np.nan
+        if np.isfinite(chance):
+            ax.axhline(chance, ls="--", color="k", lw=1, label="chance")
             ax.legend(frameon=False)
     return axes
 
 
-def relationship_curve(
-    curves: pd.DataFrame | Mapping[str, pd.DataFrame], *, prevalence: float | None = None, ax: Axes | None = None
+def biology_against_batch(
+    frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", ax: Axes | None = None
 ) -> Axes:
-    """Draw precision against recall of known relations.
+    """Draw how much biology an embedding holds against how much batch, with lines where chance is.
 
     Parameters
     ----------
-    curves
-        From :func:`scbd.metrics.relationship_curve`, one or several by name.
-    prevalence
-        Fraction of pairs that are related, drawn as a line: the precision without information.
+    frame
+        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a small dot, their mean a
+        large one.
+    biology, batch
+        Metrics of the two axes, see :func:`benchmark`.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. Good embeddings are high, and near the line of chance of the batch.
+
+    Raises
+    ------
+    ValueError
+        If a metric is not in the frame.
+
+    Examples
+    --------
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> ax = scbd.pl.biology_against_batch(frame, biology="y_probe_f1", batch="e_probe_quadratic_f1")
+    """
+    import matplotlib.pyplot as plt
+
+    biology = _biology(frame, biology)
+    up, across = (_rows(frame, metric) for metric in (biology, batch))
+    if ax is None:
+        _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
+    for i, name in enumerate(dict.fromkeys(frame["representation"])):
+        y, x = (rows.loc[rows["representation"] == name, "value"].to_numpy() for rows in (up, across))
+        how = look(i)._replace(ls="")._asdict()
+        if len(x) > 1:
+            ax.plot(x, y, **how, ms=3, alpha=0.5)
+        ax.plot(x.mean(), y.mean(), **how, ms=8, label=name)
+    for rows, line in ((up, ax.axhline), (across, ax.axvline)):
+        chance = rows["chance"].mean() if "chance" in rows else np.nan
+        if np.isfinite(chance):
+            line(chance, ls="--", color="0.5", lw=1)
+    ax.set(xlabel=_name(batch), ylabel=_name(biology))
+    legend(ax)
+    return ax
+
+
+def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw ranks of several embeddings as a table of colours.
+
+    Parameters
+    ----------
+    ranked
+        From :func:`scbd.metrics.rank`.
     ax
         Axes to draw on.
 
@@ -113,56 +150,56 @@ def relationship_curve(
 
     Examples
     --------
-    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> curve = scbd.metrics.relationship_curve(profiles, net)
-    >>> ax = scbd.pl.relationship_curve({"z_c": curve})
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> ax = scbd.pl.ranking(scbd.metrics.rank(frame))
     """
     import matplotlib.pyplot as plt
 
-    if isinstance(curves, pd.DataFrame):
-        curves = {"": curves}
+    values = ranked.to_numpy(dtype=float)
     if ax is None:
-        _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
-    for i, (name, curve) in enumerate(curves.items()):
-        ax.plot(curve["recall"], curve["precision"], **look(i)._asdict(), ms=3, label=name or None)
-    if prevalence is not None:
-        ax.axhline(prevalence, color="0.5", lw=1, label="no information")
-    ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
-    legend(ax)
+        _, ax = plt.subplots(figsize=(1.6 + 0.6 * values.shape[1], 1.9 + 0.32 * len(values)), layout="constrained")
+    ax.imshow(values.clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for row, column in np.argwhere(np.isfinite(values)):
+        dark = values[row, column] > 0.6
+        shown = f"{values[row, column]:.2f}"
+        ax.text(column, row, shown, ha="center", va="center", fontsize="small", color="w" if dark else "k")
+    names = [_name(str(column)) for column in ranked.columns]
+    ax.set_xticks(range(len(names)), names, rotation=35, ha="left", rotation_mode="anchor")
+    ax.set_yticks(range(len(ranked)), [str(name) for name in ranked.index])
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
     return ax
 
 
-def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Axes:
-    """Draw the mean cosine of the complexes that are found most clearly.
+def _dots(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
+    """A column a representation: runs, their mean, and the interval."""
+    for place, name in enumerate(order):
+        own = rows[rows["representation"] == name]
+        if not len(own):
+            continue
+        x = place + (np.linspace(-0.12, 0.12, len(own)) if len(own) > 1 else np.zeros(1))
+        ax.plot(x, own["value"], "o", ms=5, mfc="w", mec=_COLOR, zorder=3)
+        ax.hlines(own["value"].mean(), place - 0.28, place + 0.28, color=_COLOR, lw=2)
+        if "low" in own and own["low"].notna().all():
+            ax.vlines(place, own["low"].mean(), own["high"].mean(), color=_COLOR, lw=1)
 
-    Parameters
-    ----------
-    table
-        From :func:`scbd.metrics.complex_table`.
-    n
-        How many.
-    ax
-        Axes to draw on.
 
-    Returns
-    -------
-    The axes. Filled: false discovery rate below 5 %.
+def _biology(frame: pd.DataFrame, metric: str | None) -> str:
+    if metric is not None:
+        return metric
+    return "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
 
-    Examples
-    --------
-    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
-    >>> ax = scbd.pl.complexes(table)
-    """
-    import matplotlib.pyplot as plt
 
-    shown = table.head(n).iloc[::-1]
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.5, 0.28 * len(shown) + 1), layout="constrained")
-    found = (shown["fdr"] < 0.05).to_numpy()
-    names = [f"{name[:48]} ({size})" for name, size in zip(shown.index.astype(str), shown["size"], strict=True)]
-    ax.hlines(names, 0, shown["mean_cosine"], color="0.7")
-    ax.scatter(shown["mean_cosine"], names, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3)
-    ax.set(xlabel="mean cosine between its genes", xlim=(min(0, shown["mean_cosine"].min()), 1))
-    ax.margins(y=0.02)
-    return ax
+def _rows(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    if not (frame["metric"] == metric).any():
+        msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
+        raise ValueError(msg)
+    return frame[frame["metric"] == metric]
+
+
+def _name(metric: str) -> str:
+    """In words; the name of a network stays behind it."""
+    plain, network = re.fullmatch(r"(.*?)( \(.*\))?", metric).groups(default="")  # type: ignore[union-attr]
+    return _NAMES.get(plain, plain) + network

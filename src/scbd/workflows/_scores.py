@@ -168,7 +168,9 @@ def correction_scores(
     keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "guide_key": guide_key}
     # the paper's protocol, and what all rows mean: cells are split one by one, and environments read by a linear probe
     frame = benchmark(table, ["embedding"], **keys, group_key=None, kinds=["linear"], net=net)
-    return frame.set_index("metric")["value"].to_dict()
+    scores = frame.set_index("metric")
+    chance = {f"{probe}_probe_chance_f1": scores.loc[f"{probe}_probe_f1", "chance"] for probe in "ye"}
+    return scores["value"].to_dict() | chance
 
 
 def _largest_share(labels: np.ndarray) -> float:

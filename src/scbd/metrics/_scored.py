@@ -1,0 +1,121 @@
+"""Scores of one embedding, each with what chance gives and how sure it is: what a report has a row for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
+
+from scbd._linear_maps import covariance
+from scbd.metrics._mixing import batch_mixing
+from scbd.metrics._probes import probed
+from scbd.metrics._relationship_chance import relationship_chance
+from scbd.metrics._relationship_interval import resampled_scores
+from scbd.metrics._relationships import (
+    Relations,
+    relationship_area,
+    relationship_average_precision,
+    relationship_curve,
+    relationship_recall,
+)
+from scbd.metrics._resampling import Score
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+    from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
+
+# chance of the areas of a curve that no label is hit by
+_EVEN = 0.5
+_TAIL = 0.05
+_NO_DRAWS = np.empty(0)
+
+
+class Scored(NamedTuple):
+    """A score."""
+
+    value: float
+    chance: float = np.nan
+    """What an embedding that says nothing gets in the same design, or NaN."""
+    draws: np.ndarray = _NO_DRAWS
+    """The score of other complexes, perturbations or cells, as if drawn again ``(R,)``; empty where not asked for."""
+    n_units: float = np.inf
+    """How many there are of what is drawn."""
+
+
+def relationship_scores(relations: Relations, n_bootstrap: int, seed: int) -> dict[str, Scored]:
+    """Area, recall and average precision of known relations."""
+    values = {
+        "area": relationship_area(relationship_curve(relations)),
+        "recall": relationship_recall(relations),
+        "average_precision": relationship_average_precision(relations),
+    }
+    chance = relationship_chance(relations)
+    draws: dict[str, dict[str, Any]] = {}
+    for score in get_args(Score) if n_bootstrap else ():
+        (found,), n_units = resampled_scores([relations], score, _TAIL, n_bootstrap, seed)
+        draws[score] = {"draws": found[1:], "n_units": n_units}
+    return {name: Scored(value, chance[name], **draws.get(name, {})) for name, value in values.items()}
+
+
+def probe_scores(embedding: Any, labels: np.ndarray, *, n_bootstrap: int, seed: int, **how: Any) -> dict[str, Scored]:
+    """F1, area and accuracy of :func:`scbd.metrics.label_probe`."""
+    found = probed(embedding, labels, seed=seed, **how)
+    chance = {"f1": found.scores["chance_f1"], "auroc": _EVEN}
+    draws = found.resampled(n_bootstrap, seed) if n_bootstrap else {}
+    n_units = len(np.unique(found.units))
+    return {
+        name: Scored(value, chance.get(name, np.nan), draws.get(name, _NO_DRAWS), n_units)
+        for name, value in found.scores.items()
+        if name != "chance_f1"
+    }
+
+
+def mixing_scores(adata: AnnData, key: str, e_key: Any, **how: Any) -> dict[str, Scored]:
+    """Of :func:`scbd.metrics.batch_mixing`."""
+    found = batch_mixing(adata, key, e_key, **how)
+    expected = {name: f"{name.removesuffix('_neighbours')}_expected" for name in found}
+    return {name: Scored(found[name], found[by]) for name, by in expected.items() if by in found}
+
+
+def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
+    """Mean average precision of :func:`scbd.metrics.retrieval`; how many perturbations are called."""
+    return {
+        "map": _mean(found.table, n_bootstrap, seed),
+        "called": Scored(found.n_called / len(found.table)),
+    }
+
+
+def replicate_scores(found: ReplicateRetrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
+    """The same of :func:`scbd.metrics.replicate_retrieval`, with floor and cross-position where positions are known."""
+    scores = retrieval_scores(found, n_bootstrap, seed)
+    if len(found.floor_table):
+        scores["floor"] = _mean(found.floor_table, n_bootstrap, seed)
+        scores["floor_corrected"] = Scored(found.floor_corrected, 0.0)
+    if len(found.cross_position_table):
+        scores["cross_position"] = _mean(found.cross_position_table, n_bootstrap, seed)
+    return scores
+
+
+def effective_rank(embedding: Any) -> float:
+    """Directions that an embedding uses: the exponential of the entropy of its spectrum; 0 for a point."""
+    x = np.asarray(embedding)
+    spectrum = np.linalg.eigvalsh(covariance(x)).clip(min=0)
+    if spectrum.sum() <= np.finfo(np.float32).eps ** 2 * np.square(x, dtype=np.float64).sum() / len(x):
+        return 0.0
+    share = spectrum[spectrum > 0] / spectrum.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def prefixed(prefix: str, scores: Mapping[str, Scored]) -> dict[str, Scored]:
+    """Scores by their names in a report."""
+    return {f"{prefix}_{name}": score for name, score in scores.items()}
+
+
+def _mean(table: pd.DataFrame, n_bootstrap: int, seed: int) -> Scored:
+    """Mean of perturbations, and of as many drawn with replacement."""
+    values, rng = table["average_precision"].to_numpy(), np.random.default_rng(seed)
+    drawn = rng.integers(len(values), size=(n_bootstrap, len(values)))
+    return Scored(float(values.mean()), float(table["chance"].mean()), values[drawn].mean(axis=1), len(values))

@@ -1,0 +1,228 @@
+"""A report made shorter: over seeds, as a table, as ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd.metrics._measures import measure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# of many, one a question
+_HEADLINE = (
+    "relationship_average_precision",
+    "replicate_floor_corrected",
+    "replicate_map",
+    "y_probe_f1",
+    "e_probe_f1",
+    "e_probe_quadratic_f1",
+    "ilisi",
+    "effective_rank",
+)
+# of biology in a rank, as in Luecken et al. (2022)
+_BIOLOGY = 0.6
+
+
+def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFrame:
+    """Mean and standard deviation over the keys of each representation (training seeds).
+
+    Parameters
+    ----------
+    frame
+        From :func:`benchmark`; several such frames may be concatenated.
+    reference
+        A representation that the others are compared with, key by key: those of as many seeds as it, in their order, or
+        all with its one. The differences are then tested by a paired t test over seeds.
+
+    Returns
+    -------
+    Frame ``metric, representation, mean, sd, n, chance``; ``sd`` is NaN for a single key. With ``reference`` also
+    ``difference``, ``difference_sd`` and ``p_value``, NaN for a single key.
+
+    Raises
+    ------
+    ValueError
+        If the reference is not there, or has another number of keys than a representation that is compared with it.
+
+    Examples
+    --------
+    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
+    >>> scbd.metrics.summarise(frame).columns.to_list()
+    ['metric', 'representation', 'mean', 'sd', 'n', 'chance']
+    """
+    if "chance" not in frame:
+        frame = frame.assign(chance=np.nan)
+    grouped = frame.groupby(["metric", "representation"], sort=False)
+    found = grouped["value"].agg(mean="mean", sd="std", n="size").assign(chance=grouped["chance"].mean())
+    if reference is not None:
+        names = ["difference", "difference_sd", "p_value"]
+        found[names] = [_against(frame, metric, name, reference) for metric, name in found.index]
+    return found.reset_index()
+
+
+def _against(frame: pd.DataFrame, metric: str, representation: str, reference: str) -> tuple[float, float, float]:
+    """Mean and deviation over seeds of the difference from a reference, and the p value of a paired t test."""
+    of_metric = frame[frame["metric"] == metric].groupby("representation", sort=False)["value"]
+    values = {name: value.to_numpy(dtype=float) for name, value in of_metric}
+    check_reference(reference, values)
+    one, other = values[representation], values[reference]
+    if len(other) not in (1, len(one)):
+        msg = (
+            f"{representation!r} has {len(one)} keys and the reference {reference!r} has {len(other)}: seeds are "
+            "compared in pairs, so give as many of both, or one of the reference."
+        )
+        raise ValueError(msg)
+    difference = one - other
+    if len(difference) < 2:
+        return float(difference.mean()), np.nan, np.nan
+    mean, sd = float(difference.mean()), float(difference.std(ddof=1))
+    return mean, sd, paired_p_value(mean, sd, len(difference))
+
+
+def paired_p_value(mean: float, sd: float, n: int) -> float:
+    """Of a two-sided t test; 1 where all differences are zero."""
+    from scipy import stats
+
+    if sd == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))
+
+
+def check_reference(reference: str, names: Any) -> None:
+    """Raise a ValueError that names the representations there are, if this is none of them."""
+    if reference not in names:
+        msg = f"reference={reference!r} is no representation here; there are: {', '.join(names)}."
+        raise ValueError(msg)
+
+
+def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> Any:
+    """A table for notebooks: one row a representation, ``mean ± sd``, the best of each metric in bold.
+
+    The best silhouette, and the best fraction of neighbours of the same environment, are nearest to what chance gives.
+
+    Parameters
+    ----------
+    frame
+        From :func:`benchmark`.
+    metrics
+        Columns. By default one a question, so that the table fits a page; ``frame["metric"].unique()`` are all.
+
+    Returns
+    -------
+    :class:`pandas.io.formats.style.Styler`. Its last row is what chance gives.
+
+    Raises
+    ------
+    ValueError
+        If the frame lacks a metric.
+
+    Examples
+    --------
+    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
+    >>> table = scbd.metrics.styled(frame)  # the last line of a notebook's cell shows it
+    """
+    mean, sd, chance = _tables(frame, metrics)
+    text = mean.map("{:.3f}".format) + sd.map(lambda value: "" if np.isnan(value) else f" ± {value:.3f}")
+    text.loc["chance"] = chance.map(lambda value: "" if np.isnan(value) else f"{value:.3f}")
+
+    def bold(column: pd.Series) -> list[str]:
+        badness = _badness(mean, chance, str(column.name)).reindex(column.index)
+        return ["font-weight: bold" if value == badness.min() else "" for value in badness]
+
+    return text.style.apply(bold)
+
+
+def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFrame:
+    """Representations in order, each score on a scale from 0 to 1.
+
+    Of biology, 0 is what chance gives and 1 the best there is here; of batch, 0 is the worst there is here and 1 what
+    chance gives: an embedding that knows nothing of environments. Biology counts 0.6 and batch 0.4, as in published
+    benchmarks of integration (Luecken et al., 2022). A rank hides what it is made of, and moves with what else is
+    compared: read the scores first. A score without a chance is not ranked by, and a point comes last.
+
+    Parameters
+    ----------
+    frame
+        From :func:`benchmark`.
+    metrics
+        What to rank by; one a question by default.
+
+    Returns
+    -------
+    Frame with a row a representation, the best first: ``overall``, ``biology``, ``batch``, and each score on its scale,
+    below 0 where it is worse than chance.
+
+    Raises
+    ------
+    ValueError
+        If the frame lacks a metric, or none can be ranked by.
+
+    References
+    ----------
+    Luecken et al. (2022), Benchmarking atlas-level data integration in single-cell genomics.
+
+    Examples
+    --------
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> scbd.metrics.rank(frame).columns[:3].to_list()
+    ['overall', 'biology', 'batch']
+    """
+    mean, _, chance = _tables(frame, metrics)
+    scaled = pd.DataFrame({m: _scaled(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
+    scaled = scaled.dropna(axis=1, how="all")
+    sides: dict[str, pd.Series] = {}
+    for side in ("biology", "batch"):
+        if own := [m for m in scaled if measure_of(m).side == side]:
+            sides[side] = scaled[own].mean(axis=1)
+    if not sides:
+        msg = f"None of {', '.join(mean)} has a chance to rank by: give frames of scbd.metrics.benchmark."
+        raise ValueError(msg)
+    weights = {"biology": _BIOLOGY, "batch": 1 - _BIOLOGY}
+    total = sum(weights[side] for side in sides)
+    overall = sum((weights[side] / total * value for side, value in sides.items()), start=pd.Series(0.0, scaled.index))
+    ranked = pd.DataFrame({"overall": overall, **sides, **scaled})
+    ranked["point"] = mean["effective_rank"] < 1 if "effective_rank" in mean else False
+    ranked = ranked.sort_values(["point", "overall"], ascending=[True, False], kind="stable")
+    return ranked.drop(columns="point").rename_axis("representation")
+
+
+def _tables(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
+    """Mean and deviation, a row a representation and a column a metric; and what chance gives of each."""
+    there = list(dict.fromkeys(frame["metric"]))
+    if metrics is None:
+        metrics = [m for m in there if m.split(" (")[0] in _HEADLINE] or there
+    if absent := [m for m in metrics if m not in there]:
+        msg = f"The frame has no metric {absent[0]!r}; there are: {', '.join(there)}."
+        raise ValueError(msg)
+    summary = summarise(frame)
+    order = list(dict.fromkeys(summary["representation"]))
+    mean, sd = (
+        summary.pivot(index="representation", columns="metric", values=what).loc[order, list(metrics)]
+        for what in ("mean", "sd")
+    )
+    return mean, sd, summary.groupby("metric")["chance"].mean().reindex(metrics)
+
+
+def _badness(mean: pd.DataFrame, chance: pd.Series, metric: str) -> pd.Series:
+    """Lowest for the representation that is best by a metric; NaN where no value is better than another."""
+    better = measure_of(metric).better
+    if better == "nearer to chance":
+        by_chance = float(chance[metric])
+        return (mean[metric] - (0.0 if np.isnan(by_chance) else by_chance)).abs()
+    return mean[metric] * {"higher": -1, "lower": 1, "": np.nan}[better]
+
+
+def _scaled(values: pd.Series, chance: float, metric: str) -> pd.Series:
+    """From 0 to 1. Of biology, chance is 0 and the best 1; of batch, the worst is 0 and chance is 1."""
+    if measure_of(metric).side == "biology":
+        best = float(values.max())
+        return (values - chance) / (best - chance) if best > chance else values * 0.0
+    further = values - chance
+    better = measure_of(metric).better
+    away = further.abs() if better == "nearer to chance" else (further if better == "lower" else -further).clip(lower=0)
+    return 1 - away / float(away.max()) if away.max() > 0 else away + 1.0

@@ -1,0 +1,90 @@
+"""What is known of genes, and found in an embedding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from scbd.pl._looks import legend, look
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+
+def relationship_curve(
+    curves: pd.DataFrame | Mapping[str, pd.DataFrame], *, prevalence: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw precision against recall of known relations.
+
+    Parameters
+    ----------
+    curves
+        From :func:`scbd.metrics.relationship_curve`, one or several by name.
+    prevalence
+        Fraction of pairs that are related, drawn as a line: the precision without information.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> curve = scbd.metrics.relationship_curve(profiles, net)
+    >>> ax = scbd.pl.relationship_curve({"z_c": curve})
+    """
+    import matplotlib.pyplot as plt
+
+    if isinstance(curves, pd.DataFrame):
+        curves = {"": curves}
+    if ax is None:
+        _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
+    for i, (name, curve) in enumerate(curves.items()):
+        ax.plot(curve["recall"], curve["precision"], **look(i)._asdict(), ms=3, label=name or None)
+    if prevalence is not None:
+        ax.axhline(prevalence, color="0.5", lw=1, label="no information")
+    ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
+    legend(ax)
+    return ax
+
+
+def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Axes:
+    """Draw the mean cosine of the complexes that are found most clearly.
+
+    Parameters
+    ----------
+    table
+        From :func:`scbd.metrics.complex_table`.
+    n
+        How many.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. Filled: false discovery rate below 5 %.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
+    >>> ax = scbd.pl.complexes(table)
+    """
+    import matplotlib.pyplot as plt
+
+    shown = table.head(n).iloc[::-1]
+    if ax is None:
+        _, ax = plt.subplots(figsize=(6.5, 0.28 * len(shown) + 1), layout="constrained")
+    found = (shown["fdr"] < 0.05).to_numpy()
+    names = [f"{name[:48]} ({size})" for name, size in zip(shown.index.astype(str), shown["size"], strict=True)]
+    ax.hlines(names, 0, shown["mean_cosine"], color="0.7")
+    ax.scatter(shown["mean_cosine"], names, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3)
+    ax.set(xlabel="mean cosine between its genes", xlim=(min(0, shown["mean_cosine"].min()), 1))
+    ax.margins(y=0.02)
+    return ax

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from scbd import pl
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def test_curves_by_name():
+    curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
+    ax = pl.relationship_curve({"ours": curve, "other": curve}, prevalence=0.02)
+    assert ax.get_legend_handles_labels()[1] == ["ours", "other", "no information"]
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.6, 0.4])
+    assert len({line.get_linestyle() for line in ax.lines[:2]}) == 2
+    assert pl.relationship_curve(curve).get_legend() is None
+
+
+def test_many_curves_are_told_apart():
+    curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
+    ax = pl.relationship_curve({f"method {i}": curve for i in range(12)})
+    assert len({(line.get_color(), line.get_marker()) for line in ax.lines}) == 12
+
+
+def test_complexes():
+    table = pd.DataFrame(
+        {"size": [3, 4], "mean_cosine": [0.9, 0.2], "fdr": [0.01, 0.4]}, index=pd.Index(["one", "two"], name="complex")
+    )
+    ax = pl.complexes(table)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["two (4)", "one (3)"]
+    points = ax.collections[1]
+    assert np.asarray(points.get_offsets())[:, 0].tolist() == [0.2, 0.9]
+    # the one that is sure is filled
+    assert np.asarray(points.get_facecolor())[:, :3].min(axis=1).tolist() == [1, 0]
