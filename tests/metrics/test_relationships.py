@@ -84,6 +84,17 @@ def test_known_answers(shared, columns, area, average_precision, recall):
     assert round(relationship_recall(relations, tail=0.05), 5) == recall
 
 
+def test_known_answers_without_large_complexes(shared):
+    """Of more than 30 genes among the profiles; by all their genes, as in the network, five more would be left out."""
+    net = gene_sets(shared / "corum" / "CORUM_clusters.tsv")
+    relations = Relations(funk(shared, range(64)), net, max_set_size=30)
+    assert len(relations.genes) == 1082
+    assert relations.related.sum() == 2 * 6433
+    assert round(relationship_area(relationship_curve(relations)), 5) == 0.01627
+    assert round(relationship_average_precision(relations), 5) == 0.10455
+    assert round(relationship_recall(relations, tail=0.05), 5) == 0.33779
+
+
 def test_known_answers_over_all_profiles(shared):
     net = gene_sets(shared / "corum" / "CORUM_clusters.tsv")
     all_genes = funk(shared, range(64), drop_control=True)

@@ -29,6 +29,7 @@ def complex_table(
     net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe | None = None,
+    max_set_size: int | None = None,
     n_permutations: int = 1000,
     max_permutations: int | None = None,
     seed: int = 0,
@@ -44,9 +45,10 @@ def complex_table(
         One row a gene, see :class:`~scbd.metrics.Relations`.
     net
         Frame with ``source`` (complex) and ``target`` (gene).
-    net_kind, gene_key, universe
+    net_kind, gene_key, universe, max_set_size
         See :class:`~scbd.metrics.Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets
-        are drawn from their genes, and neither ``gene_key`` nor ``universe`` can be given.
+        are drawn from their genes, those that are too large for them are left out, and none but ``net_kind`` can be
+        given.
     n_permutations
         Random sets of each size to begin with. Complexes that fewer than 20 of them reach are compared with more.
     max_permutations
@@ -84,11 +86,11 @@ def complex_table(
     """
     check_count("n_permutations", n_permutations)
     if isinstance(profiles, Relations):
-        relations = relations_of(profiles, None, gene_key=gene_key, universe=universe)
+        relations = relations_of(profiles, None, gene_key=gene_key, universe=universe, max_set_size=max_set_size)
     else:
-        relations = Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe or "profiles")
+        relations = relations_of(profiles, net, net_kind, gene_key, universe or "profiles", max_set_size)
         net_kind = relations.net_kind
-    sets = _sets(net, relations.genes, net_kind)
+    sets = _sets(net, relations, net_kind)
     most = _ceiling(max_permutations, n_permutations, len(sets))
     unit = relations.unit.astype(np.float64)
     sizes = np.array([len(rows) for rows in sets.values()])
@@ -107,9 +109,10 @@ def complex_table(
     return table.sort_values(["p_value", "mean_cosine"], ascending=[True, False])
 
 
-def _sets(net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind) -> dict[str, np.ndarray]:
+def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
     """Rows of the genes of each set that has at least two."""
-    network = read_network(net, genes, net_kind)
+    genes = relations.genes
+    network = read_network(net, relations.profiled, net_kind, relations.max_set_size)
     if network.kind == "pairs":
         msg = (
             "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene. "

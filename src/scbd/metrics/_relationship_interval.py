@@ -58,7 +58,8 @@ def relationship_interval(
     complexes of 12 genes), 95.8 % (60 of 4), 96.0 % (recall, 60 of 4) and 93.0 % (area, 40 of 4).
 
     One group of 221 genes holds most relations of CORUM among the genes of Funk et al., as if there were fewer than two
-    complexes. Intervals are very wide then; a network without very large complexes has narrower ones.
+    complexes. Intervals are very wide then: .05 to .31 for an average precision of .197. Without the complexes of more
+    than 30 genes, ``Relations(profiles, net, max_set_size=30)``, it is as if there were ten: .06 to .17 for .105.
 
     Parameters
     ----------
