@@ -84,7 +84,7 @@ def test_a_table_of_complexes_takes_a_net_beside_relations_and_nothing_else_of_t
 
 
 def test_relations_without_large_sets():
-    """A gene of a large set stays where another set has it; no table of complexes takes the set in with what is left."""
+    """A gene of a large set stays if it has a small one, too; what is left of the large one is no complex."""
     large = pd.DataFrame({"source": "large", "target": [f"G{i}" for i in (0, 1, 3, 9)]})
     net = pd.concat([NET, large])
     without = Relations(profiles(), net, max_set_size=3)

@@ -14,6 +14,7 @@ from scbd._checks import check_count
 from scbd.metrics._known_pairs import NetKind, read_network
 from scbd.metrics._random_sets import mean_cosine, sequential_p_values
 from scbd.metrics._relations import Relations, Universe, relations_of
+from scbd.metrics._relationship_retrieval import scores_of_sets
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -61,7 +62,8 @@ def complex_table(
     -------
     Frame indexed by complex, most significant first: ``size`` (genes with a profile, at least two), ``mean_cosine``
     over its pairs, ``p_value`` (one-sided, by sequential permutation; never too small, however early it ended),
-    ``fdr`` (Benjamini and Hochberg), ``genes``.
+    ``fdr`` (Benjamini and Hochberg), ``average_precision`` (mean over its genes, of which each should find the others
+    before all genes that are related to none of them), its ``chance`` in a random order, ``genes``.
 
     Raises
     ------
@@ -96,12 +98,15 @@ def complex_table(
     sizes = np.array([len(rows) for rows in sets.values()])
     observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
     p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
+    precision, by_chance = scores_of_sets(relations, sets.values()).T
     table = pd.DataFrame(
         {
             "size": sizes,
             "mean_cosine": observed,
             "p_value": p,
             "fdr": false_discovery_control(p),
+            "average_precision": precision,
+            "chance": by_chance,
             "genes": [" ".join(relations.genes[rows]) for rows in sets.values()],
         },
         index=pd.Index(sets, name="complex"),
