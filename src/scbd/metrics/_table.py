@@ -48,7 +48,7 @@ def coded_labels(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.nda
     labels = label_values(adata.obs, columns)
     texts = np.array([label_text(label) for label in labels.cat.categories], dtype=object)
     places, names = pd.factorize(texts)
-    return names, places[labels.cat.codes]
+    return names, places.astype(np.int32)[labels.cat.codes]  # four bytes a cell, of which there may be millions
 
 
 def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
