@@ -116,6 +116,11 @@ def relationship_difference(
     Complexes that are easy are easy for most embeddings. The difference is therefore surer than the scores: it may be
     clear where the intervals of the two overlap.
 
+    Of 400 to 1,200 simulated pairs of maps for each design of :func:`relationship_interval`, intervals of 95 % held the
+    true difference in 94.1 to 96.3 % where complexes differ in strength between the two, in 94.5 to 95.3 % where the
+    other map is the first with noise, and in 95.0 to 98.5 % where both are the same but for noise (standard errors .6
+    to 1.2 %).
+
     Parameters
     ----------
     profiles, other
