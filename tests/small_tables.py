@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pytest
 from anndata import AnnData
 
 
@@ -53,3 +55,14 @@ def map_of_complexes(n_sets: int = 20, size: int = 4, found: int = 5, seed: int 
     genes = [f"G{i}" for i in range(len(x))]
     net = pd.DataFrame({"source": [f"complex {i // size}" for i in range(len(x))], "target": genes})
     return AnnData(X=x, obs=pd.DataFrame(index=genes)), net
+
+
+def funk_profiles(shared: Path, columns: Any = range(64), drop_control: bool = False) -> AnnData:
+    """Real mcVAE profiles of Funk et al., as the paper standardises them."""
+    pytest.importorskip("pyarrow", reason="reading the real profiles needs pyarrow")
+    frame = pd.read_parquet(shared / "funk22" / "df_standardized_mitosis.parquet")[[str(i) for i in columns]]
+    frame = frame - frame.loc["nontargeting"]
+    if drop_control:
+        frame = frame.drop("nontargeting")
+    frame = (frame - frame.mean()) / frame.std(ddof=1)
+    return AnnData(X=frame.to_numpy(), obs=pd.DataFrame(index=list(frame.index)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd._labels import CROSS, as_columns, label_codes, label_values
+from scbd._labels import CROSS, as_columns, control_names, label_codes, label_text, label_values
 
 
 def table(**columns) -> pd.DataFrame:
@@ -103,3 +103,29 @@ def test_bad_columns_get_a_sentence(cells):
     twice = pd.concat([cells.obs, cells.obs[["gene"]]], axis=1)
     with pytest.raises(ValueError, match="2 columns of the name 'gene': rename or drop"):
         label_values(twice, "gene")
+
+
+@pytest.mark.parametrize("stored", [0, 0.0, np.int8(0), np.float32(0), "0"], ids=repr)
+@pytest.mark.parametrize("control", [0, 0.0, np.int64(0), np.float64(0), "0", [0], np.zeros(1), (0, "0")], ids=repr)
+def test_a_control_has_the_name_of_its_label_however_both_are_stored(stored, control):
+    assert control_names(control, [label_text(stored), "1.5"], "y") == ["0"]
+
+
+def test_controls_are_one_value_or_several():
+    labels = np.array(["DMSO", "a", "water", "a", "True"], dtype=object)
+    assert control_names("DMSO", labels, "y") == ["DMSO"]
+    assert control_names(["water", "DMSO", "water"], labels, "y") == ["water", "DMSO"]
+    assert control_names(pd.Series(["water"]), labels, "y") == ["water"]
+    assert control_names(True, labels, "y") == ["True"]
+    assert control_names([], labels, "y") == []
+
+
+@pytest.mark.parametrize("control", [None, np.nan, pd.NA, ["DMSO", None], [np.nan]], ids=repr)
+def test_what_is_missing_is_no_control_and_not_the_text_nan(control):
+    with pytest.raises(ValueError, match="is no value: name with control what was not perturbed, as 'y' has it"):
+        control_names(control, ["DMSO", "nan", "None", "<NA>"], "y")
+
+
+def test_an_absent_control_is_named_with_what_there_is():
+    with pytest.raises(ValueError, match=r"No row has the control 'dmso' in 'y' \(it holds DMSO, a, b, c, d, …\)"):
+        control_names(["DMSO", "dmso"], ["DMSO", *"aabcdef"], "y")

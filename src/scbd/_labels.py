@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,6 +63,46 @@ def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missi
     labels = [_column(obs, column, allow_missing) for column in as_columns(columns)]
     crossed = labels[0] if len(labels) == 1 else _cross(labels)
     return pd.Series(crossed, index=obs.index)
+
+
+def label_text(value: Any) -> str:
+    """A label as text. Whole numbers have one name, whether stored as 1 or as 1.0."""
+    value = _plain(value)
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str]) -> list[str]:
+    """What controls are called among labels, one value or several, as :func:`label_text` has them.
+
+    Parameters
+    ----------
+    control
+        As the column holds it: text, a number or a truth value, or a list of such.
+    labels
+        Text of the labels there are, each once or of every row.
+    y_key
+        Their column or columns.
+
+    Raises
+    ------
+    ValueError
+        If a value is missing (`None`, NaN), or no row has one of them.
+    """
+    several = isinstance(control, Iterable) and not isinstance(control, str | bytes)
+    values = list(control) if several else [control]
+    if any(pd.isna(value) for value in values):
+        msg = f"control={control!r} is no value: name with control what was not perturbed, as {y_key!r} has it."
+        raise ValueError(msg)
+    names = list(dict.fromkeys(map(label_text, values)))
+    there = pd.unique(np.asarray(labels, dtype=object))
+    absent = sorted(set(names) - set(there))
+    if absent:
+        msg = (
+            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(there)}): name with control what was "
+            "not perturbed."
+        )
+        raise ValueError(msg)
+    return names
 
 
 def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
@@ -128,6 +169,4 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).replace("\\", "\\\\").replace("×", "\\×")
+    return label_text(value).replace("\\", "\\\\").replace("×", "\\×")

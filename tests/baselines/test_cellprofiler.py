@@ -80,5 +80,13 @@ def test_several_controls_and_features_that_an_environment_lacks():
     adata.obs.loc[adata.obs.index[:300], "gene"] = adata.obs["gene"].iloc[:300].replace("nontargeting", "DMSO")
     with_both = cellprofiler_pca(adata, e_key="well", control=["nontargeting", "DMSO"])
     np.testing.assert_array_equal(with_both, one)
-    with pytest.raises(ValueError, match="controls is True for none of 900 rows"):
+    with pytest.raises(ValueError, match="No row has the control 'untreated' in 'gene'"):
         cellprofiler_pca(adata, e_key="well", control="untreated")
+    # as a number, in a column of numbers
+    adata.obs["gene"] = adata.obs["gene"].map({"nontargeting": 0, "DMSO": 1, "A": 2}).astype(float)
+    np.testing.assert_array_equal(cellprofiler_pca(adata, e_key="well", control=[0, 1]), one)
+    with pytest.raises(
+        ValueError, match="control=nan is no value: name with control what was not perturbed, as 'gene'"
+    ):
+        cellprofiler_pca(adata, e_key="well", control=np.nan)
+    assert not np.array_equal(cellprofiler_pca(adata, e_key="well", control=None), one)

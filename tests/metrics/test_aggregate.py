@@ -139,9 +139,9 @@ def test_columns_of_any_name(tmp_path):
 def test_bad_input_gets_a_sentence():
     adata = cells()
     keys: dict[str, Any] = {"gene_key": "gene", "guide_key": "sgRNA"}
-    with pytest.raises(ValueError, match=r"No cell has control 'NTC' in obs\['gene'\]"):
+    with pytest.raises(ValueError, match=r"No row has the control 'NTC' in 'gene' \(it holds A, B, C, nontargeting\)"):
         aggregate(adata, "Z", **keys, control="NTC")
-    with pytest.raises(ValueError, match=r"No cell has control 'DMSO' in obs\['gene'\]"):
+    with pytest.raises(ValueError, match="No row has the control 'DMSO' in 'gene'"):
         aggregate(adata, "Z", **keys, control=["nontargeting", "DMSO"])
     with pytest.raises(ValueError, match="min_guides=2 counts the guides of a gene: name their column with guide_key"):
         aggregate(adata, "Z", gene_key="gene", min_guides=2)

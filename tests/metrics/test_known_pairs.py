@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scbd.metrics._known_pairs import read_network, related_genes
 
 
-def related(genes: np.ndarray, net: pd.DataFrame) -> np.ndarray:
-    return related_genes(genes, read_network(net, genes)).toarray()
+def related(genes: np.ndarray, net: pd.DataFrame, max_set_size: int | None = None) -> np.ndarray:
+    return related_genes(genes, read_network(net, genes, max_set_size=max_set_size)).toarray()
 
 
 def test_sets_and_pairs_relate_the_genes_that_are_there():
@@ -112,3 +112,35 @@ def test_why_no_pair_is_known():
         related(genes, pair_net([("A", "C"), ("B", "D")]))
     with pytest.raises(ValueError, match="each is alone in its set"):
         related(genes, pair_net([("one", "A"), ("two", "B")]))
+
+
+@given(st.integers(0, 1_000), st.integers(2, 6))
+def test_large_sets_are_left_out_by_what_is_profiled_of_them(seed, most):
+    rng = np.random.default_rng(seed)
+    genes = np.array([f"G{i}" for i in range(9)])
+    sets = [rng.choice([*genes, "absent", "away"], rng.integers(1, 9), replace=False) for _ in range(4)]
+    net = pd.DataFrame([(f"c{k}", gene) for k, one in enumerate(sets) for gene in one], columns=["source", "target"])
+    expected = np.zeros((9, 9), dtype=bool)
+    for one in sets:
+        inside = np.isin(genes, one)
+        if inside.sum() <= most:
+            expected |= np.outer(inside, inside)
+    np.fill_diagonal(expected, False)
+    if expected.any():
+        np.testing.assert_array_equal(related(genes, net, most), expected)
+        np.testing.assert_array_equal(related(genes, pd.concat([net, net]), most), expected)
+    else:
+        with pytest.raises(ValueError, match=f"more than max_set_size={most}|each is alone in its set"):
+            related(genes, net, most)
+
+
+def test_the_size_of_sets_is_none_of_pairs():
+    genes = np.array(["G0", "G1", "G2"])
+    with pytest.raises(ValueError, match="max_set_size=30 is of sets of genes, and net holds pairs: leave it out"):
+        related(genes, pair_net([("G0", "G1"), ("G1", "G2")]), 30)
+    sets = pd.DataFrame({"source": list("aaabbb"), "target": [*genes, *genes]})
+    with pytest.raises(ValueError, match="Each set that has two profiled genes has more than max_set_size=2"):
+        related(genes, sets, 2)
+    for size in (1, 2.5, True, "30"):
+        with pytest.raises(ValueError, match=f"max_set_size={size!r} cannot be: give a whole number from 2 on"):
+            related(genes, sets, size)  # type: ignore[arg-type]

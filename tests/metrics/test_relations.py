@@ -79,8 +79,27 @@ def test_what_relations_have_already_cannot_be_given_beside_them(score, beside):
 def test_a_table_of_complexes_takes_a_net_beside_relations_and_nothing_else_of_them():
     relations = Relations(profiles(), NET)
     assert set(complex_table(relations, NET, n_permutations=20).index) == {"a", "b"}
-    with pytest.raises(ValueError, match="gene_key and universe cannot be given beside Relations"):
-        complex_table(relations, NET, gene_key="symbol", universe="profiles")
+    with pytest.raises(ValueError, match="gene_key and universe and max_set_size cannot be given beside Relations"):
+        complex_table(relations, NET, gene_key="symbol", universe="profiles", max_set_size=3)
+
+
+def test_relations_without_large_sets():
+    """A gene of a large set stays if it has a small one, too; what is left of the large one is no complex."""
+    large = pd.DataFrame({"source": "large", "target": [f"G{i}" for i in (0, 1, 3, 9)]})
+    net = pd.concat([NET, large])
+    without = Relations(profiles(), net, max_set_size=3)
+    expected = Relations(profiles(), NET)
+    assert repr(without) == "Relations of 6 genes: 6 of 15 pairs are known (net of sets of up to 3 genes)"
+    np.testing.assert_array_equal(without.genes, expected.genes)
+    np.testing.assert_array_equal(without.related, expected.related)
+    assert relationship_average_precision(without) == relationship_average_precision(expected)
+    assert len(Relations(profiles(), net, max_set_size=4).genes) == 7
+    for table in (
+        complex_table(profiles(), net, max_set_size=3, n_permutations=20),
+        complex_table(without, net, n_permutations=20),
+    ):
+        assert set(table.index) == {"a", "b"}
+    assert set(complex_table(Relations(profiles(), net), net, n_permutations=20).index) == {"a", "b", "large"}
 
 
 @pytest.mark.parametrize("block", [1, 25, 1 << 24])

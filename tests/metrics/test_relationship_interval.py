@@ -72,18 +72,30 @@ def test_one_complex_does_not_tell_of_others():
         relationship_interval(profiles, net[:4], universe="profiles")
 
 
-def heavy(seed: int) -> Relations:
+def heavy(seed: int) -> tuple[AnnData, pd.DataFrame]:
     """Twenty complexes of twelve genes, of which each has a strength of its own."""
     rng = np.random.default_rng(seed)
     of_complex = 0.9 * np.abs(rng.normal(size=(20, 1))) * rng.normal(size=(20, 16))
     x = np.repeat(of_complex, 12, axis=0) + rng.normal(size=(240, 16))
     genes = [f"G{i}" for i in range(240)]
     net = pd.DataFrame({"source": [f"complex {i // 12}" for i in range(240)], "target": genes})
-    return Relations(AnnData(X=x, obs=pd.DataFrame(index=genes)), net)
+    return AnnData(X=x, obs=pd.DataFrame(index=genes)), net
 
 
 def test_few_large_complexes_are_as_uncertain_as_they_are():
     """Genes drawn one by one gave intervals of little more than half of this width."""
-    scores = [relationship_average_precision(heavy(seed)) for seed in range(100)]
-    widths = [np.diff(relationship_interval(heavy(seed), n_bootstrap=100))[0] for seed in range(10)]
+    scores = [relationship_average_precision(*heavy(seed)) for seed in range(100)]
+    widths = [np.diff(relationship_interval(*heavy(seed), n_bootstrap=100))[0] for seed in range(10)]
     assert np.mean(widths) > 0.85 * 3.92 * np.std(scores)
+
+
+def test_differences_are_as_uncertain_as_they_are():
+    """Neither as sure as were single genes drawn, nor as unsure as were each of the two drawn apart."""
+
+    def both(seed: int) -> tuple[Relations, Relations]:
+        profiles, net = heavy(seed)
+        return Relations(profiles, net), Relations(noisy(profiles, 1, seed + 1_000), net)
+
+    scores = np.array([[relationship_average_precision(one) for one in both(seed)] for seed in range(100)])
+    found = [relationship_difference(*both(seed), n_bootstrap=100) for seed in range(20)]
+    assert 0.75 < np.mean([one.high - one.low for one in found]) / (3.92 * np.std(scores[:, 0] - scores[:, 1])) < 1.25

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
+
+from reference.retrieval import of_wells
+
+
+def related_by(net: pd.DataFrame) -> Callable[[str, str], bool]:
+    """Whether two genes share a set."""
+    sets = [set(targets) for _, targets in net.groupby("source")["target"]]
+    return lambda a, b: any(a in s and b in s for s in sets)
 
 
 def pairs(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Square cosines, and cosine and relation of each pair, restricted to genes with a known partner."""
-    sets = [set(targets) for _, targets in net.groupby("source")["target"]]
-
-    def related(a: str, b: str) -> bool:
-        return any(a in s and b in s for s in sets)
-
+    related = related_by(net)
     keep = [i for i, a in enumerate(genes) if any(related(a, b) for b in genes if b != a)]
     x, genes = x[keep], [genes[i] for i in keep]
     square = np.array([[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in x] for a in x])
@@ -35,3 +41,31 @@ def limits(cosine: np.ndarray, grid: np.ndarray, n_genes: int | None) -> np.ndar
     """Percentiles of all pairs, or of the square matrix: each pair twice, and each gene with itself."""
     square = cosine if n_genes is None else np.concatenate([cosine, cosine, np.ones(n_genes)])
     return np.percentile(square, grid)
+
+
+def of_genes(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> dict[str, float]:
+    """Average precision with which each gene finds its partners among all others."""
+    related = related_by(net)
+    found = of_wells(
+        x,
+        range(len(genes)),
+        lambda q, i: i != q and related(genes[q], genes[i]),
+        lambda q, i: i != q and not related(genes[q], genes[i]),
+    )
+    return {genes[q]: score for q, score in found.items()}
+
+
+def of_sets(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> dict[str, float]:
+    """Mean average precision with which genes of a set find each other, among those that are related to none of it."""
+    related, found = related_by(net), {}
+    for name, targets in net.groupby("source")["target"]:
+        members = [i for i, gene in enumerate(genes) if gene in set(targets)]
+        others = [
+            i
+            for i, gene in enumerate(genes)
+            if i not in members and not any(related(gene, genes[member]) for member in members)
+        ]
+        if len(members) > 1 and others:
+            scores = of_wells(x, members, lambda q, i: i != q and i in members, lambda q, i: i in others)  # noqa: B023
+            found[str(name)] = float(np.mean(list(scores.values())))
+    return found

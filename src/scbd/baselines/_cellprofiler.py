@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd._labels import label_values
+from scbd._labels import control_names, label_text, label_values
 from scbd._linear_maps import inverse_of_varying
 from scbd.baselines._tables import environment_codes, read_table
 
@@ -24,7 +24,7 @@ def cellprofiler_pca(
     *,
     e_key: str | Sequence[str] | None,
     y_key: str = "gene",
-    control: str | Sequence[str] | None = "nontargeting",
+    control: object | Sequence[object] | None = "nontargeting",
     features_key: str = "X_cellprofiler",
     n_components: int = 64,
     seed: int = 0,
@@ -60,7 +60,7 @@ def cellprofiler_pca(
     KeyError
         If the features or a column are missing.
     ValueError
-        If an environment has fewer than two controls, or no feature varies.
+        If no cell is a control, an environment has fewer than two, or no feature varies.
 
     References
     ----------
@@ -83,8 +83,7 @@ def cellprofiler_pca(
     if features.size and e_key is None:
         features = np.where(np.isnan(features), np.nanmedian(features, axis=0), features)
     elif features.size and e_key is not None:
-        names = [control] if isinstance(control, str) else control
-        controls = None if names is None else label_values(adata.obs, y_key).astype(str).isin(names).to_numpy()
+        controls = None if control is None else _is_control(adata, y_key, control)
         features = _standardized(features, label_values(adata.obs, e_key).to_numpy(), controls)
         features = features.clip(-_CLIPPED, _CLIPPED)
     features = features[:, np.ptp(features, axis=0) > 0] if features.size else features
@@ -93,6 +92,12 @@ def cellprofiler_pca(
         raise ValueError(msg)
     n_components = min(n_components, *features.shape)
     return PCA(n_components, svd_solver="randomized", random_state=seed).fit_transform(features).astype(np.float32)
+
+
+def _is_control(adata: AnnData, y_key: str, control: object | Sequence[object]) -> np.ndarray:
+    labels = label_values(adata.obs, y_key).cat
+    texts = [label_text(label) for label in labels.categories]
+    return np.isin(texts, control_names(control, texts, y_key))[labels.codes]
 
 
 def _standardized(features: np.ndarray, environments: np.ndarray, controls: np.ndarray | None) -> np.ndarray:

@@ -11,6 +11,7 @@ from scbd.metrics._probes import label_probe, predict_labels
 from scbd.metrics._relations import Relations
 from scbd.metrics._relationship_chance import relationship_chance
 from scbd.metrics._relationship_interval import RelationshipDifference, relationship_difference, relationship_interval
+from scbd.metrics._relationship_retrieval import relationship_retrieval
 from scbd.metrics._relationships import (
     relationship_area,
     relationship_average_precision,
@@ -47,6 +48,7 @@ __all__ = [
     "relationship_difference",
     "relationship_interval",
     "relationship_recall",
+    "relationship_retrieval",
     "replicate_retrieval",
     "retrieval",
     "styled",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._table import check_keys
+from scbd.metrics._table import check_keys, coded_labels, control_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def aggregate(
     *,
     gene_key: str,
     guide_key: str | None = None,
-    control: str | Sequence[str] | None = "nontargeting",
+    control: object | Sequence[object] | None = "nontargeting",
     average: Average = "mean",
     standardize: Standardize | None = "with_control",
     min_cells: int = 1,
@@ -93,8 +93,10 @@ def aggregate(
     if min_guides > 1 and guide_key is None:
         msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
         raise ValueError(msg)
-    controls = [] if control is None else [control] if isinstance(control, str) else list(control)
-    guides, code = _guides(adata, embedding_key, gene_key, guide_key, controls)
+    check_keys(adata, [embedding_key])
+    gene = coded_labels(adata, gene_key)
+    controls = [] if control is None else control_names(control, gene[0], gene_key)
+    guides, code = _guides(*gene, None if guide_key is None else coded_labels(adata, guide_key), controls)
     means = _averages(adata.obsm[embedding_key], code, len(guides), average)
     guides_kept = guides["n_cells"] >= min_cells
     of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
@@ -120,7 +122,7 @@ def aggregate(
     profiles = _standardized(values, reference, standardize)
     genes = genes.drop(reference)
     settings = {
-        "control": control if isinstance(control, str) else controls,
+        "control": controls[0] if len(controls) == 1 else controls,
         "average": average,
         "standardize": str(standardize),
         "dropped": dropped,
@@ -140,38 +142,27 @@ def _said(reference: pd.Index, controls: list[str]) -> str:
 
 
 def _guides(
-    adata: AnnData, embedding_key: str, gene_key: str, guide_key: str | None, controls: list[str]
+    genes: np.ndarray, gene: np.ndarray, guides: tuple[np.ndarray, np.ndarray] | None, controls: list[str]
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame.
 
-    Controls are all of the first one's name.
+    Parameters
+    ----------
+    genes, gene
+        Names of genes, and the place of each cell's among them; all controls become the first.
+    guides
+        The same of guides; `None`: each gene is one.
+    controls
+        Which genes are controls.
     """
-    columns = {"gene": gene_key, "guide": guide_key or gene_key}
-    check_keys(adata, [embedding_key], columns.values())
-    for key in columns.values():
-        missing = int(adata.obs[key].isna().sum())
-        if missing:
-            msg = f"obs[{key!r}] has no value for {missing} of {adata.n_obs} cells: drop these cells."
-            raise ValueError(msg)
-    # by codes: millions of cells stay integers
-    gene, guide = (adata.obs[key].astype("category").cat.remove_unused_categories().cat for key in columns.values())
-    places = pd.Series(np.arange(len(gene.categories)), index=gene.categories.astype(str))
-    for name in controls:
-        if name not in places.index:
-            some = ", ".join(map(repr, gene.categories.astype(str)[:5]))
-            there = f"obs[{gene_key!r}] (it holds {some}, …)"
-            msg = f"No cell has control {name!r} in {there}: name the control with control."
-            raise ValueError(msg)
-    if controls:
-        places[controls] = places[controls[0]]
-    genes = places.to_numpy()[gene.codes]
-    pair = genes * len(guide.categories) + (genes if guide_key is None else guide.codes.to_numpy())
-    pairs, code, n_cells = np.unique(pair, return_inverse=True, return_counts=True)
-    names = {
-        "gene": gene.categories[pairs // len(guide.categories)],
-        "guide": guide.categories[pairs % len(guide.categories)],
-    }
-    return pd.DataFrame(names).astype(str).assign(n_cells=n_cells), code
+    is_control = np.isin(genes, controls)
+    one = np.arange(len(genes))
+    one[is_control] = is_control.argmax()
+    gene = one[gene]
+    names, guide = (genes, gene) if guides is None else guides
+    pairs, code, n_cells = np.unique(gene * len(names) + guide, return_inverse=True, return_counts=True)
+    frame = {"gene": genes[pairs // len(names)], "guide": names[pairs % len(names)]}
+    return pd.DataFrame(frame).astype(str).assign(n_cells=n_cells), code
 
 
 def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:

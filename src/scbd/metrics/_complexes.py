@@ -14,6 +14,7 @@ from scbd._checks import check_count
 from scbd.metrics._known_pairs import NetKind, read_network
 from scbd.metrics._random_sets import mean_cosine, sequential_p_values
 from scbd.metrics._relations import Relations, Universe, relations_of
+from scbd.metrics._relationship_retrieval import scores_of_sets
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -29,6 +30,7 @@ def complex_table(
     net_kind: NetKind = "auto",
     gene_key: str | None = None,
     universe: Universe | None = None,
+    max_set_size: int | None = None,
     n_permutations: int = 1000,
     max_permutations: int | None = None,
     seed: int = 0,
@@ -44,9 +46,10 @@ def complex_table(
         One row a gene, see :class:`~scbd.metrics.Relations`.
     net
         Frame with ``source`` (complex) and ``target`` (gene).
-    net_kind, gene_key, universe
+    net_kind, gene_key, universe, max_set_size
         See :class:`~scbd.metrics.Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets
-        are drawn from their genes, and neither ``gene_key`` nor ``universe`` can be given.
+        are drawn from their genes, those that are too large for them are left out, and none but ``net_kind`` can be
+        given.
     n_permutations
         Random sets of each size to begin with. Complexes that fewer than 20 of them reach are compared with more.
     max_permutations
@@ -59,7 +62,8 @@ def complex_table(
     -------
     Frame indexed by complex, most significant first: ``size`` (genes with a profile, at least two), ``mean_cosine``
     over its pairs, ``p_value`` (one-sided, by sequential permutation; never too small, however early it ended),
-    ``fdr`` (Benjamini and Hochberg), ``genes``.
+    ``fdr`` (Benjamini and Hochberg), ``average_precision`` (mean over its genes, of which each should find the others
+    before all genes that are related to none of them), its ``chance`` in a random order, ``genes``.
 
     Raises
     ------
@@ -84,22 +88,25 @@ def complex_table(
     """
     check_count("n_permutations", n_permutations)
     if isinstance(profiles, Relations):
-        relations = relations_of(profiles, None, gene_key=gene_key, universe=universe)
+        relations = relations_of(profiles, None, gene_key=gene_key, universe=universe, max_set_size=max_set_size)
     else:
-        relations = Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=universe or "profiles")
+        relations = relations_of(profiles, net, net_kind, gene_key, universe or "profiles", max_set_size)
         net_kind = relations.net_kind
-    sets = _sets(net, relations.genes, net_kind)
+    sets = _sets(net, relations, net_kind)
     most = _ceiling(max_permutations, n_permutations, len(sets))
     unit = relations.unit.astype(np.float64)
     sizes = np.array([len(rows) for rows in sets.values()])
     observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
     p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
+    precision, by_chance = scores_of_sets(relations, sets.values()).T
     table = pd.DataFrame(
         {
             "size": sizes,
             "mean_cosine": observed,
             "p_value": p,
             "fdr": false_discovery_control(p),
+            "average_precision": precision,
+            "chance": by_chance,
             "genes": [" ".join(relations.genes[rows]) for rows in sets.values()],
         },
         index=pd.Index(sets, name="complex"),
@@ -107,9 +114,10 @@ def complex_table(
     return table.sort_values(["p_value", "mean_cosine"], ascending=[True, False])
 
 
-def _sets(net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind) -> dict[str, np.ndarray]:
+def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
     """Rows of the genes of each set that has at least two."""
-    network = read_network(net, genes, net_kind)
+    genes = relations.genes
+    network = read_network(net, relations.profiled, net_kind, relations.max_set_size)
     if network.kind == "pairs":
         msg = (
             "net holds pairs of genes; a table of complexes needs sets: source is the complex, target the gene. "

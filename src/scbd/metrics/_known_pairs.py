@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from scbd._checks import check_count
 from scbd._messages import head
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ class Network(NamedTuple):
     """Whether sources are genes (pairs) or names of sets."""
 
 
-def read_network(net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto") -> Network:
+def read_network(
+    net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
+) -> Network:
     """Rows of a network, and whether they are pairs of genes or members of sets.
 
     Parameters
@@ -41,13 +44,15 @@ def read_network(net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto
         Symbols of the profiles, ``(G,)``: they help to tell genes from names of sets.
     net_kind
         As said; ``"auto"``: as ``net.attrs["kind"]`` says, or else as is plain.
+    max_set_size
+        Sets that have more of ``genes`` are left out.
 
     Raises
     ------
     KeyError
         If ``net`` lacks a column.
     ValueError
-        If it has no rows, or it is not plain what they are.
+        If it has no rows, it is not plain what they are, or all sets are too large.
     """
     missing = {"source", "target"} - set(net.columns)
     if missing:
@@ -64,7 +69,27 @@ def read_network(net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto
     if rows.empty:
         msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
         raise ValueError(msg)
-    return Network(rows, _plain_kind(rows, genes) if said == "auto" else said)
+    network = Network(rows, _plain_kind(rows, genes) if said == "auto" else said)
+    return network if max_set_size is None else _of_small_sets(network, genes, max_set_size)
+
+
+def _of_small_sets(network: Network, genes: np.ndarray, most: int) -> Network:
+    """Without sets that have more genes with a profile; what else is in a set does not count."""
+    check_count("max_set_size", most, least=2)
+    if network.kind == "pairs":
+        msg = (
+            f"max_set_size={most} is of sets of genes, and net holds pairs: leave it out. If its sources are names of "
+            "sets, say net_kind='sets'."
+        )
+        raise ValueError(msg)
+    rows = network.rows
+    size = rows["target"].isin(genes).groupby(rows["source"]).sum()
+    large = size.index[size > most]
+    if len(large) and not (size.drop(large) > 1).any():
+        msg = f"Each set that has two profiled genes has more than max_set_size={most}: allow larger ones."
+        raise ValueError(msg)
+    logger.info("%d of %d sets have more than %d profiled genes, and are left out.", len(large), len(size), most)
+    return Network(rows[~rows["source"].isin(large)], network.kind)
 
 
 def _plain_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:

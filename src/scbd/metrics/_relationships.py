@@ -58,7 +58,7 @@ def relationship_curve(
         script does; ``False`` takes them over pairs of different genes.
     net_kind, gene_key, universe
         See :class:`Relations`: genes with a known partner by default. Not beside :class:`Relations`, which have a
-        network and a universe of their own.
+        network and a universe of their own, and may be without large sets.
 
     Returns
     -------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ def retrieval(
     *,
     label_key: str,
     y_key: str | Sequence[str] | None = None,
-    control: object | Sequence[object] = (),
+    control: object | Sequence[object] | None = None,
     queries: ArrayLike | None = None,
     separator: str = "|",
     n_permutations: int = 10_000,
@@ -51,7 +52,7 @@ def retrieval(
     y_key
         Column of ``obs`` with the perturbation, or several for their cross; each row is one by default.
     control
-        Value or values of ``y_key`` that are no perturbation, and take no part.
+        Value or values of ``y_key`` that are no perturbation, and take no part; `None`: all are.
     queries
         Mask ``(N,)`` or row numbers: perturbations with such a row are scored, against all others. All by default.
     separator
@@ -87,7 +88,8 @@ def retrieval(
     check_keys(adata, [], [label_key])
     x = representation(adata, rep)
     asked = chosen_rows("queries", queries, len(x))
-    if y_key is None and not (isinstance(control, tuple) and not control):
+    control = () if control is None else control
+    if y_key is None and not (isinstance(control, Sized) and not len(control)):
         msg = f"control={control!r} is a value of y_key: give y_key, too."
         raise ValueError(msg)
     if y_key is None:  # each row is one, be it that two have the same name

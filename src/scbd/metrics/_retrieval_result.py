@@ -15,13 +15,16 @@ _CALLED = 0.05
 
 @dataclass(frozen=True, repr=False)
 class Retrieval:
-    """How well perturbations with a common label find each other: what :func:`retrieval` returns.
+    """How well perturbations with a common label, or related genes, find each other.
+
+    What :func:`retrieval` and :func:`relationship_retrieval` return.
 
     Parameters
     ----------
     table
-        One row a perturbation: ``average_precision``, its ``chance`` in a random order, ``p_value`` and ``q_value``
-        (Benjamini and Hochberg), ``n_queries``, and ``n_positives`` and ``n_negatives`` of a query on average.
+        One row a perturbation, or a gene: ``average_precision``, its ``chance`` in a random order, ``p_value`` and
+        ``q_value`` (Benjamini and Hochberg), ``n_queries``, and ``n_positives`` and ``n_negatives`` of a query on
+        average.
     left_out
         Perturbations that were asked for and have nothing to find.
 
@@ -60,7 +63,8 @@ class Retrieval:
 
     def __repr__(self) -> str:
         """The numbers, for a person."""
-        return f"{type(self).__name__} of {_said(self.table, 'perturbations')}"
+        what = self.table.index.name or "perturbation"
+        return f"{type(self).__name__} of {_said(self.table, f'{what}s')}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scbd._labels import as_columns, label_values
-from scbd._messages import head
+from scbd._labels import as_columns, label_text, label_values
+from scbd._labels import control_names as control_names  # for the metrics, beside labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +37,18 @@ def embedding_and_labels(
 
 def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
     """One label a row as text ``(N,)``, the cross of several columns; see :func:`embedding_and_labels`."""
+    names, codes = coded_labels(adata, label_key)
+    return names[codes]
+
+
+def coded_labels(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels as text, each once, ``(L,)``, and the place of each row's ``(N,)``; see :func:`embedding_and_labels`."""
     columns = as_columns(label_key)
     check_keys(adata, [], columns)
     labels = label_values(adata.obs, columns)
-    return labels.cat.categories.astype(str).to_numpy()[labels.cat.codes]
+    texts = np.array([label_text(label) for label in labels.cat.categories], dtype=object)
+    places, names = pd.factorize(texts)
+    return names, places.astype(np.int32)[labels.cat.codes]  # four bytes a cell, of which there may be millions
 
 
 def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
@@ -68,26 +76,6 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
         msg = f"rep has NaN or infinite values in {n_bad} of {len(x)} rows: drop them."
         raise ValueError(msg)
     return x
-
-
-def control_names(control: Any, labels: np.ndarray, y_key: str | Sequence[str]) -> list[str]:
-    """What controls are called among labels ``(N,)``: one value or several, as text.
-
-    Raises
-    ------
-    ValueError
-        If no row has one of them.
-    """
-    several = isinstance(control, Iterable) and not isinstance(control, str)
-    names = [str(name) for name in (control if several else [control])]
-    absent = sorted(set(names) - set(labels))
-    if absent:
-        msg = (
-            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(pd.unique(labels))}): name with "
-            "control what was not perturbed."
-        )
-        raise ValueError(msg)
-    return names
 
 
 def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:

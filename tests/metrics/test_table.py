@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+from scbd.metrics import aggregate, perturbation_effects, replicate_retrieval, retrieval
+from scbd.metrics._table import coded_labels, label_names
+
+# of the order of their names
+NUMBERS = {"DMSO": 0, "EtOH": 1, "a": 2, "b": 3, "c": 4, "d": 5}
+
+
+def wells() -> AnnData:
+    rng = np.random.default_rng(0)
+    y = np.tile(list(NUMBERS), 12)
+    obs = pd.DataFrame({"y": y, "plate": np.arange(72) // 24, "guide": [f"{name}_{i % 2}" for i, name in enumerate(y)]})
+    obs["moa"] = obs["y"].map({"EtOH": "one", "a": "one", "b": "one", "c": "two", "d": "two"})
+    obs.index = obs.index.astype(str)
+    return AnnData(obs=obs, obsm={"Z": rng.normal(size=(72, 5)) + np.repeat(rng.normal(size=(12, 5)), 6, axis=0)})
+
+
+def of_effects(adata: AnnData, control: Any) -> np.ndarray:
+    return perturbation_effects(adata, "Z", y_key="y", control=control, n_permutations=5).to_numpy()
+
+
+def of_replicates(adata: AnnData, control: Any) -> np.ndarray:
+    how: dict[str, Any] = {"y_key": "y", "e_key": "plate", "n_permutations": 5}
+    return replicate_retrieval(adata, "Z", **how, control=control).table.to_numpy()
+
+
+def of_mechanisms(adata: AnnData, control: Any) -> np.ndarray:
+    how: dict[str, Any] = {"y_key": "y", "label_key": "moa", "n_permutations": 5}
+    return retrieval(adata, "Z", **how, control=control).table.to_numpy()
+
+
+def of_genes(adata: AnnData, control: Any) -> np.ndarray:
+    return aggregate(adata, "Z", gene_key="y", guide_key="guide", control=control).X
+
+
+EACH = pytest.mark.parametrize("compute", [of_effects, of_replicates, of_mechanisms, of_genes])
+Compute = Callable[[AnnData, Any], np.ndarray]
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [int, float, "category", object])
+def test_controls_may_be_numbers_wherever_they_are_named(compute: Compute, dtype):
+    adata, numbered = wells(), wells()
+    numbered.obs["y"] = numbered.obs["y"].map(NUMBERS).astype(dtype)
+    expected = compute(adata, "DMSO")
+    for control in (0, 0.0, np.int64(0), "0", [0]):
+        np.testing.assert_array_equal(compute(numbered, control), expected)
+    both = compute(adata, ["DMSO", "EtOH"])
+    assert both.shape != expected.shape or not np.array_equal(both, expected, equal_nan=True)
+    for several in ([0, 1], np.array([0, 1]), (0.0, "1")):
+        np.testing.assert_array_equal(compute(numbered, several), both)
+
+
+@EACH
+def test_what_is_missing_is_no_control(compute: Compute):
+    adata = wells()
+    adata.obs["y"] = adata.obs["y"].replace({"a": "nan"})
+    for control in (np.nan, ["DMSO", None]):
+        with pytest.raises(ValueError, match="is no value: name with control what was not perturbed, as 'y' has it"):
+            compute(adata, control)
+    with pytest.raises(ValueError, match="No row has the control '7' in 'y'"):
+        compute(adata, ["DMSO", 7])
+
+
+def test_where_no_control_is_needed_none_is_none():
+    adata = wells()
+    for compute in (of_mechanisms, of_genes):
+        np.testing.assert_array_equal(compute(adata, None), compute(adata, []))
+    assert len(of_genes(adata, None)) == 6
+    for needs_one in (of_effects, of_replicates):
+        with pytest.raises(ValueError, match="control=None is no value"):
+            needs_one(adata, None)
+
+
+def test_labels_are_text_and_whole_numbers_have_one_name():
+    adata = AnnData(obs=pd.DataFrame({"y": [2.0, 1.5, 2.0], "both": [1, "1", "b"]}, index=list("abc")))
+    assert label_names(adata, "y").tolist() == ["2", "1.5", "2"]
+    names, codes = coded_labels(adata, "both")
+    assert sorted(names) == ["1", "b"] and names[codes].tolist() == ["1", "1", "b"]
