@@ -219,6 +219,11 @@ def test_several_networks_have_rows_of_their_own():
         row = frame.loc[f"relationship_average_precision ({name})"]
         assert row["value"] == pytest.approx(expected)
         assert row["better"] == "higher"
+    large = pd.DataFrame({"source": "large", "target": [f"G{i}" for i in range(7)]})
+    both = pd.concat([net, large])
+    without = benchmark(adata, ["good"], gene_key="gene", net=both, max_set_size=5).set_index("metric")["value"]
+    expected = benchmark(adata, ["good"], gene_key="gene", net=net).set_index("metric")["value"]
+    pd.testing.assert_series_equal(without, expected)
 
 
 def test_wells_find_their_replicates_and_mechanisms():

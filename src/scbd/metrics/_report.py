@@ -60,6 +60,7 @@ def benchmark(
     group_key: str | Sequence[str] | Literal["auto"] | None = "auto",
     control: str | Sequence[str] | None = "nontargeting",
     net: pd.DataFrame | Mapping[str, pd.DataFrame] | None = None,
+    max_set_size: int | None = None,
     label_key: str | Sequence[str] | None = None,
     replicates: bool = False,
     position_key: str | Sequence[str] | None = None,
@@ -98,6 +99,8 @@ def benchmark(
         for retrieval.
     net
         Frame with ``source`` and ``target``; or several by name, which their rows then have.
+    max_set_size
+        Larger sets are left out, see :class:`Relations`.
     label_key
         Columns of ``obs`` with the mechanism or target of a perturbation, see :func:`retrieval`; with ``y_key``.
     replicates
@@ -173,7 +176,8 @@ def benchmark(
         scores = {"effective_rank": Scored(effective_rank(table.obsm["x"]))}
         if nets and gene_key is not None:
             profiles = aggregate(table, "x", gene_key=gene_key, guide_key=guide_key, control=control)
-            scores |= _of_relations(profiles, nets, **drawn)
+            of_net = {name: Relations(profiles, known, max_set_size=max_set_size) for name, known in nets.items()}
+            scores |= _of_relations(of_net, **drawn)
         if y_key is not None:
             probe: dict[str, Any] = {"kind": "linear", "groups": groups, "max_cells": max_cells}
             scores |= prefixed("y_probe", probe_scores(table.obsm["x"], label_names(adata, y_key), **probe, **drawn))
@@ -189,11 +193,11 @@ def benchmark(
     return _frame(measured, n_bootstrap, reference)
 
 
-def _of_relations(profiles: AnnData, nets: Mapping[str, pd.DataFrame], **drawn: int) -> dict[str, Scored]:
+def _of_relations(of_net: Mapping[str, Relations], **drawn: int) -> dict[str, Scored]:
     """Scores of each network, whose name their names have."""
     scores: dict[str, Scored] = {}
-    for name, net in nets.items():
-        found = relationship_scores(Relations(profiles, net), **drawn)
+    for name, relations in of_net.items():
+        found = relationship_scores(relations, **drawn)
         scores |= {f"relationship_{score}" + (f" ({name})" if name else ""): found[score] for score in found}
     return scores
 
