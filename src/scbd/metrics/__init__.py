@@ -21,6 +21,7 @@ from scbd.metrics._replicates import replicate_retrieval
 from scbd.metrics._report import benchmark, styled, summarise
 from scbd.metrics._retrieval import retrieval
 from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
+from scbd.metrics._variance import variance_table
 
 __all__ = [
     "Relations",
@@ -49,6 +50,7 @@ __all__ = [
     "retrieval",
     "styled",
     "summarise",
+    "variance_table",
 ]
 
 # for other packages of scbd; no part of the API

@@ -107,8 +107,8 @@ def generalization(
     --------
     >>> how = {"y_key": "gene", "e_key": "well", "classifiers": ["nearest_mean"]}
     >>> frame = scbd.metrics.generalization(adata, ["X_scbd_c"], guide_key="sgRNA", **how)
-    >>> frame.groupby("held_out")["fold"].nunique().to_dict()  # six wells, two guides of each gene
-    {'environment': 6, 'guide': 2}
+    >>> frame.groupby("held_out")["fold"].nunique().to_dict()  # six wells, four guides of each gene
+    {'environment': 6, 'guide': 4}
     """
     check_kinds(*classifiers)
     check_count("n_folds", n_folds, least=2)

@@ -7,6 +7,7 @@ from scbd.pl._images import cells
 from scbd.pl._latent import latent_health
 from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep, trade_off
 from scbd.pl._umap import umap, umap_blocks
+from scbd.pl._variance import variance
 
 __all__ = [
     "alpha_curve",
@@ -23,4 +24,5 @@ __all__ = [
     "trade_off",
     "umap",
     "umap_blocks",
+    "variance",
 ]
