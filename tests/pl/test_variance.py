@@ -28,13 +28,14 @@ def test_each_factor_has_a_mark_of_each_representation():
     ax = pl.variance(table())
     assert [label.get_text() for label in ax.get_yticklabels()] == ["well", "gene"]
     assert ax.get_ylim()[0] > ax.get_ylim()[1]  # from the top
-    lines = {line.get_label(): line for line in ax.lines}
-    np.testing.assert_allclose(lines["ours"].get_xdata(), [0.025, 0.125])  # means of the keys
-    np.testing.assert_allclose(lines["theirs"].get_xdata(), [0.125, 0.225])
-    ours, theirs = (np.asarray(lines[name].get_ydata()) for name in ("ours", "theirs"))
+    marks = [(line.get_label(), line.get_marker(), np.array(line.get_data())) for line in ax.lines]
+    shares = {label: data for label, _, data in marks}
+    np.testing.assert_allclose(shares["ours"][0], np.array([0.025, 0.125]))  # means of the keys
+    np.testing.assert_allclose(shares["theirs"][0], np.array([0.125, 0.225]))
+    ours, theirs = shares["ours"][1], shares["theirs"][1]
     assert (ours < theirs).all() and (np.round((ours + theirs) / 2) == [0, 1]).all()
-    dots = [line for line in ax.lines if line.get_marker() == "."]
-    assert sorted(x for line in dots for x in line.get_xdata()) == pytest.approx(sorted(table()["share"]))
+    dots = np.concatenate([data[0] for _, marker, data in marks if marker == "."])
+    np.testing.assert_allclose(np.sort(dots), np.sort(table()["share"].to_numpy()))
     legend = ax.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["ours", "theirs", "alone", "chance"]
