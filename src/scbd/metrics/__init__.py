@@ -8,6 +8,7 @@ from scbd.metrics._generalization import generalization
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
+from scbd.metrics._proximity import proximity_bias
 from scbd.metrics._relations import Relations
 from scbd.metrics._relationship_chance import relationship_chance
 from scbd.metrics._relationship_interval import RelationshipDifference, relationship_difference, relationship_interval
@@ -39,6 +40,7 @@ __all__ = [
     "label_probe",
     "perturbation_effects",
     "predict_labels",
+    "proximity_bias",
     "relationship_area",
     "relationship_average_precision",
     "relationship_chance",
