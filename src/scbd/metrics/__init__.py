@@ -22,6 +22,7 @@ from scbd.metrics._replicates import replicate_retrieval
 from scbd.metrics._report import benchmark, styled, summarise
 from scbd.metrics._retrieval import retrieval
 from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
+from scbd.metrics._scib import scib_scores
 from scbd.metrics._variance import variance_table
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "relationship_recall",
     "replicate_retrieval",
     "retrieval",
+    "scib_scores",
     "styled",
     "summarise",
     "variance_table",

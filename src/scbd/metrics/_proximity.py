@@ -88,7 +88,7 @@ def proximity_bias(profiles: AnnData, arm_key: str, *, n_permutations: int = 1_0
             "p_value": p,
             "q_value": [p[0], *false_discovery_control(p[1:])],
         },
-        index=pd.Index([_ALL, *names[counts > 1]], name="arm"),
+        index=pd.Index([_ALL, *names[counts > 1].tolist()], name="arm"),
     )
 
 
