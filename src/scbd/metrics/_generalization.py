@@ -88,7 +88,8 @@ def generalization(
     sides; folds with fewer than two of them are left out, which is logged. ``replicates_unseen``: mean average
     precision of unseen perturbations, beside ``replicates_seen``, of new rows of seen ones, and
     ``replicates_trained_on``, of the rows that were trained on, where there are such rows in two environments.
-    Controls that were not trained on are the negatives of all three; only where there are none, those that were.
+    Controls that were not trained on are the negatives of all three; only where there are none, those that were. They
+    may differ in how many replicates there are to find, and so in ``chance``.
 
     Raises
     ------
