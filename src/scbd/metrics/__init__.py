@@ -8,6 +8,7 @@ from scbd.metrics._generalization import generalization
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
 from scbd.metrics._probes import label_probe, predict_labels
+from scbd.metrics._proximity import proximity_bias
 from scbd.metrics._relations import Relations
 from scbd.metrics._relationship_chance import relationship_chance
 from scbd.metrics._relationship_interval import RelationshipDifference, relationship_difference, relationship_interval
@@ -22,7 +23,9 @@ from scbd.metrics._replicates import replicate_retrieval
 from scbd.metrics._report import benchmark
 from scbd.metrics._retrieval import retrieval
 from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
+from scbd.metrics._scib import scib_scores
 from scbd.metrics._summary import rank, styled, summarise
+from scbd.metrics._variance import variance_table
 
 __all__ = [
     "Relations",
@@ -40,6 +43,7 @@ __all__ = [
     "label_probe",
     "perturbation_effects",
     "predict_labels",
+    "proximity_bias",
     "rank",
     "relationship_area",
     "relationship_average_precision",
@@ -51,8 +55,10 @@ __all__ = [
     "relationship_retrieval",
     "replicate_retrieval",
     "retrieval",
+    "scib_scores",
     "styled",
     "summarise",
+    "variance_table",
 ]
 
 # for other packages of scbd; no part of the API

@@ -88,7 +88,8 @@ def generalization(
     sides; folds with fewer than two of them are left out, which is logged. ``replicates_unseen``: mean average
     precision of unseen perturbations, beside ``replicates_seen``, of new rows of seen ones, and
     ``replicates_trained_on``, of the rows that were trained on, where there are such rows in two environments.
-    Controls that were not trained on are the negatives of all three; only where there are none, those that were.
+    Controls that were not trained on are the negatives of all three; only where there are none, those that were. They
+    may differ in how many replicates there are to find, and so in ``chance``.
 
     Raises
     ------
@@ -107,8 +108,8 @@ def generalization(
     --------
     >>> how = {"y_key": "gene", "e_key": "well", "classifiers": ["nearest_mean"]}
     >>> frame = scbd.metrics.generalization(adata, ["X_scbd_c"], guide_key="sgRNA", **how)
-    >>> frame.groupby("held_out")["fold"].nunique().to_dict()  # six wells, two guides of each gene
-    {'environment': 6, 'guide': 2}
+    >>> frame.groupby("held_out")["fold"].nunique().to_dict()  # six wells, four guides of each gene
+    {'environment': 6, 'guide': 4}
     """
     check_kinds(*classifiers)
     check_count("n_folds", n_folds, least=2)

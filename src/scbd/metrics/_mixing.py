@@ -116,8 +116,8 @@ def batch_mixing(
     if len(x) <= n_neighbors:
         msg = f"n_neighbors={n_neighbors} asks for more cells than there are ({len(x)}): lower n_neighbors."
         raise ValueError(msg)
-    apart, is_point = _apart(x, rng)
-    frame = pd.DataFrame([_mixing(apart[group], codes[group], n_neighbors, seed) for group in groups])
+    x_apart, is_point = apart(x, rng)
+    frame = pd.DataFrame([_mixing(x_apart[group], codes[group], n_neighbors, seed) for group in groups])
     weight = [len(group) for group in groups]
     scores = {str(name): float(np.average(values, weights=weight)) for name, values in frame.items()}
     if is_point:
@@ -151,7 +151,7 @@ def _groups(labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int) ->
     return kept, n_left_out
 
 
-def _apart(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
+def apart(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
     """Cells moved so little that only those of one place change their order; and whether half of them lie at one.
 
     Without it, cells of one place would be neighbours in the order of their rows. That of all cells must not be the

@@ -8,6 +8,7 @@ from scbd.pl._latent import latent_health
 from scbd.pl._relationships import complexes, relationship_curve
 from scbd.pl._sweeps import alpha_curve, by_group, in_against_out, sweep, trade_off
 from scbd.pl._umap import umap, umap_blocks
+from scbd.pl._variance import variance
 
 __all__ = [
     "alpha_curve",
@@ -26,4 +27,5 @@ __all__ = [
     "trade_off",
     "umap",
     "umap_blocks",
+    "variance",
 ]
