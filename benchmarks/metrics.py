@@ -2,42 +2,86 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
-from _compare import Row, interleaved, timed
+from _compare import Row, child, interleaved, resident_peak
 from _scale import Scale
 from anndata import AnnData
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from scbd.metrics import Relations, relationship_average_precision, relationship_curve, relationship_recall
+from scbd.metrics import Relations, _relations, relationship_average_precision, relationship_curve, relationship_recall
 from scbd.metrics._logistic import fit_logistic
 from scbd.metrics._relationships import PERCENTILES
 
+# cosines up to which a map is sorted
+SORTED, COUNTED = sys.maxsize, 0
 
-def probe(n: int, repeats: int) -> Row:
-    """34 wells from 64 correlated components: scikit-learn's lbfgs against ours, at the same objective."""
-    rng = np.random.default_rng(0)
-    codes = rng.integers(34, size=n)
-    mix = rng.normal(size=(64, 64)) * np.exp(rng.normal(size=64))
-    x = ((rng.normal(size=(n, 64)) + 0.35 * rng.normal(size=(34, 64))[codes]) @ mix).astype(np.float32)
+
+@dataclass(frozen=True)
+class Case:
+    """Cells of classes that lie apart, in standard deviations."""
+
+    n: int
+    n_features: int
+    n_classes: int
+    apart: float
+    correlated: bool = False
+
+    def __str__(self) -> str:
+        """As a claim names it."""
+        kind = "correlated" if self.correlated else "isotropic"
+        return f"{self.n:,} × {self.n_features:,} → {self.n_classes:,}, {kind}"
+
+
+CASES = [
+    Case(n=200_000, n_features=64, n_classes=34, apart=0.35, correlated=True),
+    Case(n=200_000, n_features=64, n_classes=34, apart=0.35),
+    Case(n=8_000, n_features=32, n_classes=34, apart=0.35, correlated=True),
+    Case(n=8_000, n_features=32, n_classes=34, apart=0.35),
+    Case(n=60, n_features=2_000, n_classes=5, apart=0.35),
+    Case(n=12_000, n_features=32, n_classes=2_000, apart=1.0),
+    Case(n=40_000, n_features=64, n_classes=2_000, apart=0.7),
+]
+
+
+def probe(case: Case, repeats: int) -> Row:
+    """Scikit-learn's lbfgs on standardised components against ours: same penalty, same tolerance."""
+    x, codes = labelled(case)
     scaler = StandardScaler().fit(x)
     scaled = scaler.transform(x)
 
     def objective(weight: np.ndarray, bias: np.ndarray) -> float:
-        logits = scaled.astype(np.float64) @ weight.T + bias
-        logits -= logits.max(axis=1, keepdims=True)
-        entropy = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(n), codes]
-        return float(entropy.sum() + 0.5 * np.square(weight).sum())
+        entropy = 0.0
+        for rows in np.array_split(np.arange(len(x)), 1 + x.shape[0] * case.n_classes // 10**7):
+            logits = scaled[rows].astype(np.float64) @ weight.T + bias
+            logits -= logits.max(axis=1, keepdims=True)
+            entropy += (np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), codes[rows]]).sum()
+        return float(entropy + 0.5 * np.square(weight).sum())
 
     row, theirs, ours = interleaved(
         lambda: LogisticRegression(max_iter=1000).fit(scaled, codes), lambda: fit_logistic(x, codes), repeats
     )
     mine = objective(ours.weight * scaler.scale_, ours.bias + ours.weight @ scaler.mean_)
-    lower = 1 - mine / objective(theirs.coef_, theirs.intercept_)
+    higher = mine / objective(theirs.coef_, theirs.intercept_) - 1
     same = float((ours.logits(x).argmax(axis=1) == theirs.predict(scaled)).mean())
-    row["note"] = f"objective lower by {lower:.1e}, {same:.2%} of predictions equal"
-    return {"claim": f"probe, {n:,} × 64 → 34", **row}
+    row["note"] = (
+        f"objective {'higher' if higher > 0 else 'lower'} by {abs(higher):.1e}, {same:.2%} of predictions equal"
+    )
+    return {"claim": f"probe, {case}", **row, "difference": max(higher, 0.0)}
+
+
+def labelled(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(np.arange(case.n) % case.n_classes)
+    x = rng.normal(size=(case.n, case.n_features))
+    x += case.apart * rng.normal(size=(case.n_classes, case.n_features))[codes]
+    if case.correlated:
+        x = x @ (rng.normal(size=(case.n_features, case.n_features)) * np.exp(rng.normal(size=case.n_features)))
+    return x.astype(np.float32), codes
 
 
 def naive_curve(cosine: np.ndarray, related: np.ndarray) -> list[tuple[float, float]]:
@@ -64,21 +108,29 @@ def curve(n_genes: int, repeats: int) -> Row:
 
 
 def full(n_genes: int, n_complexes: int, repeats: int) -> Row:
-    """Everything a map is scored by, from profiles and network: no naive form ends in reasonable time."""
+    """Everything a map is scored by, from profiles and network: all cosines sorted, against only those of interest."""
     profiles, net = screen(n_genes, n_complexes)
-
-    def score() -> None:
-        relations = Relations(profiles, net, universe="profiles")
-        relationship_curve(relations)
-        relationship_recall(relations)
-        relationship_average_precision(relations)
-
-    score()
-    seconds = [timed(score)[0] for _ in range(repeats)]
+    row, theirs, ours = interleaved(
+        lambda: scores(profiles, net, SORTED), lambda: scores(profiles, net, COUNTED), repeats
+    )
+    row |= {f"{form}_mib": child("metrics.py", form, str(n_genes), str(n_complexes)) for form in ("naive", "ours")}
     return {
         "claim": f"curve + recall + AP, {n_genes:,} genes, {n_complexes:,} complexes",
-        "ours_s": float(np.mean(seconds)),
+        **row,
+        "difference": float(np.abs(np.array(theirs) - ours).max()),
+        "note": "naive: all cosines sorted; memory beyond profiles and network",
     }
+
+
+def scores(profiles: AnnData, net: pd.DataFrame, at_most_sorted: int) -> list[float]:
+    """Of a map of which more cosines than this are counted, and fewer sorted."""
+    before, _relations._SORTED = _relations._SORTED, at_most_sorted
+    try:
+        relations = Relations(profiles, net, universe="profiles")
+        points = relationship_curve(relations)[["precision", "recall"]].to_numpy().ravel().tolist()
+        return [*points, relationship_recall(relations), relationship_average_precision(relations)]
+    finally:
+        _relations._SORTED = before
 
 
 def screen(n_genes: int, n_complexes: int) -> tuple[AnnData, pd.DataFrame]:
@@ -90,9 +142,18 @@ def screen(n_genes: int, n_complexes: int) -> tuple[AnnData, pd.DataFrame]:
 
 
 def rows(scale: Scale) -> list[Row]:
-    n_genes, n_complexes = scale.of((5000, 2700), (60, 20))
+    maps = scale.of([(5000, 2700), (20_000, 10_800)], [(60, 20)])
+    cases = scale.of(CASES, [Case(n=400, n_features=8, n_classes=5, apart=0.35, correlated=True)])
     return [
-        full(n_genes, n_complexes, scale.repeats),
+        *(full(*size, scale.repeats) for size in maps),
         curve(scale.of(1000, 60), scale.repeats),
-        probe(scale.of(200_000, 400), scale.repeats),
+        *(probe(case, scale.repeats) for case in cases),
     ]
+
+
+if __name__ == "__main__":  # FORM GENES COMPLEXES
+    scores(*screen(60, 20), COUNTED)  # libraries are not what is measured
+    made = screen(int(sys.argv[2]), int(sys.argv[3]))
+    before = resident_peak()
+    scores(*made, SORTED if sys.argv[1] == "naive" else COUNTED)
+    print(resident_peak() - before)

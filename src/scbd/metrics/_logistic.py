@@ -85,9 +85,16 @@ def fit_logistic(
     max_iter
         L-BFGS iterations on all cells.
     tolerance
-        Stop when no component of the gradient, averaged over cells, is larger; scikit-learn's default.
+        Stop when no component of the gradient, averaged over cells, is larger (scikit-learn's rule and default), and
+        one more step would gain less than five times as much of the objective: of thousands of classes each has so
+        small a gradient that the first says nothing.
     seed
         Seed of the subsets.
+
+    Warns
+    -----
+    UserWarning
+        If the iterations end before.
     """
     rows = np.arange(len(x)) if rows is None else rows
     n, k = len(rows), int(codes[rows].max()) + 1
@@ -175,7 +182,6 @@ class _Problem:
             callback=stop,
             options={"maxiter": max_iter, "maxcor": _MEMORY, "gtol": 0.0, "ftol": _ROUNDING},
         )
-        value(result.x)
         return result.x.reshape(self._unit.shape) * self._unit, result
 
     def is_solved(self) -> bool:

@@ -129,6 +129,11 @@ def label_probe(
         If the embedding is not finite or not of the labels' length, fewer than two labels have two cells or two groups,
         or a split leaves a side without two labels.
 
+    Warns
+    -----
+    UserWarning
+        If a regression has not converged in 200 steps, so that scores may be a little low.
+
     Examples
     --------
     >>> embedding = np.repeat(np.eye(3), 50, axis=0)  # tells three labels apart

@@ -16,6 +16,7 @@ from scipy import sparse
 from scipy.spatial.distance import squareform
 
 from scbd.metrics._known_pairs import NetKind, read_network, related_genes
+from scbd.metrics._ranks import Ranks
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -24,6 +25,8 @@ Universe = Literal["annotated", "profiles"]
 
 # cosines of a product that are held beside those that are kept
 _BLOCK = 1 << 24
+# cosines that are simply sorted; of more, only the places that are asked for are found
+_SORTED = 1 << 24
 
 
 class Relations:
@@ -133,10 +136,12 @@ class Relations:
         return cosine, related
 
     @cached_property
-    def ranked(self) -> tuple[np.ndarray, np.ndarray]:
+    def ranked(self) -> tuple[np.ndarray | Ranks, np.ndarray]:
         """Cosines of all pairs, and of those that are known, both in rising order: all scores are read off these."""
         cosine = self._cosines()
         known = np.sort(cosine[self._known_places()])
+        if len(cosine) > _SORTED:
+            return Ranks(cosine, known), known
         cosine.sort()
         return cosine, known
 

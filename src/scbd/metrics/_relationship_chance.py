@@ -70,7 +70,8 @@ def relationship_chance(
     # how likely another pair is known, too, given that one is
     other = (len(known) - 1) / max(1, n - 1)
     # places of equal cosines
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    values = np.asarray(ordered)
+    first = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     size = np.diff(np.append(first, n))
     in_a_tail = is_in_a_tail(first, first + size - 1, n, tail)
     # one of the pairs that are predicted down to a known one is that one itself

@@ -155,8 +155,8 @@ def relationship_recall(
     """
     check_tail(tail)
     ordered, known = relations_of(profiles, net, net_kind, gene_key, universe).ranked
-    first = np.searchsorted(ordered, known, side="left")
-    last = np.searchsorted(ordered, known, side="right") - 1
+    first = ordered.searchsorted(known, side="left")
+    last = ordered.searchsorted(known, side="right") - 1
     return float(np.mean(is_in_a_tail(first, last, len(ordered), tail)))
 
 
@@ -193,7 +193,7 @@ def relationship_average_precision(
     ordered, known = relations_of(profiles, net, net_kind, gene_key, universe).ranked
     # precision just below each known relation, ties taken together as scikit-learn does
     values = np.unique(known)
-    n_at_least = len(ordered) - np.searchsorted(ordered, values, side="left")
+    n_at_least = len(ordered) - ordered.searchsorted(values, side="left")
     n_known = len(known) - np.searchsorted(known, values, side="left")
     gained = n_known - np.append(n_known[1:], 0)
     return float(np.sum(gained * n_known / n_at_least) / len(known))

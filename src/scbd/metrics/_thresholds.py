@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+if TYPE_CHECKING:
+    from scbd.metrics._ranks import Ranks
 
-def thresholds(ordered: np.ndarray, grid: np.ndarray, n_genes: int | None = None) -> np.ndarray:
+
+def thresholds(ordered: np.ndarray | Ranks, grid: np.ndarray, n_genes: int | None = None) -> np.ndarray:
     """Percentiles as :func:`numpy.percentile` gives them to the last bit, without another copy of the values.
 
     Parameters
@@ -22,7 +27,7 @@ def thresholds(ordered: np.ndarray, grid: np.ndarray, n_genes: int | None = None
     else:
         size = 2 * len(ordered) + n_genes
         # the ones of the diagonal stand before cosines that rounding made larger
-        ones = 2 * np.searchsorted(ordered, ordered.dtype.type(1), side="right")
+        ones = 2 * ordered.searchsorted(ordered.dtype.type(1), side="right")
 
     def at(place: np.ndarray) -> np.ndarray:
         if n_genes is None:
@@ -37,12 +42,12 @@ def thresholds(ordered: np.ndarray, grid: np.ndarray, n_genes: int | None = None
     return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
 
 
-def count_outside(ordered: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+def count_outside(ordered: np.ndarray | Ranks, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """How many sorted values are at most ``lower`` or at least ``upper``, each limit once where the two meet."""
     # limits in the type of the values: else all of these would be cast to that of the limits
     low, high = lower.astype(ordered.dtype), upper.astype(ordered.dtype)
     low = np.where(low > lower, np.nextafter(low, -np.inf, dtype=low.dtype), low)
     high = np.where(high < upper, np.nextafter(high, np.inf, dtype=high.dtype), high)
-    n_low = np.searchsorted(ordered, low, side="right")
-    n_high = len(ordered) - np.searchsorted(ordered, high, side="left")
+    n_low = ordered.searchsorted(low, side="right")
+    n_high = len(ordered) - ordered.searchsorted(high, side="left")
     return np.minimum(n_low + n_high, len(ordered))
