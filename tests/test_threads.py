@@ -4,8 +4,9 @@ import sys
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from scbd._threads import one_torch_thread, torch_threads_kept
+from scbd._threads import one_blas_thread, one_torch_thread, torch_threads_kept
 
 
 def test_torch_keeps_its_threads_whatever_happens():
@@ -30,3 +31,14 @@ def test_one_thread_until_then():
         one_torch_thread()
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_numpy_and_scipy_have_one_thread_within():
+    def threads() -> list[int]:
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    with threadpool_limits(2, user_api="blas"):
+        assert set(threads()) == {2}
+        with one_blas_thread():
+            assert set(threads()) == {1}
+        assert set(threads()) == {2}

@@ -31,3 +31,16 @@ def one_torch_thread() -> None:
     torch = sys.modules.get("torch")
     if torch:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Keep what numpy and scipy multiply to one core, where torch works between.
+
+    Each library has threads of its own, which go on waiting for work for a while: by turns, they keep each other from
+    the processor.
+    """
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn
+
+    with threadpool_limits(1, user_api="blas"):
+        yield

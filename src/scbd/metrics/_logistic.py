@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd._threads import one_blas_thread
 from scbd.metrics._principal_axes import PrincipalAxes, principal_axes
 
 if TYPE_CHECKING:
@@ -174,14 +175,10 @@ class _Problem:
             if self.is_solved():
                 raise StopIteration
 
-        result = minimize(
-            value,
-            (weight / self._unit).ravel(),
-            jac=True,
-            method="L-BFGS-B",
-            callback=stop,
-            options={"maxiter": max_iter, "maxcor": _MEMORY, "gtol": 0.0, "ftol": _ROUNDING},
-        )
+        options = {"maxiter": max_iter, "maxcor": _MEMORY, "gtol": 0.0, "ftol": _ROUNDING}
+        start = (weight / self._unit).ravel()
+        with one_blas_thread():
+            result = minimize(value, start, jac=True, method="L-BFGS-B", callback=stop, options=options)
         return result.x.reshape(self._unit.shape) * self._unit, result
 
     def is_solved(self) -> bool:
