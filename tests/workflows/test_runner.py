@@ -121,7 +121,7 @@ def test_rows_of_a_system_that_has_changed_are_run_again(tmp_path, monkeypatch):
     data: dict[str, Any] = {"n_cells": 300, "n_complexes": 2, "genes_per_complex": 2, "n_wells": 3, "image_size": 16}
     grid = [Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 4})]
     before = run_trials(grid, tmp_path)
-    monkeypatch.setitem(MEANINGS, "pixel PCA", 2)
+    monkeypatch.setitem(MEANINGS, "pixel PCA", MEANINGS["pixel PCA"] + 1)
     with pytest.warns(UserWarning, match="1 belong to systems that have since been changed: they are kept"):
         after = run_trials(grid, tmp_path)
     assert len(after) == 1 and after["key"].item() != before["key"].item()

@@ -41,21 +41,17 @@ SYSTEMS: dict[str, type[ImageModel]] = {
 }
 
 
-# as in all rows: channels count by their brightness
-_pixel_pca = partial(baselines.pixel_pca, scale_channels=False)
-
-
 def _corrected_pixels(
     adata: AnnData, *, correct: Callable[..., np.ndarray], y_key: str, e_key: str, control: str, **settings: Any
 ) -> np.ndarray:
     """Principal components of the pixels, corrected on the controls of each environment."""
     controls = adata.obs[y_key].to_numpy() == control
-    return correct(_pixel_pca(adata, **settings), adata.obs[e_key].to_numpy(), controls=controls)
+    return correct(baselines.pixel_pca(adata, **settings), adata.obs[e_key].to_numpy(), controls=controls)
 
 
 # embeddings that are computed, not learned
 FEATURES: dict[str, Callable[..., np.ndarray]] = {
-    "pixel PCA": _pixel_pca,
+    "pixel PCA": baselines.pixel_pca,
     "pixel PCA, centred": partial(_corrected_pixels, correct=partial(standardize_by_environment, scale=False)),
     "pixel PCA, TVN": partial(_corrected_pixels, correct=tvn),
     "CellProfiler": baselines.cellprofiler_pca,
@@ -65,7 +61,10 @@ FEATURES: dict[str, Callable[..., np.ndarray]] = {
 # meaning are kept and not used, and their trials are run again. Rows that name none have the first.
 MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "Fish": 2,  # a round that is not finished changes nothing
-    "pixel PCA, TVN": 2,  # wells are centred before controls are whitened, and units do not matter
+    # channels count alike
+    "pixel PCA": 2,
+    "pixel PCA, centred": 2,
+    "pixel PCA, TVN": 3,  # at 2, wells were centred before controls are whitened, and units did not matter any more
 }
 
 
