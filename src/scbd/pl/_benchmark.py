@@ -31,6 +31,7 @@ _NAMES = {
     "effective_rank": "directions in use",
 }
 _COLOR = "#0072B2"
+_FEW = 7
 
 
 def benchmark(
@@ -75,7 +76,8 @@ def benchmark(
         better = own["better"].iloc[0] if "better" in own else better
         title = f"{better} is better" if better else ""
         ax.set(ylabel=_name(own["metric"].iloc[0]), title=title, xlim=(-0.6, len(order) - 0.4))
-        ax.set_xticks(range(len(order)), order, rotation=35, ha="right", rotation_mode="anchor")
+        steep = 35 if len(order) <= _FEW else 70  # names of many would lie on each other
+        ax.set_xticks(range(len(order)), order, rotation=steep, ha="right", rotation_mode="anchor")
         chance = own["chance"].mean() if "chance" in own else np.nan
         if np.isfinite(chance):
             ax.axhline(chance, ls="--", color="k", lw=1, label="chance")
