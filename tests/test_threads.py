@@ -42,3 +42,10 @@ def test_numpy_and_scipy_have_one_thread_within():
         with one_blas_thread():
             assert set(threads()) == {1}
         assert set(threads()) == {2}
+
+
+def test_torch_has_one_thread_within_where_asked():
+    before = torch.get_num_threads()
+    with one_blas_thread(torch_too=True):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before

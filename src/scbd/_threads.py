@@ -34,13 +34,15 @@ def one_torch_thread() -> None:
 
 
 @contextmanager
-def one_blas_thread() -> Iterator[None]:
+def one_blas_thread(*, torch_too: bool = False) -> Iterator[None]:
     """Keep what numpy and scipy multiply to one core, where torch works between.
 
     Each library has threads of its own, which go on waiting for work for a while: by turns, they keep each other from
-    the processor.
+    the processor. Where there is little to do, torch had better have one thread, too.
     """
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-    with threadpool_limits(1, user_api="blas"):
+    with threadpool_limits(1, user_api="blas"), torch_threads_kept():
+        if torch_too:
+            one_torch_thread()
         yield

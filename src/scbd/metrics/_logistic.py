@@ -12,6 +12,7 @@ from the solution on a subset saves most of the passes over all cells.
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ _SUBSET_ITERATIONS = 20
 _MANY_MORE, _OF_EACH = 4, 50
 # logits that stay in the processor's cache, and cells that are enough for a product of matrices to be fast
 _LOGITS, _CELLS = 1 << 18, 128
+# values that one thread has read before several have begun
+_FEW_VALUES = 1 << 20
 # cells read at a time
 _BLOCK = 1 << 17
 # features are kept between passes up to this size, and made anew from the source beyond
@@ -98,6 +101,14 @@ def fit_logistic(
         If the iterations end before.
     """
     rows = np.arange(len(x)) if rows is None else rows
+    few = len(rows) * x.shape[1] < _FEW_VALUES
+    with one_blas_thread(torch_too=True) if few else nullcontext():
+        return _fit(x, codes, rows, c, max_iter, tolerance, seed)
+
+
+def _fit(
+    x: Any, codes: np.ndarray, rows: np.ndarray, c: float, max_iter: int, tolerance: float, seed: int
+) -> Logistic:
     n, k = len(rows), int(codes[rows].max()) + 1
     found = principal_axes(x, rows)
     # as it will be subtracted: the bias then takes up the rest
@@ -118,7 +129,7 @@ def fit_logistic(
             f"Logistic regression of {n:,} cells and {k:,} classes has not converged in {result.nit} steps: "
             "a better fit to these cells exists, and scores may be a little low."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warnings.warn(msg, UserWarning, stacklevel=3)
     raw = weight[:, :-1] @ found.axes.T / found.sd
     return Logistic(raw, weight[:, -1] - raw @ found.mean, found.mean, float(result.fun) * n)
 
