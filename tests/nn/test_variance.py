@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any, cast, get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -215,3 +216,29 @@ def test_bad_input_gets_a_sentence():
         explained_variance(torch.zeros(1, 2), codes[:1], codes[:1])
     with pytest.raises(ValueError, match="partners='all' is not known"):
         explained_variance(torch.zeros(4, 2), codes, codes, partners=cast("Partners", "all"))
+
+
+def dependent(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and environments of a batch of real plate maps: a share of the cells whose label gives the plate away."""
+    y, e = rng.integers(10, size=512), rng.integers(4, size=512)
+    if kind == "only controls on all plates":
+        return y, np.where(y == 0, e, y % 4)
+    return y, np.where(rng.random(512) < float(kind), y % 4, e)
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0], ids=["alike labels", "one label of ten times the spread"])
+@pytest.mark.parametrize("kind", ["0", "0.5", "0.8", "0.9", "0.97", "only controls on all plates"])
+@both
+def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depend(kind, partners, spread):
+    """It was a twentieth of one where the design was confounded, and three where one label scattered more."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(3):
+        y, e = dependent(kind, rng)
+        wide = torch.tensor(np.where(y == 1, spread, 1.0)[:, None])
+        for _ in range(40):
+            features = torch.tensor(rng.normal(size=(512, 16))) * wide
+            found.append(explained_variance(features, torch.tensor(e), torch.tensor(y), partners=partners))
+    in_errors = torch.stack([share / error for share, error in found])
+    assert abs(in_errors.mean()) < 4 * in_errors.std() / math.sqrt(len(found))
+    assert 0.75 < in_errors.std() < 1.2

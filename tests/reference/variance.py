@@ -1,4 +1,4 @@
-"""The environment's share of the variance, one cell at a time."""
+"""The environment's share of the variance, by matrices of cells and loops over them."""
 
 from __future__ import annotations
 
@@ -7,57 +7,56 @@ from torch import Tensor
 
 
 def explained_variance(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """Each cell against others of its environment, of its label or of any."""
-    n = len(f)
-    f = f - f.mean(0)
-    f = f / torch.sqrt((f**2).mean(0) + 1e-8)
-    total = f.sum() * 0
-    for i in range(n):
-        if not _of_label(f, y, i):
-            continue
-        base = torch.stack(_of_label(f, y, i)).mean(0)
-        others = []
-        for j in range(n):
-            if j != i and y[j] == y[i] and e[j] == e[i]:
-                others.append(f[j] - base)
-            elif partners == "across" and e[j] == e[i] and j != i:
-                label = _of_label(f, y, j)
-                others.append(f[j] - torch.stack(label).mean(0) if label else f[j] * 0)
-        if others:
-            k = len(others)
-            total = total + k / (k + 1) * ((f[i] - base) * torch.stack(others).mean(0)).mean()
-    return total / n
+    """Products of cells of a group, less what each cell's own square adds to them."""
+    apart, _, _ = _apart(f, y)
+    form = _form(e, y, partners)
+    products = [form[i, j] * apart[i].dot(apart[j]) for i in range(len(f)) for j in range(len(f))]
+    return torch.stack(products).sum() / f.numel()
 
 
 def error(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """How far the share scatters by chance: alike cells, and differences that the batch can tell."""
+    """How far the share scatters by chance, of features whose covariance is that within labels."""
+    apart, variance, freedom = _apart(f, y)
+    scaled = apart / variance.sqrt()[:, None]
+    products = torch.stack([scaled[i].dot(scaled[j]) for i in range(len(f)) for j in range(len(f))])
+    squared = products.square().sum()
+    by_chance = scaled.square().sum() ** 2 / max(freedom, 1)
+    covariance = (squared - by_chance).clamp(min=0) / max((freedom - 1) * (freedom + 2), 1)
+    mean = scaled.square().sum() / max(freedom * f.shape[1], 1)
+    covariance = covariance / mean**2 if mean > 0 else covariance
+    weighted = _form(e, y, partners).square() * variance[:, None] * variance
+    return (2 * weighted.sum() * covariance).clamp(min=0).sqrt() / f.numel()
+
+
+def _form(e: Tensor, y: Tensor, partners: str) -> Tensor:
+    """The quadratic form of residuals, ``(B, B)``: within labels, and without trace for any variances of cells."""
+    n = len(e)
+    residual = torch.eye(n, dtype=torch.float64)
+    averaged = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        group = [j for j in range(n) if e[j] == e[i] and (partners == "across" or y[j] == y[i])]
+        of_label = [j for j in range(n) if y[j] == y[i]]
+        for j in of_label:
+            residual[i, j] -= 1 / len(of_label)
+        for j in group if len(group) > 1 else []:
+            averaged[i, j] = 1 / len(group)
+    squares = residual @ averaged @ residual
+    # what is taken off of each cell's square: so that the rest has no diagonal, seen from the features
+    own = torch.linalg.lstsq(residual.square(), squares.diagonal()[:, None], driver="gelsd").solution[:, 0]
+    form = squares - residual @ own.diag() @ residual
+    return form if form.square().sum() > 1e-6 * (1 + averaged.trace()) else 0 * form
+
+
+def _apart(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Cells less their labels' means, the variance of their label, and degrees of freedom of all."""
     n = len(f)
     f = f - f.mean(0)
-    f = f / torch.sqrt((f**2).mean(0) + 1e-8)
-    residuals = []
-    for i in range(n):
-        others = _of_label(f, y, i)
-        # from the mean of k others a cell is farther than from the true mean, by the variance of that mean
-        residuals.append(
-            (f[i] - torch.stack(others).mean(0)) * (len(others) / (len(others) + 1)) ** 0.5 if others else f[i] * 0
-        )
-    alike = sum(residuals[i].dot(residuals[j]) ** 2 for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
-    return torch.sqrt(2 * _differences(e, y, partners) * alike) / f.numel()
-
-
-def _differences(e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """In each group of cells that are compared, environments less one, each for what its cells can tell."""
-    cells = range(len(e))
-    label = y if partners == "within" else torch.zeros_like(y)
-    k = [sum(j != i and e[j] == e[i] and label[j] == label[i] for j in cells) for i in cells]
-    weight = [float(n) / (float(n) + 1) for n in k]
-    total = torch.zeros((), dtype=torch.float64)
-    for i in cells:
-        group = [weight[j] for j in cells if label[j] == label[i]]
-        mean = sum(group) / len(group)
-        total += weight[i] * (1 - weight[i]) - 2 * weight[i] ** 2 / len(group) + mean**2 / len(group)
-    return total.clamp(min=0)
-
-
-def _of_label(f: Tensor, y: Tensor, i: int) -> list[Tensor]:
-    return [f[j] for j in range(len(f)) if j != i and y[j] == y[i]]
+    f = f / f.square().mean(0).sqrt()
+    of_label = [[j for j in range(n) if y[j] == y[i]] for i in range(n)]
+    apart = torch.stack([f[i] - f[of_label[i]].mean(0) for i in range(n)])
+    freedom = float(sum(1 - 1 / len(others) for others in of_label))
+    variance = apart.square().mean(1).sum() / max(freedom, 1)
+    if variance < 1e-12:
+        return 0 * apart, torch.ones(n, dtype=torch.float64), freedom
+    own = [(apart[others].square().mean(1).sum() + variance) / len(others) for others in of_label]
+    return apart, torch.stack(own), freedom

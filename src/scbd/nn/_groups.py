@@ -52,6 +52,17 @@ class Groups:
             self._crossed = others, Groups(pair_codes(self.labels, others.labels))
         return self._crossed[1]
 
+    def table(self, others: Groups) -> Tensor:
+        """How many cells have a label and another one, ``(labels, other labels)``, in the order of their codes."""
+        size = self._n_groups * others._n_groups
+        counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
+        return counts.view(self._n_groups, others._n_groups)
+
+    def first(self, values: Tensor) -> Tensor:
+        """One of the ``values (B, D)`` of each label, ``(labels, D)``: for what all of its cells share."""
+        empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
+        return empty.index_copy(0, self._index, values)
+
     def sums(self, values: Tensor) -> Tensor:
         """Sum of ``values (B, D)`` over all cells of a cell's label, itself included, ``(B, D)``."""
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)

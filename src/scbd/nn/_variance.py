@@ -45,8 +45,12 @@ if TYPE_CHECKING:
 
 Partners = Literal["within", "across"]
 
-# variance of a feature that carries nothing, far below what float32 can tell from zero beside one
-_TINY = 1e-8
+# of the square of a feature's mean, or of its variance: what rounding leaves of one that never changes
+_ROUNDING = 1e-12
+# degrees of freedom that the variance of all cells lends that of a label
+_LENT = 1.0
+# degrees of freedom, of all groups together, that are rounding
+_NO_FREEDOM = 1e-6
 
 
 class ExplainedVariance(NamedTuple):
@@ -63,26 +67,24 @@ def explained_variance(
 ) -> ExplainedVariance:
     r"""Share of the features' variance that the environment explains at equal label, and its standard error.
 
-    Features are standardised over the batch. Let :math:`r_i` be a cell less the mean of all *other* cells of its label,
-    and :math:`j` its :math:`k_i` partners; then
+    Features are standardised over the batch; :math:`r_i` is a cell less the mean of its label. Of the groups :math:`g`
+    of partners, the sum of squares between them at equal label is
 
-    .. math:: \hat\omega^2 = \frac{1}{BD} \sum_i \frac{k_i}{k_i + 1}\,
-              \Big\langle r_i,\; \frac{1}{k_i} \sum_j r_j^{(i)} \Big\rangle:
+    .. math:: T = \sum_g \frac{1}{n_g} \Big\| \sum_{i \in g} r_i \Big\|^2 - \sum_i d_i \|r_i\|^2
+              = \sum_{ij} M_{ij} \langle r_i, r_j \rangle:
 
-    whether the cell and others of its environment differ in the same direction from their labels' means. For partners
-    of another label, :math:`r_j^{(i)} = r_j`; one of the same label is less the same mean as :math:`r_i`, that of all
-    but :math:`i`. Either way the sum is zero on average when environments are drawn anew within each label. The
-    factor, the reliability of a mean of :math:`k` draws, counts a cell for what its partners can tell: one without
-    any counts zero.
+    whether cells of a group differ in the same direction from their labels' means. The :math:`d_i` take off what each
+    cell adds by being like itself, so that :math:`T` is zero on average, whatever the variances of cells, when
+    environments are drawn anew within each label. :math:`\hat\omega^2` is :math:`T / BD`. A group of
+    one cell can tell nothing, and takes no part.
 
-    Under environments drawn anew, the share scatters by
+    What environments and labels have in common is seen by neither: if each environment holds one label,
+    :math:`M` is zero, and the more they depend on each other the less is left of it. The standard deviation by chance,
 
-    .. math:: \mathrm{sd}(\hat\omega^2) \approx
-              \frac{1}{BD} \sqrt{2 N\, \mathrm{E}_{i \ne j} \langle r_i, r_j \rangle^2},
+    .. math:: \mathrm{sd}(T)^2 = 2 \|C\|^2 \sum_{ij} M_{ij}^2 s_i^2 s_j^2,
 
-    with :math:`N` the number of differences between environments that the batch can tell: the number of environments
-    less one, of each label for ``"within"`` and once for ``"across"``, where they have many cells, and fewer where they
-    have few. The fewer directions the residuals use, the larger it is.
+    with :math:`s^2` the variance of a cell's label and :math:`C` the covariance of :math:`r_i / s_i`, knows that: it is
+    that of the design at hand. The fewer directions the residuals use, the larger it is.
 
     Parameters
     ----------
@@ -119,7 +121,8 @@ def explained_variance(
     if partners not in get_args(Partners):
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
-    return _explained(features, _Design(environments, labels))[partners]
+    found = _explained(features, _Design(environments, labels))[partners]
+    return ExplainedVariance(found.between / features.numel(), found.scatter / features.numel())
 
 
 def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups, labels: Tensor | Groups) -> Tensor:
@@ -162,16 +165,67 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
     True
     """
     design = _Design(environments, labels)
-    both = [x for features in passed for x in _explained(features, design).values()]
-    # where there is nothing to compare, the share is exactly zero
-    mean = torch.stack([x.share / x.error.clamp(min=_TINY) for x in both]).mean()
+    both = [x.in_errors for features in passed for x in _explained(features, design).values()]
     # a circle in which nobody has a partner says nothing, and is not averaged in as zero
-    told = torch.stack([(n > 0).any() for n in design.n_partners.values()])
-    return mean * (len(told) / told.sum().clamp(min=1))
+    told = torch.stack([circle.tells for circle in design.circles.values()])
+    return torch.stack(both).mean() * (len(told) / told.sum().clamp(min=1))
+
+
+class _Circle:
+    """Groups of cells that are compared: how much a batch can tell of what they differ in at equal label.
+
+    With R taking each label's mean away, and K averaging over each group of several cells, the sum of squares between
+    groups at equal label is the quadratic form Q = R K R. It is above zero by chance, since each cell is like itself.
+    ``own`` is what is taken off for that, a number a cell: what is left, M = Q - R diag(own) R, is zero on average
+    whatever the variances of the cells.
+    """
+
+    def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
+        self.group, self._label = group, label
+        n_label, n_group, n_pair = (_counted(groups) for groups in (label, group, pair))
+        self.weight = torch.where(n_group > 1, 1 / n_group, 0.0)
+        shared = label.sums(n_pair * self.weight) / n_label.square()
+        diagonal = self.weight - 2 * n_pair * self.weight / n_label + shared
+        partnered = n_label > 1
+        total = torch.where(partnered, label.sums(diagonal) / (1 - 1 / n_label), 0.0)
+        several = 1 - 2 / n_label
+        of_many = (diagonal - total / n_label.square()) / torch.where(n_label > 2, several, 1.0)
+        self.own = torch.where(partnered, torch.where(n_label > 2, of_many, total / n_label), 0.0)
+        # what of the squared norm of M lies inside of a label, a share for each of its cells
+        self._inside = self.own.square() * several * partnered - 2 * self.own * diagonal
+        self._inside += label.sums(self.own).square() / n_label**3
+        self._table: Tensor | None = None
+        if group is pair:  # each group lies inside of one label
+            kept = label.sums((n_group > 1).to(n_label)) / n_label
+            self._inside += self.weight - 2 * n_pair * self.weight / n_label + kept.square() / n_label
+        else:
+            self._table = label.table(group).float()
+        freedom = self.freedom(torch.ones_like(n_label))
+        self.tells = freedom > _NO_FREEDOM * (1 + self.weight.sum())
+
+    def between(self, apart: Tensor) -> Tensor:
+        """Products of cells of a group ``apart (B, D)`` from their labels' means, summed: of M, so zero by chance."""
+        of_group = (apart * self.group.sums(apart)).sum(1, keepdim=True)
+        return (self.weight * of_group - self.own * apart.square().sum(1, keepdim=True)).sum().to(apart.dtype)
+
+    def freedom(self, variance: Tensor) -> Tensor:
+        """Squared norm of M where labels have such variances, ``(B, 1)``: degrees of freedom where all have one."""
+        inside = (self._inside * variance.square()).sum()
+        if self._table is None:
+            return inside
+        of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
+        n_group = self._table.sum(0)
+        each = torch.where(n_group > 1, 1 / n_group, 0.0)
+        mean = (of_label * self._table).sum(0) * each
+        diagonal = (of_label / n_label * self._table.square()).sum(0) * each
+        # what groups differ in as labels do
+        common = self._table * (of_label / n_label).sqrt() * each.sqrt()
+        overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
+        return inside + mean.square().sum() - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 
 class _Design:
-    """What is the same for all representations of a batch: who is whose partner, and what they can tell."""
+    """What is the same for all representations of a batch."""
 
     def __init__(self, environments: Tensor | Groups, labels: Tensor | Groups) -> None:
         codes = [given.labels if isinstance(given, Groups) else given for given in (environments, labels)]
@@ -182,63 +236,75 @@ class _Design:
         if len(labels) < 2:
             msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
             raise ValueError(msg)
-        self.label, self.environment = Groups.of(labels), Groups.of(environments)
-        self.pair = self.label.crossed(self.environment)
-        self.n_label = self.label.n_others[:, None]
-        self.n_partners: dict[Partners, Tensor] = {
-            "within": self.pair.n_others[:, None],
-            "across": self.environment.n_others[:, None],
-        }
-        within, across = (n / (n + 1) for n in self.n_partners.values())
-        size = self.n_label + 1
-        self.n_differences: dict[Partners, Tensor] = {
-            "within": _n_differences(within, size, self.label.sums(within) / size),
-            "across": _n_differences(across, len(labels), across.mean()),
+        self.label, environment = Groups.of(labels), Groups.of(environments)
+        pair = self.label.crossed(environment)
+        self.n_label = _counted(self.label).float()
+        self.freedom = (1 - 1 / self.n_label).sum()
+        self.circles: dict[Partners, _Circle] = {
+            "within": _Circle(self.label, pair, pair),
+            "across": _Circle(self.label, environment, pair),
         }
 
 
-def _n_differences(weight: Tensor, size: Tensor | int, mean: Tensor) -> Tensor:
-    """How many groups can differ, one less than there are; those of one cell are none.
-
-    ``weight`` is the reliability of each cell's partners, ``size`` how many cells the groups divide, ``mean`` the
-    weight's average over those.
-    """
-    return (weight * (1 - weight) - 2 * weight.square() / size + mean.square() / size).sum().clamp(min=0)
+def _counted(groups: Groups) -> Tensor:
+    """Cells of each cell's group, ``(B, 1)``, as exact as the device can."""
+    counts = groups.n_others[:, None] + 1
+    return counts.to(torch.float32 if counts.device.type == "mps" else torch.float64)
 
 
-def _explained(features: Tensor, design: _Design) -> dict[Partners, ExplainedVariance]:
+class _Explained(NamedTuple):
+    between: Tensor
+    """Sum of products between cells of a group."""
+    scatter: Tensor
+    """Its standard deviation where the environment explains nothing; 0 where there is nothing to compare."""
+
+    @property
+    def in_errors(self) -> Tensor:
+        """In standard deviations; no gradient flows through these."""
+        nothing = self.scatter == 0
+        return torch.where(nothing, 0.0, self.between / torch.where(nothing, 1.0, self.scatter))
+
+
+def _explained(features: Tensor, design: _Design) -> dict[Partners, _Explained]:
     """From both circles of partners."""
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
     with torch.autocast(features.device.type, enabled=False):
-        f = features.to(torch.promote_types(features.dtype, torch.float32))
-        f = f - f.mean(0)
-        f = f * torch.rsqrt(f.square().mean(0) + _TINY)
-        apart = f - (design.label.sums(f) - f) / design.n_label.clamp(min=1)
-        # alone of its label, a cell has nothing to differ from
-        apart = torch.where(design.n_label > 0, apart, 0.0)
-        of_pair = design.pair.sums(apart)
-        # partners of the label are less the mean without this cell, not without themselves
-        n_others = design.n_label - design.n_partners["within"]
-        within = (of_pair * design.n_label - apart * n_others) / (design.n_label + 1)
-        sums: dict[Partners, Tensor] = {"within": within, "across": design.environment.sums(apart) - of_pair + within}
-        alike = _alike(apart.detach(), design)
+        f = _standardised(features.to(torch.promote_types(features.dtype, torch.float32)))
+        apart = f - design.label.sums(f) / design.n_label
+        squares = apart.detach().square().mean(1, keepdim=True)
+        variance = squares.sum() / design.freedom.clamp(min=1)
+        nothing = variance < _ROUNDING
+        # labels differ in how much their cells scatter, and with them what chance does
+        of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
+        alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
+        scatter = {
+            name: torch.where(circle.tells & ~nothing, 2 * alike * circle.freedom(of_label.to(circle.own)), 0.0).sqrt()
+            for name, circle in design.circles.items()
+        }
         return {
-            circle: ExplainedVariance(
-                # k/(k+1) times the mean of k others is their sum over k+1
-                (apart * of_partners / (design.n_partners[circle] + 1)).mean(),
-                torch.sqrt(2 * design.n_differences[circle] * alike) / apart.numel(),
-            )
-            for circle, of_partners in sums.items()
+            name: _Explained(circle.between(apart), scatter[name].to(f.dtype))
+            for name, circle in design.circles.items()
         }
 
 
-def _alike(apart: Tensor, design: _Design) -> Tensor:
-    """Mean square of the inner product of two different cells: how alike they are by chance."""
-    # distances from the mean of the others are larger than from the true mean
-    residuals = apart * torch.sqrt(design.n_label / (design.n_label + 1))
+def _standardised(features: Tensor) -> Tensor:
+    """Of mean 0 and variance 1 over the batch; 0 where a feature never changes."""
+    mean = features.mean(0)
+    f = features - mean
+    variance = f.square().mean(0)
+    constant = variance <= _ROUNDING * mean.detach().square()
+    return torch.where(constant, 0.0, f * torch.rsqrt(torch.where(constant, 1.0, variance)))
+
+
+def _alike(apart: Tensor, freedom: Tensor) -> Tensor:
+    """Sum of squares of a covariance whose mean variance is 1: the larger, the fewer directions are in use."""
     # the Gram matrix has the norm of the covariance, if it is smaller
-    products = residuals.T @ residuals if apart.shape[1] <= len(apart) else residuals @ residuals.T
-    total = products.square().sum() - residuals.square().sum(1).square().sum()
-    return total.clamp(min=0) / (len(apart) * (len(apart) - 1))
+    products = apart.T @ apart if apart.shape[1] <= len(apart) else apart @ apart.T
+    total = products.diagonal().sum()
+    # of few cells, any two are alike by chance
+    squares = products.square().sum() - total.square() / freedom.clamp(min=1)
+    covariance = squares.clamp(min=0) / ((freedom - 1) * (freedom + 2)).clamp(min=1)
+    variance = total / (freedom * apart.shape[1]).clamp(min=1)
+    return torch.where(variance > 0, covariance / variance.square(), 0.0)
