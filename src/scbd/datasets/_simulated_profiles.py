@@ -8,16 +8,15 @@ import numpy as np
 import pandas as pd
 
 from scbd._linear_maps import discriminants, whitening
+from scbd.datasets._simulated_plates import LAYOUT, SHAPES, add_layout, well_name
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# rows and columns of the plates that are made
-_PLATES = [(8, 12), (16, 24), (32, 48)]
+# of the plates that are made
+_PLATES = [SHAPES[n] for n in (96, 384, 1536)]
 # along how many directions perturbations differ, and plates and wells
 _PHENOTYPES, _STAINS = 16, 8
-# by what positions differ
-_LAYOUT = ("down", "across", "edge")
 # of the variance of what genes of a complex do, the share that they have in common
 _SHARED = 0.8
 _BLOCK = 50_000
@@ -119,14 +118,14 @@ def simulated_profiles(
 
     # what differs, and along which directions of the features; new plates and perturbations differ along the same
     phenotype, stain = (_directions(rng, n, n_features) for n in (_PHENOTYPES, _STAINS))
-    layout = _directions(rng, len(_LAYOUT), n_features)
+    layout = _directions(rng, len(LAYOUT), n_features)
     cell = _cells(rng, n_features)
     b = np.sqrt(_SHARED) * rng.normal(size=(complexes[-1] + 1, _PHENOTYPES))[complexes]
     b = effect_size * does[:, None] * (b + np.sqrt(1 - _SHARED) * rng.normal(size=b.shape))
     c = interaction * does[:, None] * rng.normal(size=(n_plates, *b.shape))
     plate, y = wells["plate"].to_numpy(), wells["perturbation"].to_numpy()
     a = plate_effect * rng.normal(size=(n_plates, _STAINS))[plate] + well_effect * rng.normal(size=(len(y), _STAINS))
-    of_well = a @ stain + position_effect * wells[list(_LAYOUT)].to_numpy() @ layout
+    of_well = a @ stain + position_effect * wells[list(LAYOUT)].to_numpy() @ layout
     of_well += np.where(y[:, None] < 0, 0, b[y] + c[plate, y]) @ phenotype
     gains = np.exp(gain_effect * rng.normal(size=(n_plates, n_features))).astype(np.float32)
 
@@ -174,12 +173,7 @@ def _layout(
         place = orders[plate % n_maps if one_layout else plate][: len(y)]
         about = {"plate": plate, "plate_map": plate % n_maps, "perturbation": y}
         parts.append(pd.DataFrame(about | {"row": place // shape[1], "column": place % shape[1]}))
-    wells = pd.concat(parts, ignore_index=True)
-    row, column = wells["row"], wells["column"]
-    edge = np.minimum.reduce([row, column, shape[0] - 1 - row, shape[1] - 1 - column]) == 0
-    for name, values in zip(_LAYOUT, (row, column, edge), strict=True):
-        wells[name] = (values - values.mean()) / (values.std() or 1)
-    return wells
+    return add_layout(pd.concat(parts, ignore_index=True), shape)
 
 
 def _directions(rng: np.random.Generator, n: int, n_features: int) -> np.ndarray:
@@ -218,7 +212,10 @@ def _table(x: np.ndarray, wells: pd.DataFrame, complexes: np.ndarray, truth: dic
         "perturbation": (codes, lambda y: "control" if y < 0 else _gene(y)),
         "complex": (np.where(codes < 0, -1, complexes[codes]), lambda c: "none" if c < 0 else _complex(c)),
         "plate": (wells["plate"].to_numpy(), lambda e: f"plate_{e + 1}"),
-        "well": (100 * wells["row"].to_numpy() + wells["column"].to_numpy(), _well),
+        "well": (
+            100 * wells["row"].to_numpy() + wells["column"].to_numpy(),
+            lambda place: well_name(*divmod(place, 100)),
+        ),
         "plate_map": (wells["plate_map"].to_numpy(), lambda m: f"map_{m + 1}"),
     }
     obs = pd.DataFrame(index=pd.RangeIndex(len(x)).astype(str))
@@ -239,10 +236,3 @@ def _complex(c: int) -> str:
 
 def _feature(i: int) -> str:
     return f"feature_{i + 1}"
-
-
-def _well(place: int) -> str:
-    """Rows are letters: A01, and AA01 behind Z01."""
-    row, column = divmod(int(place), 100)
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return ("A" if row >= 26 else "") + letters[row % 26] + f"{column + 1:02}"
