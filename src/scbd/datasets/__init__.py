@@ -5,11 +5,12 @@ from scbd.datasets._domains import PACS_DOMAINS, VLCS_DOMAINS, pacs, vlcs
 from scbd.datasets._funk22 import funk22, funk22_cellprofiler, funk22_guides, funk22_profiles
 from scbd.datasets._networks import corum, gene_pairs, gene_sets, known_pairs
 from scbd.datasets._profiles import breinig2015, cpjump1
-from scbd.datasets._simulated import simulated_screen
+from scbd.datasets._simulated import HARD_SCREEN, simulated_screen
 from scbd.datasets._simulated_profiles import simulated_profiles
 from scbd.datasets._wilds import camelyon17, rxrx1
 
 __all__ = [
+    "HARD_SCREEN",
     "PACS_DOMAINS",
     "VLCS_DOMAINS",
     "breinig2015",
