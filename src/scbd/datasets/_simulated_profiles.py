@@ -103,7 +103,7 @@ def simulated_profiles(
     >>> best = wells.X @ wells.uns["truth"]["oracle"].to_numpy()
     >>> keys = {"y_key": "perturbation", "e_key": "plate", "control": "control", "n_permutations": 100}
     >>> scores = [scbd.metrics.replicate_retrieval(wells, x, **keys).mean_average_precision for x in (wells.X, best)]
-    >>> scores[0] < scores[1]
+    >>> scores[1] - scores[0] > 0.2  # the regret of the features as they are
     True
     """
     sizes = {"effect_size": effect_size, "plate_effect": plate_effect, "position_effect": position_effect}
