@@ -112,12 +112,21 @@ class TrainingPlan(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log how alive z_c is, for modules that return it; alpha follows what was learned, where it does."""
         if self.module.alpha_rule is not None:
-            self.module.alpha_rule.validate(torch.stack(self._learned))
+            self.module.alpha_rule.validate(torch.stack(self._learned), self._learned_of_known())
             self._learned.clear()
         if self._embeddings:
             for name, value in shape_of(torch.cat(self._embeddings)).items():
                 self.log(f"z_c_{name}", value, rank_zero_only=True)
             self._embeddings.clear()
+
+    def _learned_of_known(self) -> Tensor:
+        """What is learned of training cells that are looked at as validation cells are: a number a batch."""
+        trainer, learned = self.trainer, []
+        # no validation step, of which others would be told
+        with trainer.precision_plugin.val_step_context():
+            for batch in trainer.datamodule.matched_dataloader():  # type: ignore[attr-defined]
+                learned.append(self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"])
+        return torch.stack(learned) if learned else torch.empty(0)
 
     def on_train_end(self) -> None:
         """Leave all processes with one network, while it is still on its device."""
