@@ -77,7 +77,8 @@ class BatchLoader:
 class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
-    Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.
+    Training is one long pass of ``max_steps`` batches, or of several times as many where the trainer accumulates the
+    gradients of several for a step; a resumed run goes on with the batch it would have seen next.
     Validation batches are the same each time.
 
     Parameters
@@ -100,9 +101,9 @@ class ImageDataModule(L.LightningDataModule):
         Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
         int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
     max_steps
-        Number of training batches.
+        Number of training steps: batches, where gradients are not accumulated.
     first_step
-        Batches of runs before, which this one comes after.
+        Steps of runs before, which this one comes after.
     seed
         Seed of the batches.
     preload
@@ -190,9 +191,10 @@ class ImageDataModule(L.LightningDataModule):
         self._source = self._at_rest
 
     def train_dataloader(self) -> BatchLoader:
-        """Batches from the trainer's current step to ``max_steps``."""
-        start = self.first_step + (0 if self.trainer is None else self.trainer.global_step)
-        end = self.first_step + self.max_steps
+        """Batches from the trainer's current step to ``max_steps``: as many each as it accumulates gradients of."""
+        trainer = self.trainer
+        step, of_step = (0, 1) if trainer is None else (trainer.global_step, trainer.accumulate_grad_batches)
+        start, end = ((self.first_step + n) * of_step for n in (step, self.max_steps))
         return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:

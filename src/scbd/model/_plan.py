@@ -90,9 +90,10 @@ class TrainingPlan(L.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of a batch."""
-        step, rule = self.global_step, self.module.alpha_rule
-        # a generator of its own for each step: a resumed run turns its images as an uninterrupted one
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.first_step + step)
+        step, rule, of_step = self.global_step, self.module.alpha_rule, self.trainer.accumulate_grad_batches
+        # a generator of its own for each batch: a resumed run turns its images as an uninterrupted one
+        number = (self.first_step + step) * of_step + batch_idx % of_step
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         losses = self.module(**batch, ramp=self.ramp(step), generator=generator)
         self._log("train", losses, len(batch["y"]))
         if rule is not None:
