@@ -44,7 +44,9 @@ class PressCtrlC(Callback):
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self._pressed = False
 
     def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == self.step - 1:
+        if trainer.global_step == self.step - 1 and not self._pressed:
+            self._pressed = True  # a second time would not wait
             os.kill(os.getpid(), signal.SIGINT)

@@ -41,9 +41,22 @@ def test_validation_is_the_same_each_time_and_of_validation_cells():
     np.testing.assert_array_equal(data.example_batch()["inputs"][:, 0, 0, 0].numpy(), passes[0][:8])
 
 
+@pytest.mark.parametrize("perturbations", [None, 4])
+def test_validation_cells_are_matched_by_training_cells_in_batches_of_the_same_labels(perturbations):
+    data, _ = module(batch_size=8, perturbations_per_batch=perturbations)
+    loaders: list[Any] = [data.val_dataloader(), data.matched_dataloader()]
+    of_validation, of_training = map(list, loaders)
+    assert len(of_validation) == len(of_training) == 2
+    for new, known in zip(of_validation, of_training, strict=True):
+        np.testing.assert_array_equal(new["y"], known["y"])
+        assert known["inputs"].numpy().max() < 40 <= new["inputs"].numpy().min()
+    again = list(loaders[1])
+    np.testing.assert_array_equal(again[0]["inputs"], of_training[0]["inputs"])
+
+
 def test_without_validation_cells():
     data, _ = module(n=40, batch_size=8)
-    assert data.val_dataloader() == []
+    assert data.val_dataloader() == data.matched_dataloader() == []
     assert len(data.example_batch()["y"]) == 8
 
 

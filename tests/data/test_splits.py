@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scbd.data import Split, hold_out_environments, split_by_column, stratified_split
+from scbd.data._splits import matched_rows
 
 
 @given(
@@ -132,3 +133,20 @@ def test_memory_of_splits():
             assert tracemalloc.get_traced_memory()[1] < 100 * n
         finally:
             tracemalloc.stop()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=60), st.integers(0, 5))
+def test_each_validation_cell_is_matched_by_another_training_cell_of_its_label(cells, seed):
+    labels, is_train = (np.array(column) for column in zip(*cells, strict=True))
+    assume(is_train.any())
+    split = Split(train=is_train, validation=~is_train)
+    rows = matched_rows(split, labels, seed)
+    assert len(set(rows)) == len(rows)
+    assert set(rows) <= set(split.train)
+    # in the order of validation cells, as long as a label has training cells
+    left, expected = np.bincount(labels[split.train], minlength=5), []
+    for label in labels[split.validation]:
+        if left[label]:
+            left[label] -= 1
+            expected.append(label)
+    assert labels[rows].tolist() == expected

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as L
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,14 @@ def rule_of(model: SCBDModel) -> AutoAlpha:
     return model.module.alpha_rule
 
 
-def test_alpha_follows_what_is_learned(tmp_path):
+def test_alpha_follows_what_is_learned(tmp_path, monkeypatch):
+    of_known, validate = [], AutoAlpha.validate
+
+    def watched(self, new, known):
+        of_known.append(float(known.mean()))
+        validate(self, new, known)
+
+    monkeypatch.setattr(AutoAlpha, "validate", watched)
     model = make_model(alpha="auto", style_target=None, smoothing=0)
     assert "alpha auto" in repr(model)
     model.train(**QUICK | {"max_steps": 80, "lr": 3e-3, "batch_size": 48}, validate_every=1)
@@ -29,11 +37,11 @@ def test_alpha_follows_what_is_learned(tmp_path):
     assert alpha[0] == 0 and len(alpha) == 80
     new_cells = h["validation_learned_c"].to_numpy()
     expected, mean, kept = [], 0.0, 1.0
-    for share, share_of_new in zip(learned, new_cells, strict=True):
+    for share, share_of_new, share_of_known in zip(learned, new_cells, of_known, strict=True):
         expected.append(0.05 * mean * kept)
         mean += (max(share, 0) - mean) / 50
-        if mean > 0.02:
-            kept = min(max(share_of_new / mean, 0), 1)
+        if share_of_known > 0.02:
+            kept = min(max(share_of_new / share_of_known, 0), 1)
     np.testing.assert_allclose(alpha, expected, atol=1e-6)
     assert alpha.max() > 0.005
     mean *= kept
@@ -64,38 +72,91 @@ def test_what_was_learned_by_heart_bears_no_invariance():
 @pytest.mark.parametrize(
     "told", [[], [0.0, 0.0]], ids=["no validation batches", "validation batches whose labels say nothing"]
 )
-def test_alpha_is_not_weighed_by_validation_cells_that_say_nothing(told):
-    alpha = scbd.model.AutoAlpha()
+def test_alpha_is_not_weighed_by_cells_that_say_nothing(told):
+    alpha, some = scbd.model.AutoAlpha(), torch.tensor([0.1, 0.0, 0.1])
     for _ in range(50):
         alpha.observe(torch.tensor(0.5))
     before = float(alpha.alpha)
-    alpha.validate(torch.tensor(told))
+    alpha.validate(torch.tensor(told), some)
+    alpha.validate(some, torch.tensor(told))
     assert float(alpha.alpha) == before > 0.01
-    alpha.validate(torch.tensor([0.1, 0.0, 0.1]))
-    assert float(alpha.alpha) == pytest.approx(0.005)
+    alpha.validate(some, torch.tensor([0.3, 0.0, 0.5]))
+    assert float(alpha.alpha) == pytest.approx(before / 4)
 
 
 def test_validation_has_no_say_before_anything_was_learned():
     """A ratio of two numbers that are nearly zero says nothing."""
     alpha = scbd.model.AutoAlpha()
-    alpha.observe(torch.tensor(0.5))
-    assert float(alpha.learned) == pytest.approx(0.01)
-    alpha.validate(torch.tensor([0.001]))
-    assert float(alpha.alpha) == pytest.approx(0.05 * 0.01)
-    alpha.observe(torch.tensor(0.9))
-    alpha.validate(torch.tensor([0.001]))
-    assert float(alpha.alpha) == pytest.approx(0.05 * 0.001)
+    alpha.validate(torch.tensor([0.001]), torch.tensor([0.019]))
+    assert float(alpha.kept) == 1
+    alpha.validate(torch.tensor([0.002]), torch.tensor([0.04]))
+    assert float(alpha.kept) == pytest.approx(0.05)
+
+
+class Oracle(scbd.model.Objective):
+    """Its inputs are embeddings of cells, of which it knows no one better than another."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rule = AutoAlpha()
+        self.nothing = torch.nn.Parameter(torch.zeros(()))
+
+    @property
+    def alpha_rule(self) -> AutoAlpha:
+        return self.rule
+
+    def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
+        loss = scbd.nn.supervised_contrastive_loss(inputs[:, :, 0, 0], y, smoothing=2 / 3)
+        return scbd.model.Losses(
+            loss + 0 * self.nothing, {"learned_c": scbd.nn.share_learned(loss, y, smoothing=2 / 3)}
+        )
+
+
+def alpha_of_oracle(n_genes: int, cells_a_gene: int, of_new: float = 1.0, **kwargs: Any) -> AutoAlpha:
+    """As the data module and the plan find it, in 34 wells; new cells show so much of what known ones show."""
+    rng = np.random.default_rng(0)
+    gene = np.repeat(np.arange(n_genes), cells_a_gene)
+    well = rng.integers(34, size=len(gene))
+    split = scbd.data.stratified_split([gene, well])
+    of_gene, of_cell = rng.normal(size=(n_genes, 32)) / 32**0.5, rng.normal(size=(len(gene), 32)) / 32**0.5
+    shown = np.full((len(gene), 1), 0.8)
+    shown[split.validation] *= of_new
+    z = np.eye(32)[0] + shown * of_gene[gene] + 0.3 * of_cell
+    z = (z / np.linalg.norm(z, axis=1, keepdims=True)).astype("float32")[:, :, None, None]
+    data = scbd.data.ImageDataModule(scbd.data.ArraySource(z), gene, well, split, max_steps=60, **kwargs)
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(names, False)
+    oracle = Oracle()
+    trainer = L.Trainer(max_steps=60, val_check_interval=60, accelerator="cpu", **quiet)
+    trainer.fit(scbd.model.TrainingPlan(oracle), data)
+    return oracle.rule
+
+
+@pytest.mark.parametrize(
+    ("n_genes", "cells_a_gene", "perturbations"),
+    [(300, 10, "auto"), (300, 16, "auto"), (500, 40, "auto"), (500, 40, None), (2000, 10, "auto"), (2000, 10, None)],
+)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec")
+def test_all_is_kept_of_an_embedding_that_knows_no_cell_by_heart(n_genes, cells_a_gene, perturbations):
+    """However few cells validate: of 300 genes with 10 cells, one or two a gene."""
+    rule = alpha_of_oracle(n_genes, cells_a_gene, perturbations_per_batch=perturbations)
+    assert float(rule.kept) > 0.98
+    # in shuffled batches genes are as rare as they are, of which the same embedding tells less
+    assert 0.25 < float(rule.learned) < 0.45
+    by_heart = alpha_of_oracle(n_genes, cells_a_gene, of_new=0.7, perturbations_per_batch=perturbations)
+    assert float(by_heart.kept) == pytest.approx(0.72, abs=0.08)
 
 
 @pytest.mark.parametrize("interrupted", [4, 5, 6])
 def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
     """Wherever it was interrupted: at a step with a validation, or between."""
     settings: dict[str, Any] = QUICK | {"lr": 1e-2, "checkpoint_dir": tmp_path, "validate_every": 2, "max_steps": 9}
+    settings["batch_size"] = 48
 
     def make():
-        model = make_model(alpha="auto")
-        rule_of(model).learned.fill_(0.9)  # more than new cells bear out
-        return model
+        return make_model(alpha="auto", smoothing=0, style_target=None)
 
     half = make()
     with pytest.raises(KeyboardInterrupt):

@@ -3,10 +3,14 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import make_cells
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scbd import SCBDModel
+from scbd.model._confounding import contrasts_told, warn_if_confounded
 
 
 def test_confounded_labels_warn_with_the_table(cells):
@@ -20,3 +24,50 @@ def test_confounded_labels_warn_with_the_table(cells):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SCBDModel.setup_anndata(make_cells(), "gene", "well")
+
+
+def codes(followed: float, n_y: int, n_e: int) -> tuple[np.ndarray, np.ndarray]:
+    """So many of the cells are where a rule puts them, the finer label in one of the coarser; others anywhere."""
+    rng = np.random.default_rng(0)
+    fine, rule = rng.integers(max(n_y, n_e), size=20_000), rng.random(20_000) < followed
+    coarse = np.where(rule, fine % min(n_y, n_e), rng.integers(min(n_y, n_e), size=20_000))
+    return (fine, coarse) if n_y >= n_e else (coarse, fine)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=40))
+def test_the_contrasts_that_can_be_told_are_a_trace(cells):
+    y, e = (np.unique(column, return_inverse=True)[1] for column in np.array(cells).T)
+    if max(y) < max(e):
+        y, e = e, y
+    of_y, of_e = np.eye(max(y) + 1)[y], np.eye(max(e) + 1)[e]
+    apart = np.eye(len(y)) - of_y @ np.linalg.pinv(of_y)
+    seen = np.trace(apart @ of_e @ np.linalg.pinv(of_e) @ apart)
+    expected = seen / max(e) if max(e) else 0
+    assert contrasts_told(y, e) == pytest.approx(expected, abs=1e-9)
+    assert contrasts_told(e, y) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("n_y", "n_e"), [(40, 4), (10, 10), (2, 76)])
+def test_how_much_a_design_can_tell(n_y, n_e):
+    for followed in (0, 0.5, 0.9, 0.95):
+        assert contrasts_told(*codes(followed, n_y, n_e)) == pytest.approx(1 - followed**2, abs=0.04)
+    assert contrasts_told(*codes(1, n_y, n_e)) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("n_y", "n_e", "one"), [(40, 4, "environments"), (2, 76, "perturbations")])
+def test_what_is_nearly_confounded_is_warned_of(n_y, n_e, one):
+    """Nobody is in one environment only, so that none is named."""
+    for followed, warned in ((0.95, True), (0.92, True), (0.8, False), (0.0, False)):
+        y, e = codes(followed, n_y, n_e)
+        seen = pd.crosstab(y, e) > 0
+        assert seen.sum(0).min() > 1 and seen.sum(1).min() > 1
+        obs = pd.DataFrame({"gene": [f"g{i}" for i in y], "plate": [f"p{i}" for i in e]})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_if_confounded(obs, ["gene"], ["plate"])
+        assert len(caught) == warned
+        if warned:
+            assert f"y and e are confounded: {contrasts_told(y, e):.0%} of what {one} can differ in" in str(
+                caught[0].message
+            )
+            assert "only" not in str(caught[0].message)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from small_models import QUICK, make_model
+from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -44,3 +46,52 @@ def test_fused_optimiser_gives_way_to_clipped_gradients():
     assert model.trainer.optimizers[0].defaults["fused"]
     model.train(**mixed, gradient_clip_val=1.0)
     assert not model.trainer.optimizers[0].defaults["fused"]
+
+
+class Watched(torch.nn.Module):
+    """Notes what every training batch is drawn by, and what is in it."""
+
+    def __init__(self, preprocess: torch.nn.Module) -> None:
+        super().__init__()
+        self.preprocess = preprocess
+        self.seeds: list[int] = []
+        self.batches: list[float] = []
+
+    def forward(self, inputs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        if generator is not None:
+            self.seeds.append(generator.initial_seed())
+            self.batches.append(inputs.double().mean().item())
+        return self.preprocess(inputs, generator)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("preprocess"), name)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2, 3])
+def test_every_batch_of_a_run_is_another_one_and_turned_in_another_way(accumulated):
+    """Those whose gradients are accumulated too; one a step is drawn as it always was."""
+    model = make_model(augment=True)
+    watched: Any = Watched(model.module.preprocess)
+    model.module.preprocess = watched
+    how: dict[str, Any] = QUICK | {"max_steps": 4, "validate_every": 2, "accumulate_grad_batches": accumulated}
+    model.train(**how)
+    assert watched.seeds == list(range(4 * accumulated))
+    assert len(set(watched.batches)) == 4 * accumulated
+    assert model.history["validation_loss"].index.tolist() == [2, 4]
+    watched.seeds.clear()
+    model.train(**how, seed=3)  # goes on with what was not seen
+    assert watched.seeds == [3 * 1_000_003 + i for i in range(4 * accumulated, 8 * accumulated)]
+
+
+@pytest.mark.parametrize(("interrupted", "validate_every"), [(2, 2), (3, 2), (3, 5)])
+def test_a_run_that_accumulates_gradients_resumes_where_a_step_ends(tmp_path, interrupted, validate_every):
+    how: dict[str, Any] = QUICK | {"max_steps": 5, "accumulate_grad_batches": 2, "validate_every": validate_every}
+    with pytest.raises(KeyboardInterrupt):
+        make_model(augment=True).train(**how, checkpoint_dir=tmp_path, callbacks=PressCtrlC(interrupted))
+    resumed, whole = make_model(augment=True), make_model(augment=True)
+    resumed.train(**how, checkpoint_dir=tmp_path, ckpt_path="last")
+    whole.train(**how)
+    assert_same(weights(resumed), weights(whole))

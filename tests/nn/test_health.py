@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scbd.nn import effective_rank, spread
+from scbd.nn import effective_rank, explained_variance, invariance_statistic, spread
 
 
 def test_a_point():
@@ -38,3 +38,17 @@ def test_directions_that_are_not_used_have_no_say():
 def test_what_is_not_finite_has_no_rank():
     z = torch.cat([torch.eye(6), torch.full((1, 6), float("nan"))])
     assert math.isnan(effective_rank(z)) and math.isnan(spread(z))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", [3, (3, 2)], ids=["a cell", "a value"])
+def test_no_measure_hides_what_is_not_a_number(bad, where):
+    """Of an embedding that is none, "invariant" would be wrong; training stops at the loss that it makes."""
+    z, label, well = torch.randn(64, 8, generator=torch.manual_seed(0)), torch.arange(64) % 4, torch.arange(64) // 4 % 4
+    broken = z.clone()
+    broken[where] = bad
+    assert math.isnan(effective_rank(broken))
+    for partners in ("within", "across"):
+        assert math.isnan(explained_variance(broken, well, label, partners=partners).share)
+    assert math.isnan(invariance_statistic([broken], well, label))
+    assert math.isnan(invariance_statistic([z, broken, z], well, label))

@@ -38,9 +38,11 @@ def supervised(
         there = [j for j in range(len(z)) if j != i and (pairs is None or pairs[j] != pairs[i])]
         zero = z[i].sum() * 0
         terms = [log_p[i][j] for j in there if labels[j] == labels[i]]
-        loss = -torch.stack(terms).mean() if terms else zero
-        anyone = -torch.stack([log_p[i][j] for j in there]).mean() if there else zero
-        per_anchor.append((1 - smoothing) * loss + smoothing * anyone)
+        if not terms:  # asked for nobody, an anchor says nothing
+            per_anchor.append(zero)
+            continue
+        anyone = -torch.stack([log_p[i][j] for j in there]).mean()
+        per_anchor.append(-(1 - smoothing) * torch.stack(terms).mean() + smoothing * anyone)
     return per_anchor
 
 

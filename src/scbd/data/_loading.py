@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from scbd.data._neighbours import mixed_neighbours
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.data._splits import matched_rows
 from scbd.data._tensors import TensorSource, read_tensor
 
 if TYPE_CHECKING:
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from scbd.data._splits import Split
     from scbd.data.sources import ImageSource
 
-Stage = Literal["train", "validation"]
+Stage = Literal["train", "validation", "matched"]
 
 # of a batch, by default
 _CELLS = 2048
 # below this many expected positives an anchor learns little from a plainly shuffled batch
 _POSITIVES_WANTED = 8
+# training cells that validation cells are compared with: enough to say what they share, few enough to cost little
+_MATCHED = 8192
 
 
 class BatchLoader:
@@ -73,7 +77,8 @@ class BatchLoader:
 class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
-    Training is one long pass of ``max_steps`` batches; a resumed run goes on with the batch it would have seen next.
+    Training is one long pass of ``max_steps`` batches, or of several times as many where the trainer accumulates the
+    gradients of several for a step; a resumed run goes on with the batch it would have seen next.
     Validation batches are the same each time.
 
     Parameters
@@ -96,9 +101,9 @@ class ImageDataModule(L.LightningDataModule):
         Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
         int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
     max_steps
-        Number of training batches.
+        Number of training steps: batches, where gradients are not accumulated.
     first_step
-        Batches of runs before, which this one comes after.
+        Steps of runs before, which this one comes after.
     seed
         Seed of the batches.
     preload
@@ -186,9 +191,10 @@ class ImageDataModule(L.LightningDataModule):
         self._source = self._at_rest
 
     def train_dataloader(self) -> BatchLoader:
-        """Batches from the trainer's current step to ``max_steps``."""
-        start = self.first_step + (0 if self.trainer is None else self.trainer.global_step)
-        end = self.first_step + self.max_steps
+        """Batches from the trainer's current step to ``max_steps``: as many each as it accumulates gradients of."""
+        trainer = self.trainer
+        step, of_step = (0, 1) if trainer is None else (trainer.global_step, trainer.accumulate_grad_batches)
+        start, end = ((self.first_step + n) * of_step for n in (step, self.max_steps))
         return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
@@ -196,15 +202,28 @@ class ImageDataModule(L.LightningDataModule):
 
         Where they are too few for P × K batches they are shuffled plainly, and some have no partner.
         """
-        if not self.validates:
-            return []
+        return self._one_pass("validation")
+
+    def matched_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """Training cells to compare validation cells with: as many of each perturbation, in batches drawn the same way.
+
+        The same each time, and some thousand at most. What differs between the two is what was learned by heart.
+        Nothing, if there are fewer than two a device.
+        """
+        return self._one_pass("matched", most=_MATCHED)
+
+    def _one_pass(self, stage: Stage, most: int | None = None) -> BatchLoader | list[BatchLoader]:
+        """Over the cells, or about as many of them."""
         world = self._world()
-        n, n_devices = len(self.split.validation), world.get("world_size", 1)
+        n, n_devices = len(self._rows(stage)), world.get("world_size", 1)
         batch_size = min(self.batch_size, n // n_devices * n_devices)
+        if batch_size < 2 * n_devices:
+            return []
+        n_steps = n // batch_size if most is None else min(n // batch_size, -(-most // batch_size))
         try:
-            sampler = self._sampler("validation", batch_size, n // batch_size, **world)
+            sampler = self._sampler(stage, batch_size, n_steps, **world)
         except ValueError:  # too few cells of a perturbation for P x K batches
-            sampler = ShuffleSampler(self.split.validation, batch_size, seed=self.seed, **world)
+            sampler = ShuffleSampler(self._rows(stage), batch_size, n_steps=n_steps, seed=self.seed, **world)
         return self._loader(sampler)
 
     def example_batch(self) -> dict[str, torch.Tensor]:
@@ -244,7 +263,13 @@ class ImageDataModule(L.LightningDataModule):
         )
 
     def _rows(self, stage: Stage) -> np.ndarray:
+        if stage == "matched":
+            return self._matched
         return self.split.train if stage == "train" else self.split.validation
+
+    @cached_property
+    def _matched(self) -> np.ndarray:
+        return matched_rows(self.split, self._y, self.seed)
 
     def _world(self) -> dict[str, int]:
         """Which share of every batch is this process's."""

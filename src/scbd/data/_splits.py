@@ -229,6 +229,27 @@ def stratified_split(
     return Split(train=shuffled[is_train], validation=shuffled[is_kept & ~is_train], test=shuffled[~is_kept])
 
 
+def matched_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
+    """For each validation cell, in their order, another training cell of its label, as long as there are some.
+
+    Parameters
+    ----------
+    split
+        Training and validation rows.
+    labels
+        Codes, non-negative integers ``(N,)``.
+    seed
+        Of which ones.
+    """
+    train = np.random.default_rng(seed).permutation(split.train)
+    of_train, of_validation = labels[train], labels[split.validation]
+    sizes, asked = (np.bincount(codes, minlength=int(labels.max()) + 1) for codes in (of_train, of_validation))
+    nth = _counted(of_validation, asked).astype(np.int64)
+    there = nth < sizes[of_validation]
+    first = (np.cumsum(sizes) - sizes)[of_validation]
+    return train[np.argsort(of_train, kind="stable")[(first + nth)[there]]]
+
+
 def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
     """One number for each combination of labels, int32 ``(N,)``."""
     codes = np.zeros(len(strata[0]), dtype=np.int32)

@@ -28,12 +28,13 @@ class AutoAlpha(nn.Module):
     tells (:func:`scbd.nn.share_learned`): 0 for a point, 1 at best. Cells that are learned by heart show more than they
     have to say, so that :math:`q` counts as far as validation cells bear it out:
 
-    .. math:: \alpha = 0.05\, \langle \max(q, 0) \rangle\, \frac{\max(q_{new}, 0)}{\langle q \rangle},
+    .. math:: \alpha = 0.05\, \langle \max(q, 0) \rangle\, \frac{\max(q_{new}, 0)}{q_{known}},
 
     averaged over the last fifty training batches or so, and 0 before the first; :math:`q_{new}` is that of the last
-    validation, and the ratio is at most 1, as it is before the first or without validation cells. Alpha warms up with
-    learning, and falls where it is too much: an embedding that becomes a point has none. Nothing else is looked at, and
-    no environment that is left out.
+    validation, and :math:`q_{known}` that of as many training cells of the same labels, looked at in the same way
+    (:meth:`scbd.data.ImageDataModule.matched_dataloader`). The ratio is at most 1, as it is before the first or without
+    validation cells. Alpha warms up with learning, and falls where it is too much: an embedding that becomes a point
+    has none. Nothing else is looked at, and no environment that is left out.
 
     The state is in buffers: it is saved with the weights, and whatever run goes on with those goes on with it.
 
@@ -64,8 +65,11 @@ class AutoAlpha(nn.Module):
         self.learned.lerp_(learned.to(self.learned).clamp(min=0), 1 / _HORIZON)
 
     @torch.no_grad()
-    def validate(self, learned: Tensor) -> None:
-        """Look at what validation batches say was learned, one number each: 0 are those whose labels say nothing."""
-        told = learned[learned != 0].to(self.learned)
-        if len(told) and self.learned > _SOMETHING:
-            self.kept.copy_((told.mean() / self.learned).clamp(0, 1))
+    def validate(self, new: Tensor, known: Tensor) -> None:
+        """Look at what batches of validation cells and of training cells say, drawn alike, one number each.
+
+        A batch of 0 is one whose labels say nothing.
+        """
+        of_new, of_known = (shares[shares != 0].to(self.learned) for shares in (new, known))
+        if len(of_new) and len(of_known) and of_known.mean() > _SOMETHING:
+            self.kept.copy_((of_new.mean() / of_known.mean()).clamp(0, 1))

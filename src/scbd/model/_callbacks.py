@@ -210,8 +210,12 @@ class LastState(Checkpoint):
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._ask)
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Save when it is time; stop here if asked to."""
+    def on_train_batch_end(
+        self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save when it is time; stop here if asked to. Not within a step, whose gradients are in no state."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
         due = trainer.global_step % self._every == 0
         if not (due and any(trainer.num_val_batches)):
             self._end_step(trainer, due)

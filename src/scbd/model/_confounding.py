@@ -14,23 +14,55 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SHOWN = 12
+# share of the contrasts that can be told, below which it is said: the invariance loss has a fifth of its force
+_TOO_FEW = 0.2
+
+
+def contrasts_told(y: np.ndarray, e: np.ndarray) -> float:
+    """Share of what environments can differ in that is seen at equal perturbation, from 0 to 1.
+
+    It is 1 where each perturbation is in all environments in equal proportions, and 0 where one can be told from the
+    other. If a share p of all cells follow a rule, such as one plate for each compound, about 1 - p² is left: .19 of 90
+    percent. The invariance loss then sees the same differences of environments at that share of its standard errors.
+    Of a few cells a perturbation, n, it is (n - 1) / n at best.
+
+    In terms of matrices, with R taking from cells the mean of their perturbation and K averaging over environments, it
+    is the trace of R K R, in units of how many environments there are less one; or the same with the two exchanged, if
+    perturbations are fewer. It is 1 less the square of Cramér's V.
+
+    Parameters
+    ----------
+    y, e
+        Codes, non-negative integers ``(N,)``.
+    """
+    pairs, counts = np.unique(y.astype(np.int64) * (int(e.max()) + 1) + e, return_counts=True)
+    of_y, of_e = np.divmod(pairs, int(e.max()) + 1)
+    n_y, n_e = np.bincount(y), np.bincount(e)
+    in_common = float((counts / n_y[of_y] * (counts / n_e[of_e])).sum())
+    fewer = min(np.count_nonzero(n_y), np.count_nonzero(n_e))
+    return (fewer - in_common) / (fewer - 1) if fewer > 1 else 0.0
 
 
 def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[str]) -> None:
     """Warn, with the table, where an environment holds one perturbation only, or a perturbation one environment.
 
     There, what the perturbation does and what the environment does are the same thing to any method: taking the
-    environment out of z_c takes the perturbation out too, or leaves both in.
+    environment out of z_c takes the perturbation out too, or leaves both in. Nearly so, where there are a few cells of
+    all pairs, but most of a perturbation are in one environment.
     """
     y, e = label_values(obs, y_columns), label_values(obs, e_columns)
+    told = contrasts_told(y.cat.codes.to_numpy(), e.cat.codes.to_numpy())
     # by codes: a cross of thousands of perturbations and wells stays an integer table
     table = np.zeros((e.cat.categories.size, y.cat.categories.size), dtype=np.int64)
     np.add.at(table, (e.cat.codes.to_numpy(), y.cat.codes.to_numpy()), 1)
     poor_e = np.flatnonzero((table > 0).sum(1) == 1)
     poor_y = np.flatnonzero((table > 0).sum(0) == 1)
-    if not poor_e.size and not poor_y.size:
+    if not poor_e.size and not poor_y.size and told >= _TOO_FEW:
         return
     found = []
+    if told < _TOO_FEW:
+        one, other = ("environments", "perturbations")[:: 1 if table.shape[0] <= table.shape[1] else -1]
+        found.append(f"{told:.0%} of what {one} can differ in is seen apart from what {other} differ in")
     if poor_e.size:
         found.append(f"{poor_e.size} of {table.shape[0]} environments were seen with one perturbation only")
     if poor_y.size:
@@ -43,7 +75,7 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
         columns=pd.Index(y.cat.categories[columns], name=" × ".join(y_columns)),
     )
     msg = (
-        f"y and e are confounded: {' and '.join(found)}. What such a pair differs in cannot be told to be one or the "
+        f"y and e are confounded: {', and '.join(found)}. What such pairs differ in cannot be told to be one or the "
         "other, and removing e from z_c may remove y with it. If e is finer than needed (wells of an arrayed screen), "
         f"use a coarser e_key (the plate). Cells by environment and perturbation, {len(rows)} × {len(columns)} of "
         f"{table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"

@@ -152,7 +152,8 @@ def prepare(
             **{
                 "max_epochs": -1,
                 "max_steps": data.max_steps,
-                "val_check_interval": validate_every,
+                # counted in batches
+                "val_check_interval": validate_every * given.get("accumulate_grad_batches", 1),
                 "num_sanity_val_steps": 0,
                 **hardware._asdict(),
                 "log_every_n_steps": max(1, min(10, validate_every)),

@@ -90,9 +90,10 @@ class TrainingPlan(L.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of a batch."""
-        step, rule = self.global_step, self.module.alpha_rule
-        # a generator of its own for each step: a resumed run turns its images as an uninterrupted one
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.first_step + step)
+        step, rule, of_step = self.global_step, self.module.alpha_rule, self.trainer.accumulate_grad_batches
+        # a generator of its own for each batch: a resumed run turns its images as an uninterrupted one
+        number = (self.first_step + step) * of_step + batch_idx % of_step
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         losses = self.module(**batch, ramp=self.ramp(step), generator=generator)
         self._log("train", losses, len(batch["y"]))
         if rule is not None:
@@ -112,12 +113,21 @@ class TrainingPlan(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log how alive z_c is, for modules that return it; alpha follows what was learned, where it does."""
         if self.module.alpha_rule is not None:
-            self.module.alpha_rule.validate(torch.stack(self._learned))
+            self.module.alpha_rule.validate(torch.stack(self._learned), self._learned_of_known())
             self._learned.clear()
         if self._embeddings:
             for name, value in shape_of(torch.cat(self._embeddings)).items():
                 self.log(f"z_c_{name}", value, rank_zero_only=True)
             self._embeddings.clear()
+
+    def _learned_of_known(self) -> Tensor:
+        """What is learned of training cells that are looked at as validation cells are: a number a batch."""
+        trainer, learned = self.trainer, []
+        # no validation step, of which others would be told
+        with trainer.precision_plugin.val_step_context():
+            for batch in trainer.datamodule.matched_dataloader():  # type: ignore[attr-defined]
+                learned.append(self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"])
+        return torch.stack(learned) if learned else torch.empty(0)
 
     def on_train_end(self) -> None:
         """Leave all processes with one network, while it is still on its device."""

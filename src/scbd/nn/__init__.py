@@ -5,13 +5,8 @@ from scbd.nn._distributed import gather
 from scbd.nn._encoders import ENCODERS, Block, Features, Representation, build_encoder
 from scbd.nn._groups import Groups
 from scbd.nn._health import effective_rank, spread
-from scbd.nn._losses import (
-    contrastive_ceiling,
-    invariance_loss,
-    log_normaliser,
-    share_learned,
-    supervised_contrastive_loss,
-)
+from scbd.nn._learned import contrastive_ceiling, share_learned
+from scbd.nn._losses import invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn._preprocess import Preprocess, random_orientation
 from scbd.nn._scaling import FeatureScaling
 from scbd.nn._transform import InputTransform

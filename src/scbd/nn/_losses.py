@@ -22,7 +22,6 @@ invariance    ``reduction="formula"``                 ``reduction="listing"``
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -94,8 +93,8 @@ def supervised_contrastive_loss(
        \qquad P(i) = \{p \ne i : u_p = u_i\}
 
     with the mean over anchors in place of the sum for ``reduction="mean"``. An anchor without a positive contributes
-    zero (and is still counted by the mean, as in the published code). Embeddings that have collapsed to one point
-    cost exactly :math:`\log B` an anchor, or :math:`\log(B-1)` without self-similarity: see
+    zero, with smoothing too (and is still counted by the mean, as in the published code). Embeddings that have
+    collapsed to one point cost exactly :math:`\log B` an anchor, or :math:`\log(B-1)` without self-similarity: see
     :func:`contrastive_ceiling`.
 
     **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` asks for a match with a partner of the label
@@ -170,16 +169,16 @@ def supervised_contrastive_loss(
     with torch.autocast(z.device.type, enabled=False):
         aside, n_aside = (z, 0) if left_out is None else (left_out.sums(z), left_out.n_others)
 
-        def unmatched(sums: Tensor, n_others: Tensor) -> Tensor:
-            """Mean of -log P over some others of an anchor, given with it by their sum; 0 where there are none."""
-            n = n_others - n_aside
-            cost = log_normaliser - (z * (sums - aside)).sum(1) / temperature / n.clamp(min=1)
-            return torch.where(n > 0, cost, 0.0)
+        def unmatched(sums: Tensor, n: Tensor) -> Tensor:
+            """Mean of -log P over n others of an anchor, given by the sum of these and of those aside."""
+            return log_normaliser - (z * (sums - aside)).sum(1) / temperature / n.clamp(min=1)
 
-        per_anchor = unmatched(partners.sums(z), partners.n_others)
+        n_positives = partners.n_others - n_aside
+        per_anchor = unmatched(partners.sums(z), n_positives)
         if smoothing:
-            everyone = torch.full_like(partners.n_others, len(z) - 1)
+            everyone = torch.full_like(partners.n_others, len(z) - 1) - n_aside
             per_anchor = torch.lerp(per_anchor, unmatched(z.sum(0), everyone), smoothing)
+        per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
     if reduction == "mean":
         return per_anchor.mean()
     if reduction == "sum":
@@ -293,65 +292,6 @@ def invariance_loss(
         if reduction == "formula":
             return difference.abs().sum()
         return difference.abs().mean() / len(z)
-
-
-def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
-    """Supervised contrastive loss of a batch whose embeddings are one point: ``log B`` (``log(B - 1)`` without self).
-
-    A trained embedding whose loss stays at this value has collapsed: it tells nothing apart.
-
-    Examples
-    --------
-    >>> round(scbd.nn.contrastive_ceiling(512), 3)
-    6.238
-    """
-    return math.log(batch_size if include_self else batch_size - 1)
-
-
-def share_learned(
-    loss: Tensor, labels: Tensor | Groups, *, smoothing: float = 0.0, include_self: bool = True
-) -> Tensor:
-    r"""Share of what the labels say that an embedding tells: 0 for a point, 1 at best, negative below a point.
-
-    A point matches an anchor of label :math:`u` with its own as often as that occurs, :math:`\pi_u`. The loss asks for
-    :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`. An embedding that does what is asked is below the
-    point (:func:`contrastive_ceiling`) by a Kullback-Leibler divergence, the mean over anchors of
-
-    .. math:: m_u \log \frac{m_u}{\pi_u} + (1 - m_u) \log \frac{1 - m_u}{1 - \pi_u},
-
-    which without smoothing is the entropy of the labels. The share is what a loss is lower by, in units of that.
-    Anchors without a partner say nothing, on either side.
-
-    Parameters
-    ----------
-    loss
-        What :func:`supervised_contrastive_loss` returned for these labels, with ``reduction="mean"``.
-    labels
-        Integer labels, shape ``(B,)``, or their :class:`Groups`.
-    smoothing, include_self
-        As in the loss.
-
-    Returns
-    -------
-    A scalar; 0 where all cells have one label, or each its own, which says nothing.
-
-    Examples
-    --------
-    >>> gene = torch.arange(64) % 4
-    >>> z = torch.nn.functional.one_hot(gene, 4).float()  # a corner for each gene
-    >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)
-    >>> round(float(scbd.nn.share_learned(loss, gene)), 2)
-    1.0
-    """
-    n_positives, size = Groups.of(labels).n_others, len(labels)
-    partnered = n_positives > 0
-    asked = 1 - smoothing + smoothing * n_positives / (size - 1)
-    frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)
-    informative = partnered & (frequency < 1)
-    divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
-    most = torch.where(informative, divergence, 0.0).mean()
-    of_a_point = torch.where(partnered, 1.0, smoothing).mean() * contrastive_ceiling(size, include_self=include_self)
-    return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
 
 
 # where an argument has the function's name
