@@ -191,6 +191,14 @@ def test_a_feature_that_never_changes_is_no_division_by_zero():
     assert torch.isfinite(features.grad).all()
 
 
+@pytest.mark.parametrize("e", [[0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]], ids=["told", "environment and label are one"])
+def test_what_is_not_a_number_is_not_invariant(e):
+    features = torch.randn(6, 3)
+    features[1] = torch.nan
+    y = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert torch.isnan(invariance_statistic([features], torch.tensor(e), y))
+
+
 def test_half_precision_is_computed_in_float32():
     features, e, y = effects(64, 3, 2, 0.5, 0)
     half, full = (explained_variance(f, e, y) for f in (features.bfloat16(), features.bfloat16().float()))

@@ -262,7 +262,9 @@ class _Explained(NamedTuple):
     def in_errors(self) -> Tensor:
         """In standard deviations; no gradient flows through these."""
         nothing = self.scatter == 0
-        return torch.where(nothing, 0.0, self.between / torch.where(nothing, 1.0, self.scatter))
+        # what is not a number stays that, also where nothing can be told
+        zero = 0.0 * self.between.detach()
+        return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
 
 def _explained(features: Tensor, design: _Design) -> dict[Partners, _Explained]:
