@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Partners = Literal["within", "across"]
 
-# of the square of a feature's mean, or of its variance: what rounding leaves of one that never changes
+# of the square of a feature's mean, or of the largest variance: what rounding leaves of one that never changes
 _ROUNDING = 1e-12
 # degrees of freedom that the variance of all cells lends that of a label
 _LENT = 1.0
@@ -292,11 +292,12 @@ def _explained(features: Tensor, design: _Design) -> dict[Partners, _Explained]:
 
 
 def _standardised(features: Tensor) -> Tensor:
-    """Of mean 0 and variance 1 over the batch; 0 where a feature never changes."""
+    """Of mean 0 and variance 1 over the batch; 0 where a feature never changes, beside the others or its mean."""
     mean = features.mean(0)
     f = features - mean
     variance = f.square().mean(0)
-    constant = variance <= _ROUNDING * mean.detach().square()
+    beside = torch.maximum(mean.square(), variance.max()).detach()
+    constant = variance <= _ROUNDING * beside
     return torch.where(constant, 0.0, f * torch.rsqrt(torch.where(constant, 1.0, variance)))
 
 
