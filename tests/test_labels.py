@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd._labels import CROSS, as_columns, control_names, label_codes, label_text, label_values
+from scbd._labels import CROSS, as_columns, column_codes, control_names, label_codes, label_text, label_values
 
 
 def table(**columns) -> pd.DataFrame:
@@ -32,6 +32,20 @@ def test_crosses_have_the_same_name_only_if_all_their_values_are_the_same(rows):
     assert len(set(names)) == len(set(rows))
     assert len(set(zip(names, rows, strict=True))) == len(set(rows))
     assert labels.cat.categories.tolist() == sorted(set(names))
+
+
+@given(st.lists(st.tuples(values, values, values), min_size=1, max_size=30))
+def test_crosses_are_taken_apart_again(rows):
+    labels = label_values(pd.DataFrame(rows, columns=["x", "y", "z"]), ["x", "y", "z"])
+    codes = column_codes(labels.cat.categories)[labels.cat.codes]
+    for found, column in zip(codes.T, zip(*rows, strict=True), strict=True):
+        assert len(set(found)) == len(set(column)) == len(set(zip(found, column, strict=True)))
+
+
+def test_codes_of_columns_stay_when_labels_are_added():
+    known, added = ["P1 × A1", "P1 × B2"], ["P0 × A1", "P1 × C3"]
+    assert column_codes(known + added).tolist() == [[0, 0], [0, 1], [1, 0], [0, 2]]
+    assert column_codes(known).tolist() == column_codes(known + added)[:2].tolist()
 
 
 def test_crosses_read_as_their_values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # joins the names of several columns, and their values
 CROSS = " × "
+# a value between two crosses: a cross of its own has a backslash before it
+_PART = re.compile(r"(?:[^×\\]|\\.)+", re.DOTALL)
 # what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
 _PLAIN = (str, bytes, bool, int, float)
 
@@ -116,6 +119,15 @@ def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, li
     places |= {label: len(known) + place for place, label in enumerate(unknown)}
     lookup = np.array([*(places[label] for label in found), -1], dtype=np.int64)
     return lookup[labels.cat.codes.to_numpy()], unknown
+
+
+def column_codes(crossed: Sequence[str]) -> np.ndarray:
+    """Codes of the single columns of labels that :func:`label_values` made of several, int64 ``(L, C)``.
+
+    Values are numbered as they come: labels that are added behind change no code.
+    """
+    parts = np.array([_PART.findall(label) for label in crossed], dtype=object)
+    return np.stack([pd.factorize(part)[0] for part in parts.T], axis=1)
 
 
 def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:

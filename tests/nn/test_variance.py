@@ -184,6 +184,73 @@ def test_partners_that_do_not_exist_are_left_out():
     torch.testing.assert_close(invariance_statistic([features], e, y), across.share / across.error)
 
 
+def arrayed(edge: float, plate_effect: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Twelve plates of 96 compounds, each with a layout of its own: features, plate, position, compound."""
+    generator = torch.Generator().manual_seed(seed)
+    plate, place = torch.arange(12).repeat_interleave(96), torch.arange(96).repeat(12)
+    compound = torch.cat([torch.randperm(96, generator=generator) for _ in range(12)])
+    row, column = place // 12, place % 12
+    is_edge = (row % 7 == 0) | (column % 11 == 0)
+    means, plates, noise = (torch.randn(n, 16, generator=generator) for n in (96, 12, len(plate)))
+    direction = 4 * torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
+    features = means[compound] + noise + plate_effect * plates[plate] + edge * is_edge[:, None] * direction
+    return features, plate, place, compound
+
+
+def test_positions_are_pooled_over_plates_and_plates_over_positions():
+    """A cross of the two holds one compound, once: nothing can be told of it."""
+    features, plate, place, y = arrayed(edge=1.0, plate_effect=0.5)
+    each = [float(invariance_statistic([features], e, y)) for e in (plate, place, 96 * plate + place)]
+    assert each[0] > 50 and each[1] > 10 and each[2] == 0
+    assert float(invariance_statistic([features], [plate, place], y)) == pytest.approx((each[0] + each[1]) / 2)
+    freedom = [float(explained_variance(features, e, y, partners="across").freedom) for e in (plate, place)]
+    assert 10 < freedom[0] <= 11 and 60 < freedom[1] <= 95
+
+
+def test_where_nothing_is_done_each_scatters_as_it_says():
+    found = []
+    for seed in range(60):
+        features, *environments, y = arrayed(0.0, 0.0, seed)
+        of = [explained_variance(features, e, y, partners="across") for e in environments]
+        found.append([float(x.share / x.error) for x in of])
+    scores = torch.tensor(found)
+    assert ((scores.std(0) - 1).abs() < 0.3).all()
+    assert (scores.mean(0).abs() < 0.4).all()
+
+
+@given(batch=batches())
+def test_one_environment_in_a_sequence_is_that_one_bit_for_bit(batch):
+    features, e, y = batch
+    values, gradients = [], []
+    for given_as in (e, [e]):
+        x = features.clone().requires_grad_()
+        value = invariance_statistic([x, x**3], given_as, y)
+        gradients += torch.autograd.grad(value, x)
+        values.append(value)
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(gradients[0], gradients[1])
+
+
+@given(batch=batches(), others=codes(14, 2))
+def test_several_are_the_mean_of_those_that_can_be_told(batch, others):
+    features, e, y = batch
+    columns = [e, torch.tensor(others)[: len(e)], torch.arange(len(e))]  # of the last, nothing can be
+    each = [invariance_statistic([features], column, y) for column in columns]
+    told = [
+        any(explained_variance(features, c, y, partners=p).freedom > 0 for p in get_args(Partners)) for c in columns
+    ]
+    expected = sum(each, torch.zeros(())) / max(1, sum(told))
+    torch.testing.assert_close(invariance_statistic([features], columns, y), expected.to(features))
+
+
+@both
+@given(batch=batches())
+def test_degrees_of_freedom_are_the_squared_norm_of_the_form(batch, partners):
+    features, e, y = batch
+    found = explained_variance(features, e, y, partners=partners).freedom
+    torch.testing.assert_close(found, naive._form(e, y, partners).square().sum(), atol=1e-6, rtol=1e-6)
+
+
 def test_a_feature_that_never_changes_is_no_division_by_zero():
     features = torch.cat([torch.randn(20, 2), torch.full((20, 1), 7.0)], 1).requires_grad_()
     invariance_statistic([features], torch.arange(20) % 2, torch.arange(20) % 3).backward()
@@ -231,6 +298,8 @@ def test_bad_input_gets_a_sentence():
         explained_variance(torch.zeros(4, 2), codes[:3], codes)
     with pytest.raises(ValueError, match="the batch holds 1, give it at least 2"):
         explained_variance(torch.zeros(1, 2), codes[:1], codes[:1])
+    with pytest.raises(ValueError, match="environments is an empty sequence"):
+        invariance_statistic([torch.zeros(4, 2)], [], codes)
     with pytest.raises(ValueError, match="partners='all' is not known"):
         explained_variance(torch.zeros(4, 2), codes, codes, partners=cast("Partners", "all"))
 

@@ -60,6 +60,8 @@ class ExplainedVariance(NamedTuple):
     """Of the variance; 0 in expectation where the environment explains nothing, at most 1."""
     error: Tensor
     """Standard deviation of ``share`` where the environment explains nothing; 0 where there is nothing to compare."""
+    freedom: Tensor
+    r"""Degrees of freedom, :math:`\|M\|^2`: how many differences of environments the batch can tell at equal label."""
 
 
 def explained_variance(
@@ -99,7 +101,7 @@ def explained_variance(
 
     Returns
     -------
-    ``share`` and ``error``, scalars, float32 or float64. No gradient flows through ``error``.
+    ``share``, ``error`` and ``freedom``, scalars, float32 or float64. A gradient flows through ``share`` alone.
 
     Raises
     ------
@@ -121,11 +123,18 @@ def explained_variance(
     if partners not in get_args(Partners):
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
-    found = _explained(features, _Design(environments, labels))[partners]
-    return ExplainedVariance(found.between / features.numel(), found.scatter / features.numel())
+    design = _Design(environments, labels)
+    found, freedom = _explained(features, design)[partners], design.circles[partners].freedom_of_one
+    return ExplainedVariance(
+        found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
+    )
 
 
-def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups, labels: Tensor | Groups) -> Tensor:
+def invariance_statistic(
+    passed: Sequence[Tensor],
+    environments: Tensor | Groups | Sequence[Tensor | Groups],
+    labels: Tensor | Groups,
+) -> Tensor:
     r"""By how much a batch contradicts invariance: the environment's share in standard errors.
 
     .. math:: \frac{1}{2S} \sum_s \Big(
@@ -137,13 +146,19 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
     environment explains nothing; its unit is the same whatever the batch, the number of labels and of environments,
     and the scale of the features. See :func:`explained_variance`.
 
+    Several environments of a cell stand side by side (its plate, and its position there): the statistic is the mean of
+    what each has by itself, over those of which the batch can tell anything. A position is then compared over all
+    plates, and a plate over all its positions; their cross has no cells to compare where a well holds one row.
+
     Parameters
     ----------
     passed
         Representations of the same cells, each ``(B, D)``: usually all stages on the way to an embedding. An embedding
         may be blind to the environment because it computes the label from what differs between environments, in two
         steps; the first of them is seen on the way.
-    environments, labels
+    environments
+        Integer codes, ``(B,)``, or their :class:`Groups`; or a sequence of these, side by side.
+    labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
 
     Returns
@@ -153,7 +168,7 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
     Raises
     ------
     ValueError
-        See :func:`explained_variance`.
+        See :func:`explained_variance`; or if the sequence is empty.
 
     Examples
     --------
@@ -164,11 +179,25 @@ def invariance_statistic(passed: Sequence[Tensor], environments: Tensor | Groups
     >>> blind < 3 < 30 < seen  # standard errors
     True
     """
-    design = _Design(environments, labels)
-    both = [x.in_errors for features in passed for x in _explained(features, design).values()]
-    # a circle in which nobody has a partner says nothing, and is not averaged in as zero
+    columns = [environments] if isinstance(environments, Tensor | Groups) else environments
+    if not columns:
+        msg = "environments is an empty sequence: give the codes of one, or of several side by side."
+        raise ValueError(msg)
+    of_y = Groups.of(labels)
+    each, tells = zip(*(_in_errors(passed, _Design(column, of_y)) for column in columns), strict=True)
+    return _mean_of_told(torch.stack(each), torch.stack(tells))
+
+
+def _in_errors(passed: Sequence[Tensor], design: _Design) -> tuple[Tensor, Tensor]:
+    """The statistic of one environment, and whether the batch can tell anything of it."""
+    both = torch.stack([x.in_errors for features in passed for x in _explained(features, design).values()])
     told = torch.stack([circle.tells for circle in design.circles.values()])
-    return torch.stack(both).mean() * (len(told) / told.sum().clamp(min=1))
+    return _mean_of_told(both, told), told.any()
+
+
+def _mean_of_told(values: Tensor, told: Tensor) -> Tensor:
+    """Of values that are zero where nothing can be told: these say nothing, and are not averaged in as zero."""
+    return values.mean() * (len(told) / told.sum().clamp(min=1))
 
 
 class _Circle:
@@ -202,6 +231,8 @@ class _Circle:
             self._table = label.table(group).float()
         freedom = self.freedom(torch.ones_like(n_label))
         self.tells = freedom > _NO_FREEDOM * (1 + self.weight.sum())
+        # where all labels scatter alike
+        self.freedom_of_one = torch.where(self.tells, freedom, 0.0)
 
     def between(self, apart: Tensor) -> Tensor:
         """Products of cells of a group ``apart (B, D)`` from their labels' means, summed: of M, so zero by chance."""
