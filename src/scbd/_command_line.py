@@ -141,6 +141,11 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("cells", type=values.path_or_url, help="an .h5ad or .zarr with images in obsm, or features")
     parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
     parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
+    parser.add_argument(
+        "--e-columns",
+        choices=["side_by_side", "crossed"],
+        help="several columns: each an environment of its own (the default), or each combination one",
+    )
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
     parser.add_argument("--layer", help="features in place of images: a layer, or X")

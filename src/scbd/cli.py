@@ -130,7 +130,9 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     where = _named(arguments, "layer obsm_key")
     cells = open_screen(arguments.cells, image_key=arguments.image_key, **where)
     of_features = any(where.values())
-    setup = _named(arguments, "control position_key") | (where if of_features else _named(arguments, "image_key"))
+    setup = _named(arguments, "e_columns control position_key") | (
+        where if of_features else _named(arguments, "image_key")
+    )
     setup = {name: value for name, value in setup.items() if value is not None}
     return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")
 

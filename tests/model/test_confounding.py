@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scbd import SCBDModel
+from scbd.datasets import simulated_profiles
 from scbd.model._confounding import contrasts_told, warn_if_confounded
 
 
@@ -67,7 +68,29 @@ def test_what_is_nearly_confounded_is_warned_of(n_y, n_e, one):
             warn_if_confounded(obs, ["gene"], ["plate"])
         assert len(caught) == warned
         if warned:
-            assert f"y and e are confounded: {contrasts_told(y, e):.0%} of what {one} can differ in" in str(
+            assert f"y and e are confounded (plate): {contrasts_told(y, e):.0%} of what {one} can differ in" in str(
                 caught[0].message
             )
             assert "only" not in str(caught[0].message)
+
+
+def test_columns_side_by_side_are_judged_one_by_one():
+    """Each position has another compound on each plate, and each plate all compounds; their cross has one each."""
+    wells = simulated_profiles(64, 12, n_features=4, one_layout=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SCBDModel.setup_anndata(wells, "perturbation", ["plate", "well"], layer="X")
+    with pytest.warns(UserWarning, match="1152 of 1152 environments.*or columns side by side"):
+        SCBDModel.setup_anndata(wells, "perturbation", ["plate", "well"], e_columns="crossed", layer="X")
+    same = simulated_profiles(64, 12, n_features=4)  # a compound has one position
+    with pytest.warns(UserWarning, match=r"y and e are confounded \(well\)") as caught:
+        SCBDModel.setup_anndata(same, "perturbation", ["plate", "well"], layer="X")
+    assert len(caught) == 1
+
+
+def test_a_few_that_are_confounded_among_many_are_no_matter():
+    obs = pd.DataFrame({"gene": np.arange(600) % 30, "plate": np.arange(600) // 30 % 4}).astype(str)
+    obs.loc[obs["gene"] == "0", "plate"] = "0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_confounded(obs, ["gene"], ["plate"])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SHOWN = 12
 # share of the contrasts that can be told, below which it is said: the invariance loss has a fifth of its force
 _TOO_FEW = 0.2
+# share of the perturbations, or of the environments, that are seen with one of the other only, and are told of
+_MANY = 0.1
 
 
 def contrasts_told(y: np.ndarray, e: np.ndarray) -> float:
@@ -44,11 +46,11 @@ def contrasts_told(y: np.ndarray, e: np.ndarray) -> float:
 
 
 def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[str]) -> None:
-    """Warn, with the table, where an environment holds one perturbation only, or a perturbation one environment.
+    """Warn, with the table, where little of what y and e differ in can be told from each other.
 
-    There, what the perturbation does and what the environment does are the same thing to any method: taking the
-    environment out of z_c takes the perturbation out too, or leaves both in. Nearly so, where there are a few cells of
-    all pairs, but most of a perturbation are in one environment.
+    The rest is the same thing to any method: taking the environment out of z_c takes the perturbation out too, or
+    leaves both in. So it is, too, where many perturbations were seen in one environment only. ``e_columns`` are
+    crossed; columns side by side are looked at one by one.
     """
     y, e = label_values(obs, y_columns), label_values(obs, e_columns)
     told = contrasts_told(y.cat.codes.to_numpy(), e.cat.codes.to_numpy())
@@ -57,7 +59,8 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
     np.add.at(table, (e.cat.codes.to_numpy(), y.cat.codes.to_numpy()), 1)
     poor_e = np.flatnonzero((table > 0).sum(1) == 1)
     poor_y = np.flatnonzero((table > 0).sum(0) == 1)
-    if not poor_e.size and not poor_y.size and told >= _TOO_FEW:
+    many = poor_e.size >= _MANY * table.shape[0] or poor_y.size >= _MANY * table.shape[1]
+    if told >= _TOO_FEW and not many:
         return
     found = []
     if told < _TOO_FEW:
@@ -74,10 +77,11 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
         index=pd.Index(e.cat.categories[rows], name=" × ".join(e_columns)),
         columns=pd.Index(y.cat.categories[columns], name=" × ".join(y_columns)),
     )
+    crossed = ", or columns side by side (e_columns of SCBDModel)" if len(e_columns) > 1 else ""
     msg = (
-        f"y and e are confounded: {', and '.join(found)}. What such pairs differ in cannot be told to be one or the "
+        f"y and e are confounded ({' × '.join(e_columns)}): {', and '.join(found)}. What such pairs differ in cannot be told to be one or the "
         "other, and removing e from z_c may remove y with it. If e is finer than needed (wells of an arrayed screen), "
-        f"use a coarser e_key (the plate). Cells by environment and perturbation, {len(rows)} × {len(columns)} of "
+        f"use a coarser e_key (the plate){crossed}. Cells by environment and perturbation, {len(rows)} × {len(columns)} of "
         f"{table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
     )
     warnings.warn(msg, UserWarning, stacklevel=3)

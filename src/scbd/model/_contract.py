@@ -208,7 +208,15 @@ class EmbeddingModule(Objective):
         if "c" in transforms:
             transforms["c"].fit(features, sample.y, sample.controls, sample.positions)
         if "s" in transforms:
-            transforms["s"].fit(features, sample.e, sample.controls)
+            # each cell once an environment, of which it may have several
+            labels = self.environments(sample.e)
+            n = labels.shape[1]
+            controls = None if sample.controls is None else np.tile(sample.controls, n)
+            transforms["s"].fit(np.tile(features, (n, 1)), labels.T.ravel(), controls)
+
+    def environments(self, e: np.ndarray) -> np.ndarray:
+        """Codes of the environments that z_s tells apart, ``(N, C)``, of the codes ``e (N,)`` of their cross."""
+        return e[:, None]
 
     def _transforms(self) -> dict[BlockName, InputTransform]:
         blocks: dict[BlockName, Any] = {"c": self.content, "s": self.style}

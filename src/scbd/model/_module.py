@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,14 +86,20 @@ class SCBDModule(EmbeddingModule):
         Of z_c: ``"all"`` cells of a label, or those of ``"other_environments"``, see
         :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
-        What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out.
+        What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out. Of several
+        environments side by side, ``"e"`` is the mean of their losses, and ``"ye"`` the pair with their cross.
     include_self
         Self-similarity in the normaliser, see :func:`scbd.nn.supervised_contrastive_loss`.
     invariance
         Form of the invariance loss: ``"variance"``, at every stage on the way to z_c and there, see
         :func:`scbd.nn.invariance_statistic`; or one of the contrastive forms, on z_c, see
         :func:`scbd.nn.invariance_loss`.
+    covariates
+        Environments that stand side by side, such as plate and position: codes of each, integer ``(E, C)``, for each
+        code of ``e``, which is their cross. `None` if ``e`` is the one environment.
     """  # noqa: D400
+
+    covariates: Tensor | None
 
     def __init__(
         self,
@@ -108,6 +115,7 @@ class SCBDModule(EmbeddingModule):
         style_target: StyleTarget | None,
         include_self: bool,
         invariance: Invariance,
+        covariates: np.ndarray | None = None,
     ) -> None:
         _check_alpha(alpha, invariance)
         check_count("n_latent", n_latent)
@@ -130,6 +138,9 @@ class SCBDModule(EmbeddingModule):
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
+        # what the labels were set up with says it: no part of the weights
+        self.register_buffer("covariates", None, persistent=False)
+        self.set_covariates(covariates)
         self.content = Block(encoder, preprocess.output_shape, n_latent, transform)
         if style_target:
             self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform))
@@ -149,6 +160,17 @@ class SCBDModule(EmbeddingModule):
     def current_alpha(self) -> float | Tensor:
         """Alpha as of now: the number given, or what ``"auto"`` has found so far, a scalar."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
+
+    def set_covariates(self, codes: np.ndarray | None) -> None:
+        """Know the environments that stand side by side; again, when new ones were met."""
+        self.covariates = None if codes is None else torch.as_tensor(codes, device=self.device)
+
+    def environments(self, e: np.ndarray) -> np.ndarray:
+        """Codes of each environment ``(N, C)``, no two environments having one in common."""
+        if self.covariates is None:
+            return super().environments(e)
+        codes = self.covariates.cpu().numpy()[e]
+        return codes * codes.shape[1] + np.arange(codes.shape[1])
 
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
@@ -171,17 +193,23 @@ class SCBDModule(EmbeddingModule):
         z_c, *z_s = embedded.z
         supervised = self.supervised(z_c, of_y, of_e)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
+        environments = self.side_by_side(of_e)
         for z in z_s:
-            labels = of_e if self.style_target == "e" else of_y.crossed(of_e)
-            parts["supervised_s"] = supervised_contrastive_loss(z, labels, **self._similarity)
+            clusters = environments if self.style_target == "e" else [of_y.crossed(of_e)]
+            each = [supervised_contrastive_loss(z, of_one, **self._similarity) for of_one in clusters]
+            parts["supervised_s"] = torch.stack(each).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
-            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), of_e, of_y)
+            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), environments, of_y)
         else:
-            parts["invariance_c"] = invariance_loss(
-                z_c, of_e, reduction=self.invariance, log_normaliser=supervised.log_normaliser, **self._similarity
-            )
+            similarity = self._similarity | {"log_normaliser": supervised.log_normaliser}
+            each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]
+            parts["invariance_c"] = torch.stack(each).mean()
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
+
+    def side_by_side(self, e: Groups) -> list[Groups]:
+        """Each environment by itself; the one, if there are no others."""
+        return [e] if self.covariates is None else [Groups(codes) for codes in self.covariates[e.labels].T]
 
     def supervised(self, z_c: Tensor, y: Groups, e: Groups) -> Supervised:
         """What z_c ``(B, D)`` tells of its labels: the loss that is descended, and those to look at."""

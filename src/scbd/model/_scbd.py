@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scbd._keys import Y_REGISTRY
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
+from scbd.model._environments import covariates
 from scbd.model._health import complaint, learned_lately, measure
 from scbd.model._module import Invariance, Positives, SCBDModule, StyleTarget
 from scbd.model._parts import check_other_environments
@@ -98,6 +99,7 @@ class SCBDModel(DecodeMixin, ImageModel):
     (240, 64)
     """
 
+    _side_by_side = True
     module: SCBDModule
 
     def __init__(
@@ -139,6 +141,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             style_target=style_target,
             include_self=include_self,
             invariance=invariance,
+            covariates=covariates(self.registry_),
         )
         self.health_: dict[str, float] = {}
         self.decoder_settings_ = {}
@@ -162,9 +165,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         return 0.0 if self._inputs.image_key is None else 2 / 3
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """See that perturbations have the partners that are asked for; weights that will change have another health."""
+        """See that perturbations have the partners asked for; know new environments; forget what will have changed."""
         if self.module.positives == "other_environments":
             check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
+        self.module.set_covariates(covariates(self.registry_))
         self.health_ = {}
 
     def _after_training(self, data: ImageDataModule) -> None:

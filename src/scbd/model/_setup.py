@@ -22,6 +22,7 @@ from scbd.data import (
 )
 from scbd.model._confounding import warn_if_confounded
 from scbd.model._controls import check_control, controls_of
+from scbd.model._environments import known_e_columns
 from scbd.model._manager import ScreenManager
 from scbd.model._parts import TRAIN_SIZE
 from scbd.model._preparation import encoder_for, preparation, transform_for
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from scbd.data import ImageSource
     from scbd.model._contract import EmbeddingModule
+    from scbd.model._environments import EColumns
     from scbd.model._preparation import WhiteningChoice
     from scbd.nn import FeatureScaling, InputTransform, Preprocess
 
@@ -49,6 +51,8 @@ class SetupMixin(BaseModelClass):
 
     # labels that the network has parameters for, one set a category: training cannot meet new ones
     _fixed_labels: ClassVar[tuple[str, ...]] = ()
+    # whether its objective takes several environments of a cell side by side
+    _side_by_side: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # what the model brings
         module: EmbeddingModule
@@ -67,6 +71,7 @@ class SetupMixin(BaseModelClass):
         e_key: str | Sequence[str],
         image_key: str | None = None,
         *,
+        e_columns: EColumns | None = None,
         layer: str | None = None,
         obsm_key: str | None = None,
         control: str | int | float | None = None,
@@ -86,12 +91,17 @@ class SetupMixin(BaseModelClass):
             Column of ``obs`` with what was done to each cell (perturbation, gene, guide, class); a list of columns
             stands for their cross.
         e_key
-            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list of columns. Labels
-            are text, numbers or truth values; others, such as dates, are known by their text.
+            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list of columns, see
+            ``e_columns``. Labels are text, numbers or truth values; others, such as dates, are known by their text.
         image_key
             Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
             memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channel names are read
             from ``var["channels"]``, or from ``var_names``.
+        e_columns
+            What several columns of ``e_key`` are. ``"side_by_side"``: each is an environment of its own, and z_c is to
+            know none of them, as with plate and position; the default of :class:`scbd.SCBDModel`, which alone has it.
+            ``"crossed"``: each combination of their values is an environment; what all other systems take, and what
+            splits and batches are made by.
         layer, obsm_key
             Layer with features, ``"X"`` for ``X``; or key of ``obsm`` with them. Dense ``(N, F)`` of float16, float32
             or float64, in memory, memory-mapped or in Zarr. Features go by ``var_names``, or by the columns of a
@@ -113,7 +123,8 @@ class SetupMixin(BaseModelClass):
         TypeError, ValueError
             If the inputs cannot be read, hold NaN or infinity (all are looked at in memory, 64 images or 4,096 rows of
             features elsewhere), images do not have the channels that ``var["channels"]`` names, or two features have
-            one name; or if a label is missing or has one value only, or no cell is a control.
+            one name; or if a label is missing or has one value only, no cell is a control, or the system takes
+            environments crossed only.
 
         Warns
         -----
@@ -123,6 +134,7 @@ class SetupMixin(BaseModelClass):
         """
         # plain text, whatever they came as: they are saved with the model
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
+        e_columns = known_e_columns(e_columns, e_key, cls.__name__, takes_several=cls._side_by_side)
         position_key = None if position_key is None else _plain_key(position_key)
         image_key, layer, obsm_key = Inputs.found(adata, image_key, layer, obsm_key)
         setup_method_args = cls._get_setup_method_args(**{k: v for k, v in locals().items() if k != "__class__"})
@@ -143,7 +155,9 @@ class SetupMixin(BaseModelClass):
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
         if source_registry is None:
-            warn_if_confounded(adata.obs, as_columns(y_key), as_columns(e_key))
+            apart = [(column,) for column in as_columns(e_key)]
+            for columns in apart if e_columns == "side_by_side" else [as_columns(e_key)]:
+                warn_if_confounded(adata.obs, as_columns(y_key), columns)
 
     @property
     def adata(self) -> Any:

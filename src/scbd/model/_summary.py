@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scbd._keys import E_REGISTRY, Y_REGISTRY
+from scbd.model._environments import covariates
 from scbd.nn import Features
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def _cells(model: ImageModel) -> str:
     cells = "no data attached" if model.adata is None else f"{model.adata.n_obs:,} cells"
     for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
         label = model._registered(key)
-        if label:
+        apart = covariates(model.registry_) if key == E_REGISTRY else None
+        if apart is not None:
+            numbers = zip(label["columns"], apart.max(0) + 1, strict=True)
+            cells += f", {name} side by side: " + ", ".join(f"{n:,} of {column}" for column, n in numbers)
+        elif label:
             cells += f", {len(label['categories']):,} {name} ({' × '.join(label['columns'])})"
     return cells

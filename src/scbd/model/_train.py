@@ -17,6 +17,7 @@ from scbd.data import ImageDataModule, Split
 from scbd.model._checkpoints import check_same_run, find_state
 from scbd.model._contract import Sample
 from scbd.model._divergence import TrainingDiverged
+from scbd.model._environments import is_side_by_side
 from scbd.model._fit import Hardware, prepare
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
 from scbd.model._plan import TrainingPlan
@@ -209,9 +210,11 @@ class TrainMixin:
 
     @property
     def _model_settings(self) -> dict[str, Any]:
-        """Arguments of the model that are plain values, and which perturbation is the control."""
+        """Arguments of the model that are plain values, and what set-up says of control and environments."""
         given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]}
         given |= {"control": self.registry_["setup_args"].get("control")}
+        if is_side_by_side(self.registry_):  # what there was before there was a choice goes without saying
+            given |= {"e_columns": "side_by_side"}
         for name in [name for name, value in given.items() if isinstance(value, dict)]:
             given |= given.pop(name)
         return {name: value for name, value in given.items() if isinstance(value, _PLAIN)}
