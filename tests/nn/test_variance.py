@@ -207,6 +207,16 @@ def test_positions_are_pooled_over_plates_and_plates_over_positions():
     assert 10 < freedom[0] <= 11 and 60 < freedom[1] <= 95
 
 
+def test_where_compounds_keep_their_positions_controls_tell_of_these():
+    features, plate, place, _ = arrayed(edge=1.0, plate_effect=0.0)
+    y = place.clamp(max=80)  # the last, on sixteen positions, is that of the controls
+    controls = y == 80
+    of_all = explained_variance(features, place, y, partners="across").freedom
+    of_controls = explained_variance(features[controls], place[controls], y[controls], partners="across").freedom
+    torch.testing.assert_close(of_all, of_controls)
+    assert 10 < of_all <= 15
+
+
 def test_where_nothing_is_done_each_scatters_as_it_says():
     found = []
     for seed in range(60):

@@ -10,6 +10,7 @@ All else (checks, splits, batches, resuming, embedding, saving) follows. What a 
 - ``_batches``, which cells meet in a batch, and ``_plan``, with ``_data_settings`` and ``_plan_settings`` for the
   arguments of these;
 - ``_fixed_labels``, the labels that its network has parameters for;
+- ``_side_by_side``, that it takes several environments of a cell apart;
 - ``_parts`` and ``_outcome``, for ``print(model)``; ``_before_training`` and ``_after_training``.
 """
 

@@ -36,7 +36,8 @@ class SCBDModel(DecodeMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
     Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
-    clustered by the environment, from images of cells, or from features of cells or wells.
+    clustered by the environment, from images of cells, or from features of cells or wells. Several columns of
+    environment, such as plate and position, stand side by side (``e_columns`` of :meth:`setup_anndata`).
 
     Parameters
     ----------
@@ -64,8 +65,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         Which cells z_c is brought together with: ``"all"`` of the perturbation, or only those in
         ``"other_environments"``. See :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
-        What z_s is clustered by: ``"e"``, or the pair ``"ye"`` (domain generalisation). `None` leaves z_s out: the
-        paper's ablation, with half of the parameters.
+        What z_s is clustered by: ``"e"``, each of several columns side by side; or the pair ``"ye"`` of the
+        perturbation and their cross (domain generalisation). `None` leaves z_s out: the paper's ablation, with half
+        of the parameters.
     include_self
         Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
     invariance

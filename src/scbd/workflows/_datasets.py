@@ -28,7 +28,7 @@ class Dataset:
     loader
         Makes the table; takes ``seed``, and ``path`` where there are files.
     y_key, e_key
-        Columns of the label and of the environment (several are crossed).
+        Columns of the label and of the environment (several are crossed, or side by side: ``e_columns`` of ``setup``).
     has_files
         Whether there are files to give a path to.
     needs_path
