@@ -274,4 +274,4 @@ def test_e_key_may_be_a_list(cells):
     model = SCBDModel(cells, encoder="small", n_latent=4)
     assert model.summary_stats["n_e"] == 3
     model.train(**QUICK)
-    assert "plate × well" in repr(model)
+    assert "environments side by side: 2 of plate, 3 of well" in repr(model)

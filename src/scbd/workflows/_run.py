@@ -117,9 +117,10 @@ def run(
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
     pca, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
     adata.obsm[pca_key] = input_pca(adata, inputs, seed)
-    e_column = CROSS.join(columns)
-    adata.obs[e_column] = label_values(adata.obs, columns)
-    labels, embeddings = [y_key, e_column], blocks | {pca: pca_key}
+    environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
+    for environment in environments:
+        adata.obs[CROSS.join(environment)] = label_values(adata.obs, environment)
+    labels, embeddings = [y_key, *map(CROSS.join, environments)], blocks | {pca: pca_key}
     table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
