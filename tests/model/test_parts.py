@@ -51,6 +51,7 @@ def test_cells_are_drawn_in_stretches_only_if_every_label_is_mixed(cells, tmp_pa
     assert model.training_settings_["neighbours"] is mixed
 
 
+@pytest.mark.filterwarnings("ignore:y and e are confounded")
 def test_single_cells_of_a_perturbation_are_named(caplog):
     cells = make_cells()
     cells.obs["gene"] = cells.obs["gene"].cat.add_categories("lonely")

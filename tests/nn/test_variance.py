@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import variance as naive
 
 from scbd.nn import explained_variance, invariance_statistic
-from scbd.nn._variance import Partners
+from scbd.nn._design import Partners
 
 both = pytest.mark.parametrize("partners", ["within", "across"])
 
@@ -335,6 +335,6 @@ def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depen
         for _ in range(40):
             features = torch.tensor(rng.normal(size=(512, 16))) * wide
             found.append(explained_variance(features, torch.tensor(e), torch.tensor(y), partners=partners))
-    in_errors = torch.stack([share / error for share, error in found])
+    in_errors = torch.stack([one.share / one.error for one in found])
     assert abs(in_errors.mean()) < 4 * in_errors.std() / math.sqrt(len(found))
     assert 0.75 < in_errors.std() < 1.2

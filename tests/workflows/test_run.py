@@ -61,8 +61,8 @@ def test_everything_is_written(tmp_path):
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
     pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
-    assert table[["embedding", "label"]].drop_duplicates().shape == (6, 2)
-    assert set(table["label"]) == {"gene", "plate × well"}
+    assert table[["embedding", "label"]].drop_duplicates().shape == (9, 2)
+    assert set(table["label"]) == {"gene", "plate", "well"}
     # probes learn from the cells the encoders learned from, and are tested on the others
     is_train = np.isin(np.arange(300), model.train_indices)
     assert (~is_train).sum() > 50

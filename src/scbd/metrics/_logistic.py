@@ -106,9 +106,7 @@ def fit_logistic(
         return _fit(x, codes, rows, c, max_iter, tolerance, seed)
 
 
-def _fit(
-    x: Any, codes: np.ndarray, rows: np.ndarray, c: float, max_iter: int, tolerance: float, seed: int
-) -> Logistic:
+def _fit(x: Any, codes: np.ndarray, rows: np.ndarray, c: float, max_iter: int, tolerance: float, seed: int) -> Logistic:
     n, k = len(rows), int(codes[rows].max()) + 1
     found = principal_axes(x, rows)
     # as it will be subtracted: the bias then takes up the rest

@@ -80,8 +80,8 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
     crossed = ", or columns side by side (e_columns of SCBDModel)" if len(e_columns) > 1 else ""
     msg = (
         f"y and e are confounded ({' × '.join(e_columns)}): {', and '.join(found)}. What such pairs differ in cannot "
-        "be told to be one or the other, and removing e from z_c may remove y with it. If e is finer than needed (wells "
-        f"of an arrayed screen), use a coarser e_key (the plate){crossed}. Cells by environment and perturbation, "
-        f"{len(rows)} × {len(columns)} of {table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
+        "be told to be one or the other, and removing e from z_c may remove y with it. If e is finer than needed "
+        f"(wells of an arrayed screen), use a coarser e_key (the plate){crossed}. Cells by environment and "
+        f"perturbation, {len(rows)} × {len(columns)} of {table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
     )
     warnings.warn(msg, UserWarning, stacklevel=3)
