@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from conftest import make_cells
 from small_models import QUICK, make_model
 from torch import nn
+
+from scbd import SCBDModel
 
 
 class Noise(nn.Module):
@@ -76,3 +79,19 @@ def test_a_run_without_a_logged_step_is_judged():
     with pytest.warns(UserWarning, match="learned nothing"):
         model.train(**QUICK | {"max_steps": 5}, log_every_n_steps=50, validate_every=5)
     assert "train_loss" not in model.history
+
+
+@pytest.mark.filterwarnings("ignore:z_c has")
+def test_environments_that_auto_left_are_told_of(caplog):
+    cells = make_cells(400)
+    wells = cells.obs["well"].cat.codes.to_numpy()
+    cells.obsm["X"] = np.eye(3)[wells].repeat(2, axis=1) + np.random.default_rng(0).normal(size=(400, 6)) / 10
+    cells.obs["gene"] = np.random.default_rng(0).permutation(cells.obs["gene"].astype(str))  # labels say nothing
+    SCBDModel.setup_anndata(cells, "gene", "well", obsm_key="X")
+    for alpha, told in (("auto", True), (0.5, False)):
+        caplog.clear()
+        model = SCBDModel(cells, encoder="mlp", alpha=alpha, style_target=None)
+        with caplog.at_level(logging.WARNING, logger="scbd"):
+            model.train(**QUICK | {"max_steps": 5})
+        assert ("z_c still shows its environments" in caplog.text) == told
+        assert model.health["environment_c"] > 5 or not told

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from scbd.model._alpha import GENTLE_ALPHA
-from scbd.nn import Groups, contrastive_ceiling, effective_rank, share_learned, spread
+from scbd.nn import Groups, contrastive_ceiling, effective_rank, invariance_statistic, share_learned, spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _COLLAPSED_SPREAD = 0.25
 # share of the labels of training cells beyond which one that tells nothing of others knows them by heart
 _BY_HEART = 0.05
+# standard errors of a batch beyond which an environment is seen
+_SEEN = 5.0
 # training batches, as far as they are logged, over which that is averaged
 _LAST = 5
 # cells in a forward pass
@@ -44,11 +46,14 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
     parts, labels = batch["inputs"].split(_CELLS), Groups(batch["y"])
     with torch.no_grad():
         z_c = torch.cat([module.embed(part.to(module.device), "c", "embedding").cpu() for part in parts])
+        environments = module.side_by_side(Groups(batch["e"].to(module.device)))
         supervised = module.supervised(z_c, labels, Groups(batch["e"]))
+        seen = invariance_statistic([z_c], [Groups(one.labels.cpu()) for one in environments], labels)
     found = {
         "supervised_c": float(supervised.shown),
         "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),
         "learned_c": float(supervised.learned),
+        "environment_c": float(seen),
     } | shape_of(z_c)
     collapsed = found["spread"] < _COLLAPSED_SPREAD * module.temperature
     nothing = float(share_learned(supervised.shown, labels, include_self=module.include_self)) <= 0
@@ -88,6 +93,18 @@ def complaint(
     return (
         f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {health['supervised_c']:.2f}, that of a "
         f"point is {health['ceiling']:.2f}). {remedy}"
+    )
+
+
+def environment_left(health: dict[str, float], module: SCBDModule) -> str:
+    """What ``alpha="auto"`` held back for and what to do; nothing if z_c alive is blind to its environments."""
+    if module.alpha_rule is None or health["collapsed"] or health["environment_c"] < _SEEN:
+        return ""
+    return (
+        f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (1 where it is "
+        f"blind): alpha='auto' ended at {health['final_alpha']:.2g}, in proportion to what was learned of the labels "
+        f"({health['learned_c']:.2g} of 1). If they should go, compare alpha={GENTLE_ALPHA / 3:.1g} and "
+        f"alpha={GENTLE_ALPHA:g}, whose price is in learned_c."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from scbd._keys import Y_REGISTRY
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
 from scbd.model._environments import covariates
-from scbd.model._health import complaint, learned_lately, measure
+from scbd.model._health import complaint, environment_left, learned_lately, measure
 from scbd.model._module import Invariance, Positives, SCBDModule, StyleTarget
 from scbd.model._parts import check_other_environments
 from scbd.model._preparation import n_latent_for
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # trained in bfloat16 they end where float32 does: docs/performance.md
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
+
+logger = logging.getLogger(__name__)
 
 
 class SCBDModel(DecodeMixin, ImageModel):
@@ -154,7 +157,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         """How alive z_c was at the end of training; empty before.
 
         ``supervised_c``: its supervised loss; ``ceiling``: that of a point, log B; ``learned_c``: share of what the
-        labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``spread``: its total variance, between 0 (a
+        labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``environment_c``: by how many standard errors of
+        a batch z_c shows its environments, of order 1 if it is blind, see :func:`scbd.nn.invariance_statistic`;
+        ``spread``: its total variance, between 0 (a
         point) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``:
         alpha, or where ``"auto"`` ended.
         """
@@ -179,6 +184,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         learned = learned_lately(self.history_ or {}) if data.validates else 0.0
         if wrong := complaint(self.health_, verdict, self.module, data.batch_size, learned):
             warnings.warn(wrong, UserWarning, stacklevel=3)
+        if data.validates and (left := environment_left(self.health_, self.module)):
+            logger.warning(left)
 
     def _parts(self) -> list[tuple[str, str]]:
         """Blocks and objective, for :func:`summary`."""
