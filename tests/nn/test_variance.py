@@ -285,6 +285,14 @@ def test_what_is_not_a_number_is_not_invariant(e):
     assert torch.isnan(invariance_statistic([features], torch.tensor(e), y))
 
 
+def test_designs_that_tell_nothing_do_so_under_autocast():
+    """Rounded to bfloat16, terms that cancel left a variance below zero."""
+    features, e, y = torch.randn(4, 8), torch.tensor([0, 1, 1, 1]), torch.tensor([2, 3, 0, 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        share, error, freedom = explained_variance(features, e, y, partners="across")
+    assert abs(share) < 1e-6 and error == 0 == freedom
+
+
 def test_half_precision_is_computed_in_float32():
     features, e, y = effects(64, 3, 2, 0.5, 0)
     half, full = (explained_variance(f, e, y) for f in (features.bfloat16(), features.bfloat16().float()))

@@ -66,7 +66,8 @@ class Circle:
         diagonal = (of_label / n_label * self._table.square()).sum(0) * each
         # what groups differ in as labels do
         common = self._table * (of_label / n_label).sqrt() * each.sqrt()
-        overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
+        with torch.autocast(common.device.type, enabled=False):  # nothing may be left of terms that cancel
+            overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
         return inside + mean.square().sum() - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 

@@ -227,7 +227,9 @@ def _explained(features: Tensor, design: Design) -> dict[Partners, _Explained]:
         of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
         alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
         scatter = {
-            name: torch.where(circle.tells & ~nothing, 2 * alike * circle.freedom(of_label.to(circle.own)), 0.0).sqrt()
+            name: torch.where(
+                circle.tells & ~nothing, 2 * alike * circle.freedom(of_label.to(circle.own)).clamp(min=0), 0.0
+            ).sqrt()
             for name, circle in design.circles.items()
         }
         return {
