@@ -13,6 +13,7 @@ from small_models import QUICK, make_model
 from torch import nn
 
 from scbd import SCBDModel
+from scbd.model._alpha import Alpha
 
 
 class Noise(nn.Module):
@@ -88,7 +89,8 @@ def test_environments_that_auto_left_are_told_of(caplog):
     cells.obsm["X"] = np.eye(3)[wells].repeat(2, axis=1) + np.random.default_rng(0).normal(size=(400, 6)) / 10
     cells.obs["gene"] = np.random.default_rng(0).permutation(cells.obs["gene"].astype(str))  # labels say nothing
     SCBDModel.setup_anndata(cells, "gene", "well", obsm_key="X")
-    for alpha, told in (("auto", True), (0.5, False)):
+    found: list[tuple[Alpha, bool]] = [("auto", True), (0.5, False)]
+    for alpha, told in found:
         caplog.clear()
         model = SCBDModel(cells, encoder="mlp", alpha=alpha, style_target=None)
         with caplog.at_level(logging.WARNING, logger="scbd"):
