@@ -38,7 +38,7 @@ def slowed(call, seconds):
     return lambda *arguments: (time.sleep(seconds), call(*arguments))[1]
 
 BlockFile.write = slowed(BlockFile.write, 0.03)
-TrainingPlan.training_step = slowed(TrainingPlan.training_step, 0.06)
+TrainingPlan.training_step = slowed(TrainingPlan.training_step, 0.11)
 folder = Path({folder!r})
 
 def job():
@@ -78,7 +78,7 @@ def test_training_and_embedding_killed_at_random_moments(tmp_path):
     embedded.mkdir(parents=True)
     code = CODE.format(folder=str(killed), job="train") + f"\ndef again():\n    embed(Path({str(embedded)!r}))"
     with server(code) as process:
-        assert killed_until(killed / "model" / "model.pt", process, "job", longest=1.5) >= 2
+        assert killed_until(killed / "model" / "model.pt", process, "job", longest=1.0) >= 2
         whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
         for name, value in whole.module.state_dict().items():
             torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
