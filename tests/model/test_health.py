@@ -13,7 +13,6 @@ from small_models import QUICK, make_model
 from torch import nn
 
 from scbd import SCBDModel
-from scbd.model._alpha import Alpha
 
 
 class Noise(nn.Module):
@@ -83,17 +82,17 @@ def test_a_run_without_a_logged_step_is_judged():
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
-def test_environments_that_auto_left_are_told_of(caplog):
-    cells = make_cells(400)
+@pytest.mark.parametrize(
+    ("shown", "alpha", "told"), [(1, "auto", True), (0, "auto", False), (1, 0.0, False)], ids=["left", "blind", "asked"]
+)
+def test_environments_that_auto_left_are_told_of(caplog, shown, alpha, told):
+    rng, cells = np.random.default_rng(0), make_cells(400)
     wells = cells.obs["well"].cat.codes.to_numpy()
-    cells.obsm["X"] = np.eye(3)[wells].repeat(2, axis=1) + np.random.default_rng(0).normal(size=(400, 6)) / 10
-    cells.obs["gene"] = np.random.default_rng(0).permutation(cells.obs["gene"].astype(str))  # labels say nothing
+    cells.obsm["X"] = shown * np.eye(3)[wells].repeat(2, axis=1) + rng.normal(size=(400, 6)) / 10
+    cells.obs["gene"] = rng.permutation(cells.obs["gene"].astype(str))  # labels say nothing
     SCBDModel.setup_anndata(cells, "gene", "well", obsm_key="X")
-    found: list[tuple[Alpha, bool]] = [("auto", True), (0.5, False)]
-    for alpha, told in found:
-        caplog.clear()
-        model = SCBDModel(cells, encoder="mlp", alpha=alpha, style_target=None)
-        with caplog.at_level(logging.WARNING, logger="scbd"):
-            model.train(**QUICK | {"max_steps": 5})
-        assert ("z_c still shows its environments" in caplog.text) == told
-        assert model.health["environment_c"] > 5 or not told
+    model = SCBDModel(cells, encoder="mlp", alpha=alpha, style_target=None)
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        model.train(**QUICK | {"max_steps": 5})
+    assert (model.health["environment_c"] > 5) == bool(shown)
+    assert ("z_c still shows its environments" in caplog.text) == told

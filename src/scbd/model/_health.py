@@ -43,12 +43,11 @@ def shape_of(z_c: Tensor) -> dict[str, float]:
 
 def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, float], Verdict]:
     """Health of z_c on a batch, as :attr:`scbd.SCBDModel.health` names it, and what it says."""
-    parts, labels = batch["inputs"].split(_CELLS), Groups(batch["y"])
+    parts, labels, environments = batch["inputs"].split(_CELLS), Groups(batch["y"]), Groups(batch["e"])
     with torch.no_grad():
         z_c = torch.cat([module.embed(part.to(module.device), "c", "embedding").cpu() for part in parts])
-        environments = module.side_by_side(Groups(batch["e"].to(module.device)))
-        supervised = module.supervised(z_c, labels, Groups(batch["e"]))
-        seen = invariance_statistic([z_c], [Groups(one.labels.cpu()) for one in environments], labels)
+        supervised = module.supervised(z_c, labels, environments)
+        seen = invariance_statistic([z_c], module.side_by_side(environments), labels)
     found = {
         "supervised_c": float(supervised.shown),
         "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),

@@ -209,7 +209,9 @@ class SCBDModule(EmbeddingModule):
 
     def side_by_side(self, e: Groups) -> list[Groups]:
         """Each environment by itself; the one, if there are no others."""
-        return [e] if self.covariates is None else [Groups(codes) for codes in self.covariates[e.labels].T]
+        if self.covariates is None:
+            return [e]
+        return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
 
     def supervised(self, z_c: Tensor, y: Groups, e: Groups) -> Supervised:
         """What z_c ``(B, D)`` tells of its labels: the loss that is descended, and those to look at."""
