@@ -111,29 +111,6 @@ def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
     torch.testing.assert_close(plain.posteriors(x, e)[1].mean, plain.posteriors(x, 0 * e)[1].mean)
 
 
-def test_controls_of_the_mcvae_have_no_salient_code():
-    module = make(MCVAEModel, control="gene_2").module
-    images, y, e = batch()
-    z = torch.ones(12, 5), torch.full((12, 5), 2.0)
-    code = module.code(z, y)
-    assert (code[y == 2, :5] == 0).all() and (code[y != 2, :5] == 1).all() and (code[:, 5:] == 2).all()
-    with torch.no_grad():
-        losses = module.eval()(images, y, e)
-        q = module.posteriors(module.preprocess(images), e)[0]
-    size = (q.mean**2 + q.log_variance.exp()).sum(1)
-    torch.testing.assert_close(losses.parts["background"], 8 * size[y == 2].sum() / 12)
-    total = (
-        losses.parts["reconstruction"]
-        + losses.parts["divergence_c"]
-        + losses.parts["divergence_s"]
-        + losses.parts["background"]
-    )
-    torch.testing.assert_close(losses.loss, total)
-    assert not module.salient_prior.log_variance.weight.requires_grad
-    with pytest.raises(ValueError, match="no cell is 'nontargeting': name their perturbation"):
-        make(MCVAEModel, control="nontargeting")
-
-
 @pytest.mark.parametrize(("size", "halvings"), [(64, 3), (32, 2), (16, 1), (100, 3), (33, 2)])
 def test_networks_are_the_papers_at_64_and_halve_less_below(size, halvings):
     posterior, decoder = Posterior((4, size, size), 64), Decoder(128, (4, size, size), "gaussian")

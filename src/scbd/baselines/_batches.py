@@ -1,4 +1,4 @@
-"""Batches that know environments: all of them in each, or one after the other."""
+"""Batches that know environments, all of them in each or one after the other; or controls, half of each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from scbd.data import BatchSampler, ImageDataModule, PerturbationSampler, ShuffleSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from scbd.data import Stage
@@ -106,3 +107,98 @@ class AlternatingBatches(ImageDataModule):
         rows = self._rows(stage)
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed, "pretrain_steps": self.pretrain_steps}
         return AlternatingSampler(rows, batch_size, environments=self._e[rows], **settings | world)
+
+
+class EndlessOrder:
+    """Rows in one random order after another.
+
+    Parameters
+    ----------
+    rows
+        Row numbers.
+    seed
+        Of the orders.
+    """
+
+    def __init__(self, rows: np.ndarray, seed: Sequence[int]) -> None:
+        self._rows, self._seed = rows, seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def take(self, first: int, n: int) -> np.ndarray:
+        """So many from a place on."""
+        turns, places = np.divmod(np.arange(first, first + n), len(self._rows))
+        # those at hand are kept: the next rows are likely of the same
+        self._orders = {turn: self._order(turn) for turn in np.unique(turns).tolist()}
+        return np.concatenate([order[places[turns == turn]] for turn, order in self._orders.items()])
+
+    def _order(self, turn: int) -> np.ndarray:
+        known = self._orders.get(turn)
+        return np.random.default_rng([*self._seed, turn]).permutation(self._rows) if known is None else known
+
+
+class PairedSampler(BatchSampler):
+    """Controls in half of each batch, perturbed cells in the other; either group begins anew when it ends.
+
+    An epoch passes the larger group once.
+
+    Parameters
+    ----------
+    rows
+        Row numbers to draw from.
+    batch_size
+        Cells in a batch; the perturbed are one more, where it is odd.
+    controls
+        Which of the rows are controls, boolean of the same length.
+    n_steps, **kwargs
+        See :class:`scbd.data.BatchSampler`.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or nothing else.
+    """
+
+    def __init__(
+        self, rows: np.ndarray, batch_size: int, *, controls: np.ndarray, n_steps: int | None = None, **kwargs: int
+    ) -> None:
+        super().__init__(rows, batch_size, n_steps=n_steps, **kwargs)
+        groups = [self.rows[controls], self.rows[~controls]]
+        if not all(map(len, groups)):
+            msg = (
+                f"{len(groups[0]):,} of {len(rows):,} cells to draw from are controls: pairs of a control and a "
+                "perturbed cell need both. Use another split, or more cells."
+            )
+            raise ValueError(msg)
+        self._orders = [EndlessOrder(group, [self.seed, which]) for which, group in enumerate(groups)]
+        self._sizes = [batch_size // 2, batch_size - batch_size // 2]
+        passes = [len(group) // size for group, size in zip(groups, self._sizes, strict=True)]
+        self.steps_per_epoch = max(1, *passes)
+        if n_steps is None:
+            self.n_steps = self.steps_per_epoch
+
+    def batch(self, step: int) -> np.ndarray:
+        """Row numbers of a step's batch, controls first."""
+        return np.concatenate(
+            [order.take(step * size, size) for order, size in zip(self._orders, self._sizes, strict=True)]
+        )
+
+
+class PairedBatches(ImageDataModule):
+    """As many controls as perturbed cells in each batch; validation passes the larger group once.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        See :class:`scbd.data.ImageDataModule`.
+    control
+        Code of the controls' perturbation.
+    """
+
+    def __init__(self, *args: Any, control: int, **kwargs: Any) -> None:
+        self.control = control  # known when the base makes its samplers
+        super().__init__(*args, **kwargs)
+
+    def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        rows = self._rows(stage)
+        settings: dict[str, Any] = {"n_steps": n_steps if stage == "train" else None, "seed": self.seed}
+        return PairedSampler(rows, batch_size, controls=self._y[rows] == self.control, **settings | world)

@@ -138,7 +138,7 @@ class ClassifierModel(ImageModel):
 
     module: ClassifierModule
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
-    _fixed_labels: ClassVar[tuple[str, ...]] = (Y_REGISTRY,)  # the head's
+    _fixed_labels: tuple[str, ...] = (Y_REGISTRY,)  # the head's
     _next = "predict(), or get_latent_representation()"
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:

@@ -43,6 +43,8 @@ class LatentModule(EmbeddingModule):
         ``"auto"``: Bernoulli for intensities between 0 and 1, else Gaussian with one learned scale.
     n_experts
         Heads of the posterior of z_s.
+    n_beside
+        Further dimensions of what is decoded.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class LatentModule(EmbeddingModule):
         n_blocks: int,
         likelihood: str,
         n_experts: int = 1,
+        n_beside: int = 0,
     ) -> None:
         check_count("n_latent", n_latent)
         super().__init__(preprocess)
@@ -65,7 +68,7 @@ class LatentModule(EmbeddingModule):
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
             self.style = Posterior(shape, n_latent, n_experts)
-        self.decoder = Decoder(n_latent * n_blocks, shape, likelihood)
+        self.decoder = Decoder(n_latent * n_blocks + n_beside, shape, likelihood)
 
     def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c and, if there is one, z_s, of preprocessed images."""
@@ -75,29 +78,37 @@ class LatentModule(EmbeddingModule):
         """Of the same."""
         raise NotImplementedError
 
-    def code(self, z: tuple[Tensor, ...], y: Tensor) -> Tensor:
+    def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
         """What is decoded, of samples of the blocks."""
         return torch.cat(z, dim=1)
 
+    def held(self, block: str, y: Tensor) -> Tensor:
+        """Cells whose posterior of a block is held to its prior, boolean ``(B,)``."""
+        return torch.ones_like(y, dtype=torch.bool)
+
     def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
-        """Further terms of the objective, by name."""
+        """Further terms that warm up with the divergences, of each cell ``(B,)``, by name."""
         return {}
+
+    def average(self, nats: Tensor, y: Tensor) -> Tensor:
+        """Of a term of each cell ``(B,)``."""
+        return nats.mean()
 
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """The bound, nats a cell, at samples of the posteriors; without a generator at their means."""
+        """The bound, in nats, at samples of the posteriors; without a generator at their means."""
         images = self.preprocess(inputs, generator)
         target = self.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
         posteriors = self.posteriors(images, e)
         z = tuple(posterior.sample(generator) for posterior in posteriors)
-        parts = {"reconstruction": self.decoder.negative_log_likelihood(target, self.code(z, y))}
+        terms = {"reconstruction": self.decoder.negative_log_likelihood(target, self.code(z, y, e))}
         for name, posterior, prior in zip("cs", posteriors, self.priors(y, e), strict=False):
-            parts[f"divergence_{name}"] = posterior.divergence(prior).sum(1).mean()
-        penalties = self.penalties(posteriors, y)
-        divergence = torch.stack([parts[f"divergence_{name}"] for name in "cs"[: len(posteriors)]]).sum()
-        loss = parts["reconstruction"] + ramp * divergence + sum(penalties.values(), divergence.new_zeros(()))
-        return Losses(loss, parts | penalties)
+            terms[f"divergence_{name}"] = posterior.divergence(prior).sum(1).masked_fill(~self.held(name, y), 0)
+        terms |= self.penalties(posteriors, y)
+        parts = {name: self.average(nats, y) for name, nats in terms.items()}
+        reconstruction, *pulls = parts.values()
+        return Losses(reconstruction + ramp * torch.stack(pulls).sum(), parts)
 
     def networks(self) -> Iterable[nn.Module]:
         """Encoders and decoder."""
@@ -162,7 +173,7 @@ class LatentModel(ImageModel):
         with torch.inference_mode():
             posteriors = self.module.posteriors(self.module.preprocess(batch["inputs"]), e)
             rows = [
-                _components(name, posterior, prior)
+                _components(name, posterior, prior, self.module.held(name, y))
                 for name, posterior, prior in zip("cs", posteriors, self.module.priors(y, e), strict=False)
             ]
         self.latent_health_ = pd.concat(rows, ignore_index=True)
@@ -174,8 +185,11 @@ class LatentModel(ImageModel):
         return [("", f"components in use: {', '.join(used)}")]
 
 
-def _components(block: str, posterior: Gaussian, prior: Gaussian) -> pd.DataFrame:
-    variance = posterior.mean.var(0).cpu().numpy()
+def _components(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) -> pd.DataFrame:
+    """Of the cells that are held to the prior."""
+    prior = Gaussian(*(part.expand_as(posterior.mean)[held] for part in prior))
+    posterior = Gaussian(*(part[held] for part in posterior))
+    variance = posterior.mean.var(0, correction=0).cpu().numpy()
     return pd.DataFrame(
         {
             "block": block,
@@ -183,6 +197,6 @@ def _components(block: str, posterior: Gaussian, prior: Gaussian) -> pd.DataFram
             "divergence": posterior.divergence(prior).mean(0).cpu().numpy(),
             "variance": variance,
             "active": variance > _ACTIVE_ABOVE,
-            "prior_variance": prior.mean.expand_as(posterior.mean).var(0).cpu().numpy(),
+            "prior_variance": prior.mean.var(0, correction=0).cpu().numpy(),
         }
     )

@@ -172,13 +172,14 @@ class Decoder(nn.Module):
         return self.network(z)[self.cut].float()
 
     def negative_log_likelihood(self, inputs: Tensor, z: Tensor) -> Tensor:
-        """Of inputs: nats a cell, summed over their values, the mean over cells."""
+        """Of inputs: nats of each cell ``(B,)``, summed over its values."""
         predicted = self(z)
         if self.likelihood == "bernoulli":
-            return F.binary_cross_entropy_with_logits(predicted, inputs, reduction="sum") / len(inputs)
-        error = (inputs - predicted) * (-self.log_scale).exp()
-        nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
-        return nats.sum() / len(inputs)
+            nats = F.binary_cross_entropy_with_logits(predicted, inputs, reduction="none")
+        else:
+            error = (inputs - predicted) * (-self.log_scale).exp()
+            nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
+        return nats.flatten(1).sum(1)
 
 
 def _up(n_in: int, n_out: int, doubled: bool) -> nn.Module:

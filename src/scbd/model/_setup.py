@@ -50,7 +50,7 @@ class SetupMixin(BaseModelClass):
     """Gives a model :meth:`setup_anndata`, and what it was set up with."""
 
     # labels that the network has parameters for, one set a category: training cannot meet new ones
-    _fixed_labels: ClassVar[tuple[str, ...]] = ()
+    _fixed_labels: tuple[str, ...] = ()
     # whether its objective takes several environments of a cell side by side
     _side_by_side: ClassVar[bool] = False
 

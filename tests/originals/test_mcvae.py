@@ -1,0 +1,136 @@
+"""Multi-ContrastiveVAE of Genentech/contrastive-ops: every term, gradient and size of its loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from known_answers import Known, known_answers, put
+from torch import Tensor, nn
+
+from scbd.baselines._latent import LatentPlan
+from scbd.baselines._mcvae import MCVAEModule
+from scbd.baselines._vae_networks import Decoder, Gaussian, Posterior
+from scbd.nn import Preprocess
+
+TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 2e-6}
+
+
+class Fixed(nn.Module):
+    """Outputs that are given."""
+
+    def __init__(self, *outputs: Tensor) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.asked: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Any:
+        self.asked.append(inputs)
+        return Gaussian(*self.outputs) if len(self.outputs) == 2 else self.outputs[0]
+
+
+def network(known: Known) -> tuple[MCVAEModule, dict[str, Tensor]]:
+    """With their posteriors and reconstructions, and what gradients are taken by."""
+    by = {
+        f"{what}_{block}": known.tensor(f"{what}_{block}").requires_grad_()
+        for what in ("mu", "logvar")
+        for block in ("salient", "background")
+    }
+    sizes: dict[str, Any] = {"n_labels": 6, "n_environments": 2, "n_latent": 5, "likelihood": "gaussian"}
+    found = MCVAEModule(Preprocess((2, 8, 8), "float32", standardize=False), control=0, **sizes)
+    found.content = Fixed(by["mu_salient"], by["logvar_salient"])
+    found.style = Fixed(by["mu_background"], by["logvar_background"])
+    found.decoder.network = Fixed(known.tensor("decoder_output"))  # type: ignore[assignment]
+    put([known.tensor("log_scale")], [found.decoder.log_scale])
+    for block, prior in (("salient", found.salient_prior), ("background", found.background_prior)):
+        put([known.tensor(f"prior_mean_{block}")], [prior.mean.weight])
+        by[f"prior_mean_{block}"] = prior.mean.weight
+    return found, by
+
+
+def inputs(known: Known) -> tuple[Tensor, Tensor, Tensor]:
+    y = known.tensor("label")
+    return known.tensor("x"), y, torch.arange(16) % 2
+
+
+@pytest.mark.parametrize("ramp", [0.0, 0.5, 1.0])
+def test_loss_and_gradients(ramp):
+    known = known_answers("mcvae")
+    found, by = network(known)
+    loss = found(*inputs(known), ramp=ramp).loss
+    name = str(ramp).replace(".", "_")
+    torch.testing.assert_close(loss.detach(), known.tensor(f"loss_ramp{name}"), **TOLERANCE)
+    gradients = torch.autograd.grad(loss, list(by.values()), allow_unused=True)
+    for key, gradient in zip(by, gradients, strict=True):
+        expected = known.tensor(f"grad_{key}_ramp{name}")
+        torch.testing.assert_close(torch.zeros_like(expected) if gradient is None else gradient, expected, **TOLERANCE)
+
+
+def test_terms_of_controls_and_targets():
+    known = known_answers("mcvae")
+    found, _ = network(known)
+    x, y, e = inputs(known)
+    controls = known.tensor("is_control").bool()
+    with torch.no_grad():
+        salient, background = found.posteriors(x, e)
+        of_salient, of_background = found.priors(y, e)
+        terms = {
+            "reconstruction": found.decoder.negative_log_likelihood(x, x),
+            "kl_background": background.divergence(of_background).sum(1),
+            "kl_salient": salient.divergence(of_salient).sum(1),
+        }
+        penalty = found.penalties((salient, background), y)["background"]
+    for name, nats in terms.items():
+        for group, rows in (("controls", controls), ("targets", ~controls)):
+            torch.testing.assert_close(nats[rows], known.tensor(f"{group}_{name}"), **TOLERANCE)
+    expected = float(known["penalty_weight"]) * known.tensor("controls_penalty_unweighted")
+    torch.testing.assert_close(penalty[controls], expected, **TOLERANCE)
+    assert (penalty[~controls] == 0).all()
+
+
+def test_what_is_decoded_and_what_is_embedded():
+    """Blocks in the other order, which a decoder's first layer does not mind."""
+    known = known_answers("mcvae")
+    found, by = network(known)
+    _, y, e = inputs(known)
+    samples = [
+        torch.cat([known.tensor(f"{group}_sample_{block}") for group in ("controls", "targets")])
+        for block in ("salient", "background")
+    ]
+    theirs = known.tensor("decoder_input")
+    torch.testing.assert_close(found.code((samples[0], samples[1]), y, e), theirs.roll(5, 1), rtol=0, atol=0)
+    both = torch.cat([by["mu_salient"], by["mu_background"]], 1).detach()
+    torch.testing.assert_close(both, known.tensor("embedding_order_salient_then_background"), rtol=0, atol=0)
+    blocks = [network(x).mean for network, x in ((found.content, both), (found.style, both))]
+    torch.testing.assert_close(torch.cat(blocks, 1), both, rtol=0, atol=0)
+
+
+def n_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.ndim)  # the scale is a scalar
+
+
+def test_networks_at_64_pixels():
+    """As they count them: one network of two heads; and a decoder that is given 32 numbers of the batch."""
+    known = known_answers("mcvae")
+    encoder, decoder = Posterior((4, 64, 64), 32), Decoder(32 + 32 + 32, (4, 64, 64), "gaussian")
+    assert n_parameters(encoder) == int(known["encoder_n_parameters"])
+    assert n_parameters(decoder) == int(known["decoder_n_parameters"])
+    first, *_, last = [p.shape for p in decoder.parameters() if p.ndim]
+    shapes = [tuple(int(side) for side in text.split(",") if side.strip()) for text in known["decoder_shapes"]]
+    assert first == shapes[0] and last == shapes[-1]
+    convolutions = [p.shape for p in encoder.maps.parameters()]
+    theirs = [tuple(int(side) for side in text.split(",") if side.strip()) for text in known["encoder_shapes"]]
+    assert [tuple(shape) for shape in convolutions] == theirs[: len(convolutions)]
+
+
+def test_their_divergences_start_again_and_ours_do_not():
+    known = known_answers("mcvae")
+    for schedule, steps, ahead in (("cyclic", 4500, 0), ("ramp", 3000, 1)):
+        plan = LatentPlan(network(known)[0], n_steps_alpha_warmup=steps)
+        calls, theirs = known[f"kl_weight_{schedule}_calls"], known[f"kl_weight_{schedule}"]
+        ours = np.array([plan.ramp(int(call) + ahead) for call in calls])
+        once = calls < 9000  # then their cycle ends
+        np.testing.assert_allclose(ours[once], theirs[once], rtol=0, atol=1e-6)
+        assert (ours[~once] == 1).all() and (schedule == "ramp" or theirs[~once].min() == 0)
