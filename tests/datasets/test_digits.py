@@ -106,6 +106,33 @@ def test_numbers_out_of_range_are_refused(tmp_path, wrong):
         colored_mnist(tmp_path, **wrong)
 
 
+def test_the_authors_digits_are_the_same_for_every_seed(mnist):
+    one, other = (colored_mnist(mnist, protocol="authors", seed=seed) for seed in (0, 1))
+    images, obs = one.obsm["single_cell_images"], one.obs
+    pd.testing.assert_frame_equal(obs, other.obs)
+    np.testing.assert_array_equal(images, other.obsm["single_cell_images"])
+    assert images.dtype == np.float32 and images.min() == 0 and images.max() == 1
+    assert obs["split"].value_counts().to_dict() == {"train": 2400, "validation": 600, "test": 200}
+    labels = read_idx(mnist / "train-labels-idx1-ubyte.gz")
+    np.testing.assert_array_equal(obs["digit"].astype(int)[:3000], labels)  # in the order of the files
+    seen = obs["environment"][:3000]
+    assert seen.eq("red").mean() == pytest.approx(0.5, abs=0.05) and (obs["environment"][3000:] == "white").all()
+    # full ink is in the colour of digit and environment, to the last digit
+    ink = images[:3000].max((2, 3))
+    shade = np.where(seen == "red", labels / 10, (9 - labels) / 10)
+    np.testing.assert_allclose(ink[:, 2], shade, atol=1e-6)
+    np.testing.assert_array_equal(images[3000:, 0], images[3000:, 2])
+    white = colored_mnist(mnist, protocol="authors", colored=False).obsm["single_cell_images"]
+    np.testing.assert_array_equal(white[:, 0], images.max(1))
+
+
+def test_the_authors_digits_are_all_of_them(mnist):
+    with pytest.raises(ValueError, match=r"one data set, of all digits: leave out n_train=500, n_digits=4\."):
+        colored_mnist(mnist, protocol="authors", n_train=500, n_digits=4)
+    with pytest.raises(ValueError, match="protocol='published' is not known: use one of balanced, authors"):
+        colored_mnist(mnist, protocol="published")  # type: ignore[arg-type]
+
+
 def test_an_oracles_digits_are_the_same_ones_in_white(mnist):
     colored, white = (colored_mnist(mnist, n_train=50, n_test=20, colored=c) for c in (True, False))
     pd.testing.assert_frame_equal(white.obs, colored.obs)

@@ -1,6 +1,7 @@
 """Named data sets as AnnData, networks of known relations as frames, and simulated ones."""
 
-from scbd.datasets._digits import colored_digits, colored_mnist, colorize
+from scbd.datasets._colors import colorize
+from scbd.datasets._digits import colored_digits, colored_mnist
 from scbd.datasets._domains import PACS_DOMAINS, VLCS_DOMAINS, pacs, vlcs
 from scbd.datasets._funk22 import funk22, funk22_cellprofiler, funk22_guides, funk22_profiles
 from scbd.datasets._networks import corum, gene_pairs, gene_sets, known_pairs

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import colorsys
 import gzip
 import os
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from scipy.ndimage import zoom
 
 from scbd._keys import IMAGE_KEY
+from scbd.datasets._authors_draw import TRAIN_SHARE, authors_draw
+from scbd.datasets._colors import painted, paints
 from scbd.datasets._download import fetch
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+Protocol = Literal["balanced", "authors"]
 
 _SIZE = 32
 _PLOTTED = ("#D62728", "#2CA02C")
@@ -29,27 +32,6 @@ _MNIST = {
     "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
 }
-
-
-def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> np.ndarray:
-    """Colour grey digits by the paper's recipe (appendix, Colored MNIST).
-
-    Parameters
-    ----------
-    grey
-        Intensities in [0, 1], ``(N, H, W)``.
-    digits
-        0 to 9, ``(N,)``.
-    environments
-        ``"red"``: the red channel 1, the others ``y / 10``; ``"green"``: the green channel 1, the others
-        ``(9 - y) / 10``; ``"white"``: all channels 1. ``(N,)``.
-
-    Returns
-    -------
-    uint8 ``(N, 3, H, W)``.
-    """
-    names, hues, shades = _paints(2, seed=0)
-    return _painted(grey, digits, pd.Categorical(environments, names).codes, hues, shades)
 
 
 def colored_digits(*, seed: int = 0) -> AnnData:
@@ -89,7 +71,7 @@ def colored_digits(*, seed: int = 0) -> AnnData:
     split = np.empty(len(digits), dtype=object)
     for name, part in zip(("train", "validation", "test"), np.split(order, [1100, 1397]), strict=True):
         split[part] = name
-    return _colored(grey, digits, split, seed)
+    return _table(grey, digits, split, _environments(split, seed), seed=seed)
 
 
 def colored_mnist(
@@ -101,6 +83,7 @@ def colored_mnist(
     n_environments: int = 2,
     imbalance: float = 0.0,
     n_digits: int = 10,
+    protocol: Protocol = "balanced",
     seed: int = 0,
 ) -> AnnData:
     """Colored MNIST as in the paper: red and green training digits, white test digits.
@@ -125,12 +108,17 @@ def colored_mnist(
         How unequal they are: coefficient of variation of their expected numbers of digits; 0 for equal ones.
     n_digits
         Only digits below this one.
+    protocol
+        ``"balanced"``: environments are equally large, and drawn by the seed, as is the split. ``"authors"``: what the
+        paper's authors trained on, whatever the seed: environments by one throw of a fair coin a digit, 48,000 digits
+        to train on, colours that are not rounded to whole levels. All digits, in the order of the files.
     seed
         Seed of the split, the environments and the subset.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)`` and ``obs``: ``digit``, ``environment``
+    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)``, float32 from 0 to 1 with
+    ``protocol="authors"`` (0.9 GB), and ``obs``: ``digit``, ``environment``
     (``red``, ``green`` or, if they are more than two, ``hue_0`` …; and ``white``), ``split``.
 
     Raises
@@ -138,7 +126,8 @@ def colored_mnist(
     FileNotFoundError
         If a file is not in ``path``.
     ValueError
-        If a file is not the official one, or a number is out of range.
+        If a file is not the official one, a number is out of range, or another data set is asked for beside
+        ``protocol="authors"``.
 
     References
     ----------
@@ -154,12 +143,18 @@ def colored_mnist(
             "environments, an imbalance that is not negative, and between 2 and 10 digits."
         )
         raise ValueError(msg)
+    if protocol not in get_args(Protocol):
+        msg = f"protocol={protocol!r} is not known: use one of {', '.join(get_args(Protocol))}."
+        raise ValueError(msg)
+    if protocol == "authors":
+        others = {"n_train": n_train, "n_test": n_test, "n_environments": n_environments, "imbalance": imbalance}
+        _check_authors(others | {"n_digits": n_digits})
+        return _authors_mnist(_mnist_folder(path), colored=colored)
     folder = _mnist_folder(path)
     rng = np.random.default_rng(seed)
     grey, digits, split = [], [], []
     for part, wanted in (("train", n_train), ("t10k", n_test)):
-        images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")
-        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
+        images, labels = _official(folder, part)
         if wanted is not None and not 0 < wanted <= len(labels):
             msg = f"There are {len(labels):,} {part} digits, {wanted:,} were asked for."
             raise ValueError(msg)
@@ -167,18 +162,41 @@ def colored_mnist(
         keep = keep[labels[keep] < n_digits]
         grey.append(_nearest(images[keep]) / np.float32(255))
         digits.append(labels[keep])
-        n_first = round(0.8 * len(keep)) if part == "train" else 0
+        n_first = round(TRAIN_SHARE * len(keep)) if part == "train" else 0
         rest = "validation" if part == "train" else "test"
         split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
-    return _colored(
-        np.concatenate(grey),
-        np.concatenate(digits),
-        np.concatenate(split),
-        seed,
+    parts = np.concatenate(split)
+    codes = _environments(parts, seed, n_environments, imbalance)
+    how: dict[str, Any] = {"n_environments": n_environments, "seed": seed, "colored": colored}
+    return _table(np.concatenate(grey), np.concatenate(digits), parts, codes, **how)
+
+
+def _check_authors(given: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if another data set is asked for."""
+    usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
+    if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
+        msg = f"protocol='authors' is one data set, of all digits: leave out {', '.join(changed)}."
+        raise ValueError(msg)
+
+
+def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
+    """All digits in the order of the files."""
+    (images, labels), (test_images, test_labels) = (_official(folder, part) for part in ("train", "t10k"))
+    codes, is_train = authors_draw(len(labels))
+    split = np.where(is_train, "train", "validation").astype(object)
+    return _table(
+        _nearest(np.concatenate([images, test_images])) / np.float32(255),
+        np.concatenate([labels, test_labels]),
+        np.concatenate([split, np.full(len(test_labels), "test", dtype=object)]),
+        np.concatenate([codes, np.full(len(test_labels), -1)]),
         colored=colored,
-        n_environments=n_environments,
-        imbalance=imbalance,
+        rounded=False,
     )
+
+
+def _official(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a part, ``"train"`` or ``"t10k"``."""
+    return read_idx(folder / f"{part}-images-idx3-ubyte.gz"), read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -222,27 +240,34 @@ def _nearest(images: np.ndarray) -> np.ndarray:
     return images[:, index][:, :, index]
 
 
-def _colored(
+def _environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0.0) -> np.ndarray:
+    """A code each, of equally large environments or as unequal ones as that; -1 of the test."""
+    # a stream of its own: the environment must not depend on how the split was drawn
+    rng = np.random.default_rng([seed, 1])
+    if imbalance:
+        weight = rng.gamma(imbalance**-2, size=n)
+        codes = rng.choice(n, size=len(split), p=weight / weight.sum())
+    else:
+        codes = rng.permutation(np.resize(np.arange(n), len(split)))
+    codes[split == "test"] = -1
+    return codes
+
+
+def _table(
     grey: np.ndarray,
     digits: np.ndarray,
     split: np.ndarray,
-    seed: int,
+    codes: np.ndarray,
     *,
-    colored: bool = True,
     n_environments: int = 2,
-    imbalance: float = 0.0,
+    seed: int = 0,
+    colored: bool = True,
+    rounded: bool = True,
 ) -> AnnData:
+    """Cells with these codes of environments, painted by them if they are to be coloured."""
     from anndata import AnnData
 
-    # a stream of its own: the environment must not depend on how the split was drawn
-    rng = np.random.default_rng([seed, 1])
-    names, hues, shades = _paints(n_environments, seed)
-    if imbalance:
-        weight = rng.gamma(imbalance**-2, size=n_environments)
-        codes = rng.choice(n_environments, size=len(digits), p=weight / weight.sum())
-    else:
-        codes = rng.permutation(np.resize(np.arange(n_environments), len(digits)))
-    codes[split == "test"] = -1
+    names, hues, shades = paints(n_environments, seed)
     obs = pd.DataFrame(
         {
             "digit": pd.Categorical([str(d) for d in digits]),
@@ -251,32 +276,11 @@ def _colored(
         },
         index=[f"digit_{i}" for i in range(len(digits))],
     )
+    painted_by = codes if colored else np.full_like(codes, -1)
     return AnnData(
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
-        obsm={
-            IMAGE_KEY: _painted(grey, np.asarray(digits), codes if colored else np.full_like(codes, -1), hues, shades)
-        },
+        obsm={IMAGE_KEY: painted(grey, np.asarray(digits), painted_by, hues, shades, rounded=rounded)},
         # where scanpy looks for colours; white would not be seen on paper
         uns={"environment_colors": [*_PLOTTED, "#B0B0B0"]} if n_environments == 2 else {},
     )
-
-
-def _paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Name, hue ``(n, 3)``, and how pale each digit is ``(n, 10)``, of n environments."""
-    pale = np.arange(10) / 10
-    # a third of the circle from red to green, as published
-    hues = np.array([colorsys.hsv_to_rgb(k / max(n, 3), 1.0, 1.0) for k in range(n)])
-    rng = np.random.default_rng([seed, 2])
-    shades = np.stack([pale, pale[::-1], *(rng.permutation(pale) for _ in range(n - 2))])
-    return ["red", "green"] if n == 2 else [f"hue_{k}" for k in range(n)], hues, shades
-
-
-def _painted(
-    grey: np.ndarray, digits: np.ndarray, environments: np.ndarray, hues: np.ndarray, shades: np.ndarray
-) -> np.ndarray:
-    """uint8 ``(N, 3, H, W)``; environment -1 stays white."""
-    hue, shade = hues[environments], shades[environments, digits][:, None]
-    color = (hue + shade * (1 - hue)).astype(np.float32)
-    color[environments < 0] = 1
-    return np.rint(255 * grey[:, None].astype(np.float32) * color[:, :, None, None]).astype(np.uint8)
