@@ -52,5 +52,5 @@ def painted(
     hue, shade = hues[environments], shades[environments, digits][:, None]
     color = (hue + shade * (1 - hue)).astype(np.float32)
     color[environments < 0] = 1
-    values = grey[:, None].astype(np.float32) * color[:, :, None, None]
-    return np.rint(255 * values).astype(np.uint8) if rounded else values
+    grey, color = grey[:, None].astype(np.float32), color[:, :, None, None]
+    return np.rint(255 * grey * color).astype(np.uint8) if rounded else grey * color
