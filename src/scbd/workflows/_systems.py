@@ -61,6 +61,7 @@ FEATURES: dict[str, Callable[..., np.ndarray]] = {
 # meaning are kept and not used, and their trials are run again. Rows that name none have the first.
 MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "Fish": 2,  # a round that is not finished changes nothing
+    "mcVAE": 2,  # the loss of pairs of a control and a perturbed cell
     # channels count alike
     "pixel PCA": 2,
     "pixel PCA, centred": 2,
