@@ -165,6 +165,19 @@ def test_irm_begins_at_a_weight_of_1_whatever_is_computed_beside():
     assert factors == [1 / 50, 1 / 50, 1 / 50, 1.0]
 
 
+@pytest.mark.parametrize(("reset", "steps"), [(True, 2), (False, 5)])
+def test_irm_may_begin_its_optimiser_anew_where_the_penalty_sets_in(reset, steps, tmp_path):
+    def ages(model) -> set[int]:
+        return {int(state["step"]) for state in model.trainer.optimizers[0].state.values()}
+
+    one, other = (make(IRMModel, anneal_steps=3, reset_optimizer=reset) for _ in range(2))
+    one.train(max_steps=5, **QUICK)
+    assert ages(one) == {steps}
+    other.train(max_steps=3, checkpoint_dir=tmp_path, **QUICK)
+    other.train(max_steps=5, checkpoint_dir=tmp_path, ckpt_path="last", **QUICK)
+    assert ages(other) == {steps}
+
+
 def test_irm_models_that_counted_steps_themselves_are_read():
     model = make(IRMModel)
     model.module.load_state_dict(model.module.state_dict() | {"updates": torch.tensor(7)})

@@ -56,13 +56,15 @@ class IRMPlan(TrainingPlan):
         The network.
     anneal_steps
         Steps before the full weight, those of earlier runs among them.
+    reset_optimizer
+        Whether the optimiser forgets then what it knows of smaller gradients.
     **kwargs
         See :class:`scbd.model.TrainingPlan`.
     """
 
-    def __init__(self, module: IRMModule, *, anneal_steps: int, **kwargs: Any) -> None:
+    def __init__(self, module: IRMModule, *, anneal_steps: int, reset_optimizer: bool = False, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
-        self.anneal_steps = anneal_steps
+        self.anneal_steps, self.reset_optimizer = anneal_steps, reset_optimizer
         # of the full weight
         self.first_share = 1 / max(module.penalty, 1.0)
 
@@ -70,6 +72,12 @@ class IRMPlan(TrainingPlan):
         """Down to a weight of 1 at first, where the full one is larger."""
         share = 1.0 if self.first_step + step >= self.anneal_steps else self.first_share
         return share * super().ramp(step)
+
+    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Begin the optimiser anew where the full weight begins, if so asked."""
+        if self.reset_optimizer and self.first_step + self.global_step == self.anneal_steps:
+            for optimizer in self.trainer.optimizers:
+                optimizer.state.clear()
 
 
 class IRMModel(ClassifierModel):
@@ -84,8 +92,10 @@ class IRMModel(ClassifierModel):
     penalty
         Weight of the squared slopes; the paper searches 1, 10, 100 and 1,000.
     anneal_steps
-        Steps at a weight of 1 before that (DomainBed's 500 by default). The optimiser goes on with what it
-        knows, where DomainBed starts it anew.
+        Steps at a weight of 1 before that (DomainBed's 500 by default).
+    reset_optimizer
+        Begin the optimiser anew after these steps, as DomainBed and WILDS do: what it knows of gradients is of much
+        smaller ones. By default it goes on.
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
@@ -115,6 +125,7 @@ class IRMModel(ClassifierModel):
         encoder: str | nn.Module = "auto",
         penalty: float = 100.0,
         anneal_steps: int = 500,
+        reset_optimizer: bool = False,
         registry: dict[str, Any] | None = None,
         **preprocess: Any,
     ) -> None:
@@ -122,4 +133,6 @@ class IRMModel(ClassifierModel):
         self.init_params_ = self._get_init_params(locals())
         check_count("anneal_steps", anneal_steps, 0)
         self._plan_settings = {"anneal_steps": anneal_steps}
+        if reset_optimizer:
+            self._plan_settings["reset_optimizer"] = True
         self._set_up(encoder, preprocess, penalty=penalty)
