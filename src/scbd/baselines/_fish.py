@@ -156,7 +156,8 @@ class FishModel(ClassifierModel):
     encoder
         See :class:`scbd.SCBDModel`.
     meta_lr
-        Share of a round's way that is kept; the paper searches 0.001, 0.01 and 0.1.
+        Share of a round's way that is kept; the paper searches 0.001, 0.01 and 0.1. The code of Shi et al. divides it
+        by the number of environments, DomainBed does not: give the quotient for the former.
     pretrain_steps
         Plain steps, on batches of all environments, before the first round, at least: they go on to a multiple of the
         number of environments. The paper searches 1,000 and 10,000.
