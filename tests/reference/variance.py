@@ -32,19 +32,35 @@ def _form(e: Tensor, y: Tensor, partners: str) -> Tensor:
     """The quadratic form of residuals, ``(B, B)``: within labels, and without trace for any variances of cells."""
     n = len(e)
     residual = torch.eye(n, dtype=torch.float64)
-    averaged = torch.zeros(n, n, dtype=torch.float64)
     for i in range(n):
-        group = [j for j in range(n) if e[j] == e[i] and (partners == "across" or y[j] == y[i])]
         of_label = [j for j in range(n) if y[j] == y[i]]
         for j in of_label:
             residual[i, j] -= 1 / len(of_label)
-        for j in group if len(group) > 1 else []:
-            averaged[i, j] = 1 / len(group)
-    squares = residual @ averaged @ residual
+    explained = _fitted(e) if e.is_floating_point() else _averaged(e, y, partners)
+    squares = residual @ explained @ residual
     # what is taken off of each cell's square: so that the rest has no diagonal, seen from the features
     own = torch.linalg.lstsq(residual.square(), squares.diagonal()[:, None], driver="gelsd").solution[:, 0]
     form = squares - residual @ own.diag() @ residual
-    return form if form.square().sum() > 1e-6 * (1 + averaged.trace()) else 0 * form
+    return form if form.square().sum() > 1e-6 * (1 + explained.trace()) else 0 * form
+
+
+def _averaged(e: Tensor, y: Tensor, partners: str) -> Tensor:
+    """The matrix that averages over cells of an environment."""
+    n = len(e)
+    averaged = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        group = [j for j in range(n) if e[j] == e[i] and (partners == "across" or y[j] == y[i])]
+        for j in group if len(group) > 1 else []:
+            averaged[i, j] = 1 / len(group)
+    return averaged
+
+
+def _fitted(numbers: Tensor) -> Tensor:
+    """The matrix that fits a polynomial of degree 4 to ranks, less the mean."""
+    below = (numbers < numbers[:, None]).sum(1)
+    ranks = (below + (numbers <= numbers[:, None]).sum(1)).double() / len(numbers) - 1
+    powers = torch.stack([ranks**k for k in range(5)], 1)
+    return powers @ torch.linalg.pinv(powers, rtol=1e-9) - 1 / len(numbers)
 
 
 def _apart(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:

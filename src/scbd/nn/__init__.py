@@ -7,6 +7,7 @@ from scbd.nn._groups import Groups
 from scbd.nn._health import effective_rank, spread
 from scbd.nn._learned import contrastive_ceiling, share_learned
 from scbd.nn._losses import invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn._numbers import Numbers
 from scbd.nn._preprocess import Preprocess, random_orientation
 from scbd.nn._scaling import FeatureScaling
 from scbd.nn._transform import InputTransform
@@ -20,6 +21,7 @@ __all__ = [
     "Features",
     "Groups",
     "InputTransform",
+    "Numbers",
     "Preprocess",
     "Representation",
     "build_encoder",

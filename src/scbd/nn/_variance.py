@@ -29,6 +29,9 @@ There are two circles of partners to estimate it from:
   one in a batch of 512.
 - ``"across"``: cells of the same environment, each compared with its own label, whichever that is. They see
   :math:`a_e`, and hardly anything of :math:`b_{ye}`, but are many: fifteen in that batch.
+
+Where an environment has an order, such as the column of a plate or the time (:class:`scbd.nn.Numbers`), cells are
+compared that lie near each other, whichever their label.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from scbd.nn._design import Design, Partners
+from scbd.nn._design import Design, Environments, Partners
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class ExplainedVariance(NamedTuple):
 
 
 def explained_variance(
-    features: Tensor, environments: Tensor | Groups, labels: Tensor | Groups, *, partners: Partners = "within"
+    features: Tensor, environments: Environments, labels: Tensor | Groups, *, partners: Partners = "within"
 ) -> ExplainedVariance:
     r"""Share of the features' variance that the environment explains at equal label, and its standard error.
 
@@ -85,16 +88,21 @@ def explained_variance(
     with :math:`s^2` the variance of a cell's label and :math:`C` the covariance of :math:`r_i / s_i`, knows that: it is
     that of the design at hand. The fewer directions the residuals use, the larger it is.
 
+    Of :class:`Numbers`, :math:`T` begins with the sum of squares that a regression of the :math:`r_i` on their
+    polynomials explains, in place of that between groups. All else is the same.
+
     Parameters
     ----------
     features
         ``(B, D)``, of any scale. Half precision is computed in float32.
-    environments, labels
+    environments
+        Integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, where they have an order.
+    labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
     partners
         ``"within"``: cells of the same environment and label, which see all of what differs, and are few; or
         ``"across"``: cells of the same environment, each compared with its own label, which are many, and see what is
-        alike for all labels.
+        alike for all labels. Of numbers there are these alone.
 
     Returns
     -------
@@ -103,7 +111,8 @@ def explained_variance(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two cells, or ``partners`` is not known.
+        If the shapes do not match, the batch holds fewer than two cells, codes are no integers, or there are no such
+        ``partners``.
 
     References
     ----------
@@ -121,6 +130,9 @@ def explained_variance(
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
     design = Design(environments, labels)
+    if partners not in design.circles:
+        msg = f"Numbers have no partners {partners!r} a label: use partners='across'."
+        raise ValueError(msg)
     found, freedom = _explained(features, design)[partners], design.circles[partners].freedom_of_one
     return ExplainedVariance(
         found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
@@ -129,7 +141,7 @@ def explained_variance(
 
 def invariance_statistic(
     passed: Sequence[Tensor],
-    environments: Tensor | Groups | Sequence[Tensor | Groups],
+    environments: Environments | Sequence[Environments],
     labels: Tensor | Groups,
 ) -> Tensor:
     r"""By how much a batch contradicts invariance: the environment's share in standard errors.
@@ -154,7 +166,8 @@ def invariance_statistic(
         may be blind to the environment because it computes the label from what differs between environments, in two
         steps; the first of them is seen on the way.
     environments
-        Integer codes, ``(B,)``, or their :class:`Groups`; or a sequence of these, side by side.
+        Integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, where they have an order, such as the
+        column of a plate or the time; or a sequence of these, side by side.
     labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
 
@@ -176,7 +189,7 @@ def invariance_statistic(
     >>> blind < 3 < 30 < seen  # standard errors
     True
     """
-    columns = [environments] if isinstance(environments, Tensor | Groups) else environments
+    columns = [environments] if isinstance(environments, Environments) else environments
     if not columns:
         msg = "environments is an empty sequence: give the codes of one, or of several side by side."
         raise ValueError(msg)
