@@ -57,7 +57,7 @@ class Averages:
         common = self._table * (of_label / n_label).sqrt() * each.sqrt()
         with torch.autocast(common.device.type, enabled=False):  # nothing may be left of terms that cancel
             overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
-        return mean.square().sum() - 2 * (mean * diagonal).sum() + overlap.square().sum()
+        return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 
 class Regression:
