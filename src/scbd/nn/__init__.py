@@ -40,6 +40,7 @@ __all__ = [
 
 # for other packages of scbd; no part of the API
 from scbd.nn._decoders import Likelihood as Likelihood
+from scbd.nn._design import Environments as Environments
 from scbd.nn._distributed import agree_on_buffers as agree_on_buffers
 from scbd.nn._distributed import wait_for_all as wait_for_all
 from scbd.nn._distributed import world as world

@@ -63,6 +63,11 @@ class Numbers:
         self.values = values
         self.terms = _polynomials(_ranks(values))
 
+    @classmethod
+    def columns(cls, table: Tensor | None) -> list[Numbers]:
+        """Those of each column of a table ``(B, K)``; of `None`, none."""
+        return [] if table is None else [cls(column) for column in table.T]
+
     def __len__(self) -> int:
         return len(self.values)
 
