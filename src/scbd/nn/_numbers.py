@@ -75,9 +75,8 @@ class Numbers:
 def _ranks(values: Tensor) -> Tensor:
     """Ranks from -1 to 1, of equal values their mean."""
     _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    counts = counts.to(exact(values.device))
-    ranks = (counts.cumsum(0) - counts / 2)[index]
-    return 2 * ranks / len(values) - 1
+    twice = 2 * counts.cumsum(0) - counts
+    return twice[index].to(exact(values.device)) / len(values) - 1
 
 
 def _polynomials(x: Tensor) -> Tensor:
