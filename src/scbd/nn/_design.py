@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from scbd.nn._groups import Groups, exact
 from scbd.nn._numbers import Numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Environments = Tensor | Groups | Numbers
 Partners = Literal["within", "across"]
@@ -115,33 +118,52 @@ class Circle:
 
 
 class Design:
-    """What is the same for all representations of a batch."""
+    """What is the same for all representations of a batch: its labels, and one or several environments beside them.
 
-    def __init__(self, environments: Environments, labels: Tensor | Groups) -> None:
-        shapes = [tuple(_of_cells(given).shape) for given in (environments, labels)]
-        if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
-            msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
+    Attributes
+    ----------
+    circles
+        Of each environment.
+    """
+
+    def __init__(self, environments: Environments | Sequence[Environments], labels: Tensor | Groups) -> None:
+        columns = [environments] if isinstance(environments, Environments) else environments
+        if not columns:
+            msg = "environments is an empty sequence: give the codes of one, or of several side by side."
             raise ValueError(msg)
-        if len(labels) < 2:
-            msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
-            raise ValueError(msg)
-        if isinstance(environments, Tensor) and environments.is_floating_point():
-            msg = (
-                f"environments are {environments.dtype}: give integer codes, or what has an order, such as time, as "
-                "scbd.nn.Numbers(environments)."
-            )
-            raise ValueError(msg)
+        for column in columns:
+            _check(column, labels)
         self.label = Groups.of(labels)
         self.n_label = counted(self.label).float()
         self.freedom = (1 - 1 / self.n_label).sum()
-        self.circles: dict[Partners, Circle] = {}
-        if isinstance(environments, Numbers):
-            self.circles["across"] = Circle(self.label, Regression(self.label, environments))
-            return
-        environment = Groups.of(environments)
+        self.circles = [self._of(column) for column in columns]
+
+    def _of(self, environment: Environments) -> dict[Partners, Circle]:
+        if isinstance(environment, Numbers):
+            return {"across": Circle(self.label, Regression(self.label, environment))}
+        environment = Groups.of(environment)
         pair = self.label.crossed(environment)
-        self.circles["within"] = Circle(self.label, Averages(self.label, pair, pair))
-        self.circles["across"] = Circle(self.label, Averages(self.label, environment, pair))
+        return {
+            "within": Circle(self.label, Averages(self.label, pair, pair)),
+            "across": Circle(self.label, Averages(self.label, environment, pair)),
+        }
+
+
+def _check(environments: Environments, labels: Tensor | Groups) -> None:
+    """Raise ``ValueError`` unless both are of the same cells, at least two, and codes are integers."""
+    shapes = [tuple(_of_cells(given).shape) for given in (environments, labels)]
+    if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
+        msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
+        raise ValueError(msg)
+    if len(labels) < 2:
+        msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
+        raise ValueError(msg)
+    if isinstance(environments, Tensor) and environments.is_floating_point():
+        msg = (
+            f"environments are {environments.dtype}: give integer codes, or what has an order, such as time, as "
+            "scbd.nn.Numbers(environments)."
+        )
+        raise ValueError(msg)
 
 
 def _of_cells(given: Environments) -> Tensor:

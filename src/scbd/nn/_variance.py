@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from scbd.nn._design import Design, Environments, Partners
+from scbd.nn._design import Circle, Design, Environments, Partners
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -130,10 +130,11 @@ def explained_variance(
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
     design = Design(environments, labels)
-    if partners not in design.circles:
+    circle = design.circles[0].get(partners)
+    if circle is None:
         msg = f"Numbers have no partners {partners!r} a label: use partners='across'."
         raise ValueError(msg)
-    found, freedom = _explained(features, design)[partners], design.circles[partners].freedom_of_one
+    found, freedom = _explained(features, design)[0][partners], circle.freedom_of_one
     return ExplainedVariance(
         found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
     )
@@ -189,20 +190,15 @@ def invariance_statistic(
     >>> blind < 3 < 30 < seen  # standard errors
     True
     """
-    columns = [environments] if isinstance(environments, Environments) else environments
-    if not columns:
-        msg = "environments is an empty sequence: give the codes of one, or of several side by side."
-        raise ValueError(msg)
-    of_y = Groups.of(labels)
-    each, tells = zip(*(_in_errors(passed, Design(column, of_y)) for column in columns), strict=True)
+    design = Design(environments, labels)
+    explained = [_explained(features, design) for features in passed]
+    each, tells = [], []
+    for column, circles in enumerate(design.circles):
+        told = torch.stack([circle.tells for circle in circles.values()])
+        both = torch.stack([x.in_errors for features in explained for x in features[column].values()])
+        each.append(_mean_of_told(both, told))
+        tells.append(told.any())
     return _mean_of_told(torch.stack(each), torch.stack(tells))
-
-
-def _in_errors(passed: Sequence[Tensor], design: Design) -> tuple[Tensor, Tensor]:
-    """The statistic of one environment, and whether the batch can tell anything of it."""
-    both = torch.stack([x.in_errors for features in passed for x in _explained(features, design).values()])
-    told = torch.stack([circle.tells for circle in design.circles.values()])
-    return _mean_of_told(both, told), told.any()
 
 
 def _mean_of_told(values: Tensor, told: Tensor) -> Tensor:
@@ -225,8 +221,8 @@ class _Explained(NamedTuple):
         return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
 
-def _explained(features: Tensor, design: Design) -> dict[Partners, _Explained]:
-    """From both circles of partners."""
+def _explained(features: Tensor, design: Design) -> list[dict[Partners, _Explained]]:
+    """By each environment, from each circle of partners."""
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
@@ -239,16 +235,13 @@ def _explained(features: Tensor, design: Design) -> dict[Partners, _Explained]:
         # labels differ in how much their cells scatter, and with them what chance does
         of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
         alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
-        scatter = {
-            name: torch.where(
-                circle.tells & ~nothing, 2 * alike * circle.freedom(of_label.to(circle.own)).clamp(min=0), 0.0
-            ).sqrt()
-            for name, circle in design.circles.items()
-        }
-        return {
-            name: _Explained(circle.between(apart), scatter[name].to(f.dtype))
-            for name, circle in design.circles.items()
-        }
+
+        def of(circle: Circle) -> _Explained:
+            by_chance = 2 * alike * circle.freedom(of_label.to(circle.own)).clamp(min=0)
+            scatter = torch.where(circle.tells & ~nothing, by_chance, 0.0).sqrt()
+            return _Explained(circle.between(apart), scatter.to(f.dtype))
+
+        return [{name: of(circle) for name, circle in circles.items()} for circles in design.circles]
 
 
 def _standardised(features: Tensor) -> Tensor:
