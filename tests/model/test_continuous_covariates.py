@@ -18,6 +18,7 @@ import scbd
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.metrics import label_probe
+from scbd.model._health import measure
 from scbd.nn import Numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -62,6 +63,16 @@ def test_z_c_is_to_know_none_and_z_s_does_not_hear_of_them():
     torch.testing.assert_close(
         without.parts["invariance_c"], scbd.nn.invariance_statistic([*passed, z_c], E, Y), rtol=0, atol=0
     )
+
+
+def test_health_asks_for_them():
+    module = make().module.eval()
+    batch = {"inputs": IMAGES, "y": Y, "e": E}
+    z_c = module.embed(IMAGES, "c", "embedding").detach()
+    without = scbd.nn.invariance_statistic([z_c], E, Y)
+    beside = scbd.nn.invariance_statistic([z_c], [E, *map(Numbers, NUMBERS.T)], Y)
+    for given, expected in ((batch, without), (batch | {"numbers": NUMBERS}, beside)):
+        assert measure(module, given)[0]["environment_c"] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_batches_hold_the_order_of_what_is_attached():
