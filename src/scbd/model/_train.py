@@ -126,7 +126,8 @@ class TrainMixin:
         state = find_state(settings.ckpt_path, settings.directory)
         # a run that is resumed goes on from where it was begun
         first_step = state.settings.get("first_step", 0) if state else self._steps() if contrastive else 0
-        source, y, e, numbers = self._training_inputs()
+        source, y, e = self._training_inputs()
+        numbers = self._numbers(self.adata)
         cells = cell_digests(source, self._labels())
         data = self._data(source, y, e, numbers, settings, self._earlier_split(cells["images"]), first_step)
         shared = self._shared_settings(objective, data, settings, cells | split_digest(data.split, len(y)))
@@ -261,11 +262,10 @@ class TrainMixin:
             return None
         return Split(self.train_indices, self.validation_indices, self.test_indices)
 
-    def _training_inputs(self) -> tuple[ImageSource, np.ndarray, np.ndarray, np.ndarray | None]:
-        """Images, codes and numbers of the cells attached, looked up again, since obs may have changed."""
+    def _training_inputs(self) -> tuple[ImageSource, np.ndarray, np.ndarray]:
+        """Images and codes of the cells attached; labels are looked up again, since obs may have changed."""
         adata = self._require(None)
-        source = self._source(adata)
-        return source, self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY), self._numbers(adata)
+        return self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
 
     def _precision(self, precision: str, device: torch.device) -> str:
         """What ``"auto"`` stands for."""
