@@ -178,7 +178,7 @@ def test_what_cannot_be_is_said():
         set_up(with_numbers(cells, time=2))
     with pytest.raises(ValueError, match="ERMModel knows one environment a cell, of labels: leave continuous"):
         ERMModel.setup_anndata(cells, "gene", "well", continuous_covariate_keys="time")
-    with pytest.raises(ValueError, match=r"invariance='mean' compares cells .* no numbers \(time, column\)"):
+    with pytest.raises(ValueError, match=r"invariance='mean' knows .* no numbers \(time, column\)"):
         make(cells, invariance="mean")
     assert "numbers time" in repr(make(cells, keys=["time", "time"]))
 

@@ -98,7 +98,7 @@ def check_numbers_known(columns: Sequence[str], invariance: str) -> None:
     """Raise ``ValueError`` if there are columns of numbers, and a form of invariance that knows labels only."""
     if columns and invariance != "variance":
         msg = (
-            f"invariance={invariance!r} compares cells of one label, and knows no numbers ({', '.join(columns)}): use "
+            f"invariance={invariance!r} knows environments of labels, and no numbers ({', '.join(columns)}): use "
             "invariance='variance', or set up without continuous_covariate_keys."
         )
         raise ValueError(msg)

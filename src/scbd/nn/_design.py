@@ -82,6 +82,25 @@ class Regression:
             return (self._terms.T @ (variance * self._terms)).square().sum()
 
 
+class RegressionWithin:
+    """K is what such a regression explains in each label by itself, where R changes nothing: K is Q."""
+
+    def __init__(self, label: Groups, numbers: Numbers) -> None:
+        self._label = label
+        self._terms = numbers.terms_within(label)
+        self.diagonal = self._terms.square().sum(1, keepdim=True)
+        self.trace = self.diagonal.sum()
+
+    def squares(self, apart: Tensor) -> Tensor:
+        """Sum of squares of ``apart (B, D)`` that is explained, a number a cell ``(B, 1)``."""
+        each = [(term * apart, self._label.sums(term * apart)) for term in self._terms.to(apart).split(1, 1)]
+        return torch.stack([(own * of_label).sum(1, keepdim=True) for own, of_label in each]).sum(0)
+
+    def norm(self, variance: Tensor) -> Tensor:
+        """Squared norm of Q where labels have such variances, ``(B, 1)``."""
+        return (self.diagonal * variance.square()).sum()
+
+
 class Circle:
     """Cells that are compared: how much a batch can tell of what they differ in at equal label.
 
@@ -91,7 +110,7 @@ class Circle:
     zero on average whatever the variances of the cells.
     """
 
-    def __init__(self, label: Groups, explained: Averages | Regression) -> None:
+    def __init__(self, label: Groups, explained: Averages | Regression | RegressionWithin) -> None:
         n_label, diagonal = counted(label), explained.diagonal
         self._explained = explained
         partnered = n_label > 1
@@ -140,7 +159,10 @@ class Design:
 
     def _of(self, environment: Environments) -> dict[Partners, Circle]:
         if isinstance(environment, Numbers):
-            return {"across": Circle(self.label, Regression(self.label, environment))}
+            return {
+                "within": Circle(self.label, RegressionWithin(self.label, environment)),
+                "across": Circle(self.label, Regression(self.label, environment)),
+            }
         environment = Groups.of(environment)
         pair = self.label.crossed(environment)
         return {

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from scbd.nn._groups import exact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scbd.nn._groups import Groups
 
 # a trend, a bend, and what edges need beside; categories of 24 columns would be 23
 _DEGREE = 4
@@ -14,7 +21,7 @@ _DEPENDENT = 1e-4
 
 
 class Numbers:
-    """Where cells stand on a scale, such as a row, a column, the time or a count of cells: an environment of an order.
+    """Where cells stand on a scale: an environment with an order, such as a row, a column, the time, a count of cells.
 
     What such an environment does is taken to change slowly along the order: as a polynomial of degree 4 of the ranks
     within the batch. It sees trends, and edges that differ from the middle; not what goes up and down several times.
@@ -61,12 +68,17 @@ class Numbers:
             msg = f"{n} of {len(values)} numbers are NaN or infinite: leave these cells out."
             raise ValueError(msg)
         self.values = values
-        self.terms = _polynomials(_ranks(values))
+        self._ranks = _ranks(values)[:, None]
+        self.terms = _polynomials(self._ranks, lambda columns: columns.sum(0, keepdim=True))
 
     @classmethod
     def columns(cls, table: Tensor | None) -> list[Numbers]:
         """Those of each column of a table ``(B, K)``; of `None`, none."""
         return [] if table is None else [cls(column) for column in table.T]
+
+    def terms_within(self, groups: Groups) -> Tensor:
+        """The same of each group by itself, ``(B, 4)``: of mean 0 and length 1 over its cells."""
+        return _polynomials(self._ranks, groups.sums)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -79,16 +91,20 @@ def _ranks(values: Tensor) -> Tensor:
     return twice[index].to(exact(values.device)) / len(values) - 1
 
 
-def _polynomials(x: Tensor) -> Tensor:
-    """Orthonormal polynomials of ``(B,)`` as columns, without the constant: each is made of the one before, times x."""
-    basis = torch.full_like(x, len(x) ** -0.5)[:, None]
+def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
+    """Orthonormal polynomials of ``(B, 1)`` over the cells that ``sums`` are taken of, without the constant, ``(B, 4)``.
+
+    Each is made of the one before, times x.
+    """
+    n = sums(torch.ones_like(x))
+    x = x - sums(x) / n
+    basis = torch.ones_like(x) / n.sqrt()
     for _ in range(_DEGREE):
-        new = basis[:, -1] * x
-        length = new.norm()
+        new = basis[:, -1:] * x
+        length = sums(new.square()).sqrt()
         for _ in range(2):  # the second time takes off what rounding left
-            new = new - (basis * (basis * new[:, None]).sum(0)).sum(1)
-        kept = new.norm()
+            new = new - (basis * sums(basis * new)).sum(1, keepdim=True)
+        kept = sums(new.square()).sqrt()
         dependent = kept <= _DEPENDENT * length
-        new = torch.where(dependent, 0.0, new / torch.where(dependent, 1.0, kept))
-        basis = torch.cat([basis, new[:, None]], 1)
+        basis = torch.cat([basis, torch.where(dependent, 0.0, new / torch.where(dependent, 1.0, kept))], 1)
     return basis[:, 1:]

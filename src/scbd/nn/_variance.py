@@ -31,7 +31,7 @@ There are two circles of partners to estimate it from:
   :math:`a_e`, and hardly anything of :math:`b_{ye}`, but are many: fifteen in that batch.
 
 Where an environment has an order, such as the column of a plate or the time (:class:`scbd.nn.Numbers`), cells are
-compared that lie near each other, whichever their label.
+compared that lie near each other, of the same label or of any.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def explained_variance(
     that of the design at hand. The fewer directions the residuals use, the larger it is.
 
     Of :class:`Numbers`, :math:`T` begins with the sum of squares that a regression of the :math:`r_i` on their
-    polynomials explains, in place of that between groups. All else is the same.
+    polynomials explains, one of each label or one of all, in place of that between groups. All else is the same.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def explained_variance(
     partners
         ``"within"``: cells of the same environment and label, which see all of what differs, and are few; or
         ``"across"``: cells of the same environment, each compared with its own label, which are many, and see what is
-        alike for all labels. Of numbers there are these alone.
+        alike for all labels.
 
     Returns
     -------
@@ -111,8 +111,8 @@ def explained_variance(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two cells, codes are no integers, or there are no such
-        ``partners``.
+        If the shapes do not match, the batch holds fewer than two cells, codes are no integers, or ``partners`` is not
+        known.
 
     References
     ----------
@@ -130,11 +130,7 @@ def explained_variance(
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
     design = Design(environments, labels)
-    circle = design.circles[0].get(partners)
-    if circle is None:
-        msg = f"Numbers have no partners {partners!r} a label: use partners='across'."
-        raise ValueError(msg)
-    found, freedom = _explained(features, design)[0][partners], circle.freedom_of_one
+    found, freedom = _explained(features, design)[0][partners], design.circles[0][partners].freedom_of_one
     return ExplainedVariance(
         found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
     )
