@@ -92,7 +92,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-    """Orthonormal polynomials of ``(B, 1)`` over the cells that ``sums`` are taken of, without the constant, ``(B, 4)``.
+    """Orthonormal polynomials of ``(B, 1)`` over cells that ``sums`` are taken of, without the constant, ``(B, 4)``.
 
     Each is made of the one before, times x.
     """
