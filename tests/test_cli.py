@@ -23,14 +23,17 @@ from scbd.model import TrainSettings
 
 @pytest.mark.filterwarnings("ignore:z_c has")
 def test_run(tmp_path, capsys):
-    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    cells = make_cells()
+    cells.obs["time"] = np.arange(cells.n_obs) / 7
+    cells.write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "plate", "well"]
     settings = ["--out", str(tmp_path / "out"), "--encoder", "small", "--max-steps", "3", "--batch-size", "24"]
-    settings += ["--e-columns", "crossed"]
+    settings += ["--e-columns", "crossed", "--continuous-covariate-keys", "time"]
     assert main([*arguments, *settings, "--accelerator", "cpu", "--perturbations-per-batch", "none"]) == 0
     printed = capsys.readouterr().out
     assert "plate × well" in printed
-    assert json.loads((tmp_path / "out" / "settings.json").read_text())["data"]["e_columns"] == "crossed"
+    asked = json.loads((tmp_path / "out" / "settings.json").read_text())["data"]
+    assert asked.items() >= {"e_columns": "crossed", "continuous_covariate_keys": ["time"]}.items()
     assert str(tmp_path / "out") in printed
     assert (tmp_path / "out" / "metrics.csv").exists()
     assert main([*arguments, *settings]) == 2

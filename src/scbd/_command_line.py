@@ -146,6 +146,12 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
         choices=["side_by_side", "crossed"],
         help="several columns: each an environment of its own (the default), or each combination one",
     )
+    parser.add_argument(
+        "--continuous-covariate-keys",
+        nargs="+",
+        metavar="COLUMN",
+        help="obs column(s) of numbers that z_c is to know nothing of either: row, column, time, count of cells",
+    )
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
     parser.add_argument("--layer", help="features in place of images: a layer, or X")

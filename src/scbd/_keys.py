@@ -9,9 +9,10 @@ IMAGE_KEY = "single_cell_images"
 CONTENT_KEY = "X_scbd_c"
 STYLE_KEY = "X_scbd_s"
 
-# the keys under which a model's registry holds its inputs: images or features, labels, and what helps to prepare them
+# the keys under which a model's registry holds its inputs: images or features, labels, numbers, positions
 IMAGE_REGISTRY = "image"
 FEATURE_REGISTRY = "features"
 POSITION_REGISTRY = "position"
+NUMBER_REGISTRY = "numbers"
 Y_REGISTRY = "y"
 E_REGISTRY = "e"

@@ -130,7 +130,7 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     where = _named(arguments, "layer obsm_key")
     cells = open_screen(arguments.cells, image_key=arguments.image_key, **where)
     of_features = any(where.values())
-    setup = _named(arguments, "e_columns control position_key") | (
+    setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | (
         where if of_features else _named(arguments, "image_key")
     )
     setup = {name: value for name, value in setup.items() if value is not None}

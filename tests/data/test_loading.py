@@ -30,6 +30,14 @@ def test_batches_keep_images_and_labels_together_as_integers():
         np.testing.assert_array_equal(batch["e"], y[rows] // 2)
 
 
+def test_numbers_of_cells_come_beside():
+    numbers = np.random.default_rng(0).integers(9, size=(60, 2))
+    data, _ = module(batch_size=8, max_steps=3, numbers=numbers)
+    assert "numbers" not in module()[0].example_batch()
+    for batch in [*data.train_dataloader(), data.example_batch()]:
+        np.testing.assert_array_equal(batch["numbers"], numbers[batch["inputs"][:, 0, 0, 0].numpy()])
+
+
 def test_validation_is_the_same_each_time_and_of_validation_cells():
     data, _ = module(batch_size=8)
     loader = data.val_dataloader()

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from scbd.data._neighbours import mixed_neighbours, stretches
+from scbd.data._neighbours import mixed_neighbours, parts_of, stretches
 
 
 def test_stretches_begin_at_any_cell():
@@ -127,3 +127,15 @@ def test_chance_is_that_of_all_orders(monkeypatch):
             counted[n] = mixed_neighbours(y, [row])
         assert len(set(counted.values())) == 2
         assert counted == {n: bool(n <= mean + z * sd + 1) for n in counted}
+
+
+def test_what_follows_an_order_is_not_mixed():
+    labels = of_screen()
+    n = len(labels["gene"])
+    by_time = np.concatenate([np.arange(size) for size in np.bincount(labels["gene"])])
+    shuffled = np.random.default_rng(0).permutation(n)
+    assert list(parts_of(None)) == []
+    assert [codes.tolist() for codes in parts_of(np.arange(10)[:, None])] == [[0, 0, 1, 2, 3, 4, 4, 5, 6, 7]]
+    for places, mixed_by_it in ((by_time, False), (shuffled, True)):
+        numbers = np.stack([shuffled, places], axis=1)
+        assert mixed_neighbours(labels["gene"], parts_of(numbers)) is mixed_by_it

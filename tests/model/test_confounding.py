@@ -5,13 +5,15 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import make_cells
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scbd import SCBDModel
 from scbd.datasets import simulated_profiles
-from scbd.model._confounding import contrasts_told, warn_if_confounded
+from scbd.model._confounding import contrasts_told, order_told, warn_if_confounded
+from scbd.nn import Numbers
 
 
 def test_confounded_labels_warn_with_the_table(cells):
@@ -46,6 +48,18 @@ def test_the_contrasts_that_can_be_told_are_a_trace(cells):
     expected = seen / max(e) if max(e) else 0
     assert contrasts_told(y, e) == pytest.approx(expected, abs=1e-9)
     assert contrasts_told(e, y) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), min_size=2, max_size=40))
+def test_what_can_be_told_of_an_order_is_a_trace_too(cells):
+    codes, numbers = np.array(cells).T
+    y = np.unique(codes, return_inverse=True)[1]
+    of_y, terms = np.eye(max(y) + 1)[y], Numbers(torch.from_numpy(numbers)).terms.numpy()
+    in_common = np.trace(terms.T @ of_y @ np.linalg.pinv(of_y) @ terms)
+    fewer = min(len(set(numbers)) - 1, 4, max(y))
+    expected = 1 - in_common / fewer if fewer else 0
+    assert order_told(y, numbers.astype(float)) == pytest.approx(expected, abs=1e-9)
+    assert order_told(2 * y, np.exp(numbers)) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("n_y", "n_e"), [(40, 4), (10, 10), (2, 76)])

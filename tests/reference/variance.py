@@ -32,19 +32,41 @@ def _form(e: Tensor, y: Tensor, partners: str) -> Tensor:
     """The quadratic form of residuals, ``(B, B)``: within labels, and without trace for any variances of cells."""
     n = len(e)
     residual = torch.eye(n, dtype=torch.float64)
-    averaged = torch.zeros(n, n, dtype=torch.float64)
     for i in range(n):
-        group = [j for j in range(n) if e[j] == e[i] and (partners == "across" or y[j] == y[i])]
         of_label = [j for j in range(n) if y[j] == y[i]]
         for j in of_label:
             residual[i, j] -= 1 / len(of_label)
-        for j in group if len(group) > 1 else []:
-            averaged[i, j] = 1 / len(group)
-    squares = residual @ averaged @ residual
+    explained = _fitted(e, y, partners) if e.is_floating_point() else _averaged(e, y, partners)
+    squares = residual @ explained @ residual
     # what is taken off of each cell's square: so that the rest has no diagonal, seen from the features
     own = torch.linalg.lstsq(residual.square(), squares.diagonal()[:, None], driver="gelsd").solution[:, 0]
     form = squares - residual @ own.diag() @ residual
-    return form if form.square().sum() > 1e-6 * (1 + averaged.trace()) else 0 * form
+    return form if form.square().sum() > 1e-6 * (1 + explained.trace()) else 0 * form
+
+
+def _averaged(e: Tensor, y: Tensor, partners: str) -> Tensor:
+    """The matrix that averages over cells of an environment."""
+    n = len(e)
+    averaged = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        group = [j for j in range(n) if e[j] == e[i] and (partners == "across" or y[j] == y[i])]
+        for j in group if len(group) > 1 else []:
+            averaged[i, j] = 1 / len(group)
+    return averaged
+
+
+def _fitted(numbers: Tensor, y: Tensor, partners: str) -> Tensor:
+    """The matrix that fits a polynomial of degree 4 to ranks, less the mean: over all cells, or over each label."""
+    n = len(numbers)
+    ranks = ((numbers < numbers[:, None]).sum(1) + (numbers <= numbers[:, None]).sum(1)).double() / n - 1
+    fitted = torch.zeros(n, n, dtype=torch.float64)
+    for rows in (
+        [torch.arange(n)] if partners == "across" else [torch.nonzero(y == label)[:, 0] for label in y.unique()]
+    ):
+        powers = torch.stack([(ranks[rows] - ranks[rows].mean()) ** k for k in range(5)], 1)
+        powers = powers / powers.norm(dim=0).clamp(min=1e-12)
+        fitted[rows[:, None], rows] = powers @ torch.linalg.pinv(powers, rtol=1e-9) - 1 / len(rows)
+    return fitted
 
 
 def _apart(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:

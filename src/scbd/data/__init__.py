@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scbd.data._label_field import LabelField
     from scbd.data._loading import BatchLoader, ImageDataModule
     from scbd.data._loading import Stage as Stage
+    from scbd.data._number_field import NumberField
     from scbd.data._resizing import resize_images
     from scbd.data._tensors import TensorSource, read_tensor
 
@@ -45,6 +46,7 @@ __all__ = [
     "ImageField",
     "ImageSource",
     "LabelField",
+    "NumberField",
     "PerturbationSampler",
     "ShuffleSampler",
     "Split",
@@ -81,6 +83,7 @@ __getattr__, __dir__ = lazy_names(
         "ImageDataModule": "scbd.data._loading",
         "ImageField": "scbd.data._fields",
         "LabelField": "scbd.data._label_field",
+        "NumberField": "scbd.data._number_field",
         "Stage": "scbd.data._loading",
         "TensorSource": "scbd.data._tensors",
         "known_features": "scbd.data._feature_field",

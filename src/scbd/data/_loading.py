@@ -10,7 +10,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from scbd.data._neighbours import mixed_neighbours
+from scbd.data._neighbours import mixed_neighbours, parts_of
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data._splits import matched_rows
@@ -46,10 +46,20 @@ class BatchLoader:
         Codes, int64 ``(N,)``.
     batches
         Rows of each batch.
+    numbers
+        What else cells have, such as their place in the order of time, int64 ``(N, K)``.
     """
 
-    def __init__(self, source: ImageSource, y: np.ndarray, e: np.ndarray, batches: BatchSampler) -> None:
-        self._source, self._y, self._e = source, y, e
+    def __init__(
+        self,
+        source: ImageSource,
+        y: np.ndarray,
+        e: np.ndarray,
+        batches: BatchSampler,
+        numbers: np.ndarray | None = None,
+    ) -> None:
+        self._source = source
+        self._of_cells = {"y": y, "e": e} | ({} if numbers is None else {"numbers": numbers})
         self.batches = batches
 
     def __len__(self) -> int:
@@ -59,12 +69,9 @@ class BatchLoader:
         return prefetch(map(self.batch, self.batches))
 
     def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """Images as stored, and codes, of these rows."""
-        return {
-            "inputs": read_tensor(self._source, rows),
-            "y": torch.from_numpy(self._y[rows]),
-            "e": torch.from_numpy(self._e[rows]),
-        }
+        """Images as stored, codes, and numbers where there are any, of these rows."""
+        found = {"inputs": read_tensor(self._source, rows)}
+        return found | {name: torch.from_numpy(values[rows]) for name, values in self._of_cells.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep."""
@@ -89,6 +96,8 @@ class ImageDataModule(L.LightningDataModule):
         Codes, int64 ``(N,)``.
     split
         Training and validation rows.
+    numbers
+        Places in the order of what changes slowly, such as the time, int64 ``(N, K)``; batches then have them, too.
     batch_size
         Cells a batch. `None` takes 2,048, or all training cells if they are fewer.
     perturbations_per_batch
@@ -132,6 +141,7 @@ class ImageDataModule(L.LightningDataModule):
         e: np.ndarray,
         split: Split,
         *,
+        numbers: np.ndarray | None = None,
         batch_size: int | None = None,
         perturbations_per_batch: int | str | None = "auto",
         neighbours: bool | Literal["auto"] = "auto",
@@ -148,13 +158,13 @@ class ImageDataModule(L.LightningDataModule):
         if preload not in (None, "device"):
             msg = f"preload={preload!r} is not known: use 'device' to keep all images there, or None."
             raise ValueError(msg)
-        self._source, self._y, self._e = source, y, e
+        self._source, self._y, self._e, self._numbers = source, y, e, numbers
         self._at_rest = source
         self._preload = preload
         self.neighbours = neighbours
         if neighbours == "auto":
             read_in_stretches = not source.in_memory and preload is None
-            self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], mixed_by))
+            self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], parts_of(numbers), mixed_by))
         self.split = split
         self.batch_size = min(_CELLS, self._most_cells()) if batch_size is None else batch_size
         self.max_steps = max_steps
@@ -277,4 +287,4 @@ class ImageDataModule(L.LightningDataModule):
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
     def _loader(self, sampler: BatchSampler) -> BatchLoader:
-        return BatchLoader(self._source, self._y, self._e, sampler)
+        return BatchLoader(self._source, self._y, self._e, sampler, self._numbers)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # one would read fastest, and make the same cells meet for ever
 _STRETCHES = 4
 # standard errors; far out, since a table has many labels
 _SURPRISING = 4.0
+# of an order: few, so that many cells share one
+_PARTS = 8
 
 
 def stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
@@ -77,6 +79,18 @@ def mixed_neighbours(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
     if np.count_nonzero(~same) + 1 > len(sizes) or not same.any():
         return False
     return all(_is_mixed(label, same, group, sizes.astype(float)) for label in labels)
+
+
+def parts_of(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Labels of numbers that are near each other, an eighth of the values each, int64 ``(N,)`` a column.
+
+    Parameters
+    ----------
+    numbers
+        Places in an order, from 0, int64 ``(N, K)``; `None` has no columns.
+    """
+    for places in () if numbers is None else numbers.T:
+        yield places * _PARTS // (places.max() + 1)
 
 
 def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndarray) -> bool:

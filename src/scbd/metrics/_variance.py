@@ -11,7 +11,7 @@ from scipy import sparse
 
 from scbd._checks import check_count
 from scbd._labels import as_columns
-from scbd._messages import head
+from scbd._numbers import is_number, number_values
 from scbd.metrics._embeddings import Embeddings, named_embeddings
 from scbd.metrics._table import check_keys, label_names, representation
 
@@ -114,26 +114,13 @@ class _Factor(NamedTuple):
 
 def _factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray) -> _Factor:
     check_keys(adata, [], columns)
-    if all(_is_number(adata.obs[column]) for column in columns):
-        terms = _polynomial(np.stack([_numbers(adata.obs[column])[rows] for column in columns], axis=1))
+    if all(is_number(adata.obs[column]) for column in columns):
+        terms = _polynomial(np.stack([number_values(adata.obs, column)[rows] for column in columns], axis=1))
         return _Factor(name, "numbers", sparse.csr_array(terms), terms.shape[1])
     codes = pd.factorize(label_names(adata, columns)[rows])[0]
     n_labels = int(codes.max()) + 1
     ones = sparse.csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes)), shape=(len(codes), n_labels))
     return _Factor(name, "labels", ones, n_labels - 1)
-
-
-def _is_number(values: pd.Series) -> bool:
-    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-
-
-def _numbers(values: pd.Series) -> np.ndarray:
-    numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = np.flatnonzero(~np.isfinite(numbers))
-    if bad.size:
-        msg = f"obs[{values.name!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)})."
-        raise ValueError(msg)
-    return numbers
 
 
 def _polynomial(x: np.ndarray) -> np.ndarray:

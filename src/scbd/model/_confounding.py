@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import torch
 
 from scbd._labels import label_values
+from scbd._numbers import number_values
+from scbd.nn import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +46,20 @@ def contrasts_told(y: np.ndarray, e: np.ndarray) -> float:
     in_common = float((counts / n_y[of_y] * (counts / n_e[of_e])).sum())
     fewer = min(np.count_nonzero(n_y), np.count_nonzero(n_e))
     return (fewer - in_common) / (fewer - 1) if fewer > 1 else 0.0
+
+
+def order_told(y: np.ndarray, numbers: np.ndarray) -> float:
+    """Share of what changes slowly with numbers ``(N,)`` that is seen at equal perturbation, from 0 to 1.
+
+    As :func:`contrasts_told`, with smooth functions of the numbers in place of environments: 1 where each perturbation
+    is everywhere in their order, and 0 where perturbations tell them, or they tell perturbations, if these are fewer.
+    """
+    terms = Numbers(torch.from_numpy(numbers)).terms.numpy()
+    counts = np.bincount(y)
+    sums = np.stack([np.bincount(y, weights=term) for term in terms.T], axis=1)
+    in_common = float((np.square(sums[counts > 0]).sum(1) / counts[counts > 0]).sum())
+    fewer = min(np.square(terms).sum().round(), np.count_nonzero(counts) - 1)
+    return (fewer - in_common) / fewer if fewer else 0.0
 
 
 def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[str]) -> None:
@@ -85,3 +102,15 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
         f"perturbation, {len(rows)} × {len(columns)} of {table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
     )
     warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+def warn_if_ordered_alike(obs: pd.DataFrame, y_columns: Sequence[str], column: str) -> None:
+    """Warn where little of what changes with a column of numbers can be told from what perturbations differ in."""
+    told = order_told(label_values(obs, y_columns).cat.codes.to_numpy(), number_values(obs, column))
+    if told < _TOO_FEW:
+        msg = (
+            f"y and {column!r} are confounded: perturbations ({' × '.join(y_columns)}) differ in where they lie, "
+            f"and {told:.0%} of what can change with {column!r} is seen within them. The rest cannot be told to be one "
+            f"or the other, and stays in z_c: leave {column!r} out of continuous_covariate_keys."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)

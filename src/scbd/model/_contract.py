@@ -10,7 +10,8 @@ All else (checks, splits, batches, resuming, embedding, saving) follows. What a 
 - ``_batches``, which cells meet in a batch, and ``_plan``, with ``_data_settings`` and ``_plan_settings`` for the
   arguments of these;
 - ``_fixed_labels``, the labels that its network has parameters for;
-- ``_side_by_side``, that it takes several environments of a cell apart;
+- ``_side_by_side``, that it takes several environments of a cell apart, and numbers: its batches may have ``numbers``,
+  integer ``(B, K)``, the places in the order of what ``continuous_covariate_keys`` name;
 - ``_parts`` and ``_outcome``, for ``print(model)``; ``_before_training`` and ``_after_training``.
 """
 

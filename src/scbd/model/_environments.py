@@ -1,18 +1,25 @@
-"""Several columns as environment: each by itself, or their cross."""
+"""Several columns as environment: each by itself, or their cross; and numbers beside them."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import pandas as pd
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 
 from scbd._keys import E_REGISTRY
-from scbd._labels import column_codes
+from scbd._labels import as_columns, column_codes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
 EColumns = Literal["side_by_side", "crossed"]
+
+# floating point with fewer cells a value is a quantity, and no name
+_CELLS_A_VALUE = 8
 
 
 def known_e_columns(
@@ -46,3 +53,52 @@ def covariates(registry: dict[str, Any]) -> np.ndarray | None:
     if not is_side_by_side(registry):
         return None
     return column_codes(registry[_FIELD_REGISTRIES_KEY][E_REGISTRY][_STATE_REGISTRY_KEY]["categories"])
+
+
+def known_covariate_keys(
+    asked: str | Sequence[str] | None, e_key: str | list[str], system: str, *, takes_several: bool
+) -> list[str] | None:
+    """Columns of numbers beside the environment, each once; `None` for none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no columns, the system takes none, or one of them is an environment already.
+    """
+    if asked is None:
+        return None
+    columns = list(dict.fromkeys(as_columns(asked)))
+    if not takes_several:
+        msg = f"{system} knows one environment a cell, of labels: leave continuous_covariate_keys out."
+        raise ValueError(msg)
+    twice = [column for column in columns if column in as_columns(e_key)]
+    if twice:
+        msg = (
+            f"{twice[0]!r} is in both e_key and continuous_covariate_keys: leave it in the latter, if only its order "
+            "counts; in e_key, if any two of its values may differ in any way."
+        )
+        raise ValueError(msg)
+    return columns
+
+
+def warn_of_quantities(obs: pd.DataFrame, e_columns: Sequence[str]) -> None:
+    """Warn of environments that are numbers of which nearly each cell has its own."""
+    for column in e_columns:
+        values = obs[column]
+        if pd.api.types.is_float_dtype(values) and values.nunique() > len(values) / _CELLS_A_VALUE:
+            msg = (
+                f"e_key={column!r} makes an environment of each of {values.nunique():,} numbers in {len(values):,} "
+                f"cells. If it is a quantity, such as a time or a count, name it in continuous_covariate_keys (of "
+                "SCBDModel) in place of e_key; if these are labels, make them text."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+def check_numbers_known(columns: Sequence[str], invariance: str) -> None:
+    """Raise ``ValueError`` if there are columns of numbers, and a form of invariance that knows labels only."""
+    if columns and invariance != "variance":
+        msg = (
+            f"invariance={invariance!r} knows environments of labels, and no numbers ({', '.join(columns)}): use "
+            "invariance='variance', or set up without continuous_covariate_keys."
+        )
+        raise ValueError(msg)

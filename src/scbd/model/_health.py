@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from scbd.model._alpha import GENTLE_ALPHA
-from scbd.nn import Groups, contrastive_ceiling, effective_rank, invariance_statistic, share_learned, spread
+from scbd.nn import Groups, Numbers, contrastive_ceiling, effective_rank, invariance_statistic, share_learned, spread
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
     from scbd.model._module import SCBDModule
+    from scbd.nn import Environments
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
@@ -47,7 +48,8 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
     with torch.no_grad():
         z_c = torch.cat([module.embed(part.to(module.device), "c", "embedding").cpu() for part in parts])
         supervised = module.supervised(z_c, labels, environments)
-        seen = invariance_statistic([z_c], module.side_by_side(environments), labels)
+        every: list[Environments] = [*module.side_by_side(environments), *Numbers.columns(batch.get("numbers"))]
+        seen = invariance_statistic([z_c], every, labels)
     found = {
         "supervised_c": float(supervised.shown),
         "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scvi.data import AnnDataManager
 
-from scbd.data import LabelField
+from scbd.data import LabelField, NumberField
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,14 +20,16 @@ class ScreenManager(AnnDataManager):
     """
 
     def get_from_registry(self, registry_key: str) -> Any:
-        """What is registered: for labels codes, int64 ``(N, 1)``, of a cross for several columns.
+        """What is registered: for labels codes, int64 ``(N, 1)``, of a cross for several columns; for numbers these.
 
         Raises
         ------
         ValueError
-            If a label is not one that was registered.
+            If a label is not one that was registered, or a number is missing.
         """
         field = next(field for field in self.fields if field.registry_key == registry_key)
+        if isinstance(field, NumberField):
+            return field.get_field_data(self.adata)
         if not isinstance(field, LabelField):
             return super().get_from_registry(registry_key)
         codes, unknown = field.codes(self.adata, self.get_state_registry(registry_key)["categories"])

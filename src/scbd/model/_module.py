@@ -17,6 +17,7 @@ from scbd.nn import (
     Block,
     Groups,
     InvarianceReduction,
+    Numbers,
     check_smoothing,
     check_temperature,
     gather,
@@ -173,10 +174,21 @@ class SCBDModule(EmbeddingModule):
         return codes * codes.shape[1] + np.arange(codes.shape[1])
 
     def forward(
-        self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+        self,
+        inputs: Tensor,
+        y: Tensor,
+        e: Tensor,
+        *,
+        numbers: Tensor | None = None,
+        ramp: float = 1.0,
+        generator: torch.Generator | None = None,
     ) -> Losses:
-        """Losses of a batch, that of z_c shown without smoothing, see :class:`scbd.model.EmbeddingModule`."""
-        return self.losses(self.blocks(self.preprocess(inputs, generator)), y, e, ramp=ramp)
+        """Losses of a batch, that of z_c shown without smoothing, see :class:`scbd.model.EmbeddingModule`.
+
+        ``numbers``, integer ``(B, K)``, are places in an order, such as that of time: z_c is to know nothing of what
+        changes slowly with them. z_s, which is made of clusters, does not hear of them.
+        """
+        return self.losses(self.blocks(self.preprocess(inputs, generator)), y, e, numbers, ramp=ramp)
 
     def blocks(self, inputs: Tensor) -> Embedded:
         """Embed a preprocessed batch."""
@@ -186,7 +198,9 @@ class SCBDModule(EmbeddingModule):
             z_c, passed = self.content(inputs), []
         return Embedded((z_c,) if self.style is None else (z_c, self.style(inputs)), passed)
 
-    def losses(self, embedded: Embedded, y: Tensor, e: Tensor, *, ramp: float = 1.0) -> Losses:
+    def losses(
+        self, embedded: Embedded, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
+    ) -> Losses:
         """Objective of embedded cells, those of all processes together, see :meth:`forward`."""
         embedded = embedded.gathered()
         of_y, of_e = Groups(gather(y)), Groups(gather(e))
@@ -200,7 +214,8 @@ class SCBDModule(EmbeddingModule):
             parts["supervised_s"] = torch.stack(each).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
-            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), environments, of_y)
+            ordered = Numbers.columns(None if numbers is None else gather(numbers))
+            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), [*environments, *ordered], of_y)
         else:
             similarity = self._similarity | {"log_normaliser": supervised.log_normaliser}
             each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]

@@ -63,7 +63,14 @@ class Reconstruction(Objective):
         return self
 
     def forward(
-        self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
+        self,
+        inputs: Tensor,
+        y: Tensor,
+        e: Tensor,
+        *,
+        numbers: Tensor | None = None,
+        ramp: float = 1.0,
+        generator: torch.Generator | None = None,
     ) -> Losses:
         """Negative log-likelihood, nats a value; when joint beside the losses of the blocks."""
         images = self.module.preprocess(inputs, generator)
@@ -73,6 +80,6 @@ class Reconstruction(Objective):
         nats = self.decoder.negative_log_likelihood(target, *embedded.z)
         if self.weight is None:
             return Losses(nats)
-        losses = self.module.losses(embedded, y, e, ramp=ramp)
+        losses = self.module.losses(embedded, y, e, numbers, ramp=ramp)
         parts = {**losses.parts, "reconstruction": nats}
         return losses._replace(loss=losses.loss + self.weight * nats, parts=parts)

@@ -6,10 +6,10 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from scbd._keys import Y_REGISTRY
+from scbd._keys import NUMBER_REGISTRY, Y_REGISTRY
 from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
-from scbd.model._environments import covariates
+from scbd.model._environments import check_numbers_known, covariates
 from scbd.model._health import complaint, environment_left, learned_lately, measure
 from scbd.model._module import Invariance, Positives, SCBDModule, StyleTarget
 from scbd.model._parts import check_other_environments
@@ -40,7 +40,8 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
     clustered by the environment, from images of cells, or from features of cells or wells. Several columns of
-    environment, such as plate and position, stand side by side (``e_columns`` of :meth:`setup_anndata`).
+    environment, such as plate and position, stand side by side, and z_c may be kept from numbers, such as the time
+    (``e_columns`` and ``continuous_covariate_keys`` of :meth:`setup_anndata`).
 
     Parameters
     ----------
@@ -130,6 +131,7 @@ class SCBDModel(DecodeMixin, ImageModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
+        check_numbers_known(self._registered(NUMBER_REGISTRY).get("columns", []), invariance)
         encoder = self._encoder(encoder)
         own = {"image_size": image_size, "intensity": intensity, "standardize": standardize, "augment": augment}
         preprocess = self._preprocess(**own, clip=clip)

@@ -9,20 +9,21 @@ import numpy as np
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 from scvi.model.base import BaseModelClass
 
-from scbd._keys import E_REGISTRY, FEATURE_REGISTRY, IMAGE_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
+from scbd._keys import E_REGISTRY, FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import (
     FeatureField,
     ImageField,
     Inputs,
     LabelField,
+    NumberField,
     check_channel_names,
     check_like_registered,
     known_features,
 )
-from scbd.model._confounding import warn_if_confounded
+from scbd.model._confounding import warn_if_confounded, warn_if_ordered_alike
 from scbd.model._controls import check_control, controls_of
-from scbd.model._environments import known_e_columns
+from scbd.model._environments import known_covariate_keys, known_e_columns, warn_of_quantities
 from scbd.model._manager import ScreenManager
 from scbd.model._parts import TRAIN_SIZE
 from scbd.model._preparation import encoder_for, preparation, transform_for
@@ -72,6 +73,7 @@ class SetupMixin(BaseModelClass):
         image_key: str | None = None,
         *,
         e_columns: EColumns | None = None,
+        continuous_covariate_keys: str | Sequence[str] | None = None,
         layer: str | None = None,
         obsm_key: str | None = None,
         control: str | int | float | None = None,
@@ -102,6 +104,11 @@ class SetupMixin(BaseModelClass):
             know none of them, as with plate and position; the default of :class:`scbd.SCBDModel`, which alone has it.
             ``"crossed"``: each combination of their values is an environment; what all other systems take, and what
             splits and batches are made by.
+        continuous_covariate_keys
+            Column of ``obs`` with numbers of where or when a cell was measured, or a list of columns: row, column,
+            time, how many cells there were. z_c is to know nothing of what changes slowly with each, whatever the
+            scale, see :class:`scbd.nn.Numbers`. They come beside ``e_key``, which alone splits are made by, and z_s is
+            clustered by. For :class:`scbd.SCBDModel`, with its default form of ``invariance``.
         layer, obsm_key
             Layer with features, ``"X"`` for ``X``; or key of ``obsm`` with them. Dense ``(N, F)`` of float16, float32
             or float64, in memory, memory-mapped or in Zarr. Features go by ``var_names``, or by the columns of a
@@ -123,18 +130,22 @@ class SetupMixin(BaseModelClass):
         TypeError, ValueError
             If the inputs cannot be read, hold NaN or infinity (all are looked at in memory, 64 images or 4,096 rows of
             features elsewhere), images do not have the channels that ``var["channels"]`` names, or two features have
-            one name; or if a label is missing or has one value only, no cell is a control, or the system takes
-            environments crossed only.
+            one name; or if a label is missing or has one value only, no cell is a control, a covariate is no number,
+            or the system takes one environment only.
 
         Warns
         -----
         UserWarning
-            If ``y`` and ``e`` are confounded, with the table; if a channel shows nothing, or is a mask; if features
-            have one value in all cells, which are left out.
+            If ``y`` and ``e`` are confounded, with the table, or ``y`` and a covariate; if an environment is a number
+            that hardly two cells share; if a channel shows nothing, or is a mask; if features have one value in all
+            cells, which are left out.
         """
         # plain text, whatever they came as: they are saved with the model
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
         e_columns = known_e_columns(e_columns, e_key, cls.__name__, takes_several=cls._side_by_side)
+        continuous_covariate_keys = known_covariate_keys(
+            continuous_covariate_keys, e_key, cls.__name__, takes_several=cls._side_by_side
+        )
         position_key = None if position_key is None else _plain_key(position_key)
         image_key, layer, obsm_key = Inputs.found(adata, image_key, layer, obsm_key)
         setup_method_args = cls._get_setup_method_args(**{k: v for k, v in locals().items() if k != "__class__"})
@@ -142,9 +153,11 @@ class SetupMixin(BaseModelClass):
         fields: list[Any] = [
             ImageField(IMAGE_REGISTRY, image_key) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
         ]
-        labels = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
+        labels: list[LabelField | NumberField] = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
         if position_key is not None:
             labels.append(LabelField(POSITION_REGISTRY, position_key))
+        if continuous_covariate_keys is not None:
+            labels.append(NumberField(NUMBER_REGISTRY, continuous_covariate_keys))
         if source_registry is None:
             check_control(adata.obs, as_columns(y_key), control)
             fields += labels
@@ -156,8 +169,11 @@ class SetupMixin(BaseModelClass):
         cls.register_manager(manager)
         if source_registry is None:
             apart = [(column,) for column in as_columns(e_key)]
+            warn_of_quantities(adata.obs, as_columns(e_key))
             for columns in apart if e_columns == "side_by_side" else [as_columns(e_key)]:
                 warn_if_confounded(adata.obs, as_columns(y_key), columns)
+            for column in continuous_covariate_keys or ():
+                warn_if_ordered_alike(adata.obs, as_columns(y_key), column)
 
     @property
     def adata(self) -> Any:
@@ -285,6 +301,17 @@ class SetupMixin(BaseModelClass):
     def _positions(self, adata: AnnData) -> np.ndarray | None:
         """Codes of the position of each cell, int64 ``(N,)``; `None` where there is none."""
         return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
+
+    def _numbers(self, adata: AnnData) -> np.ndarray | None:
+        """Places of each cell in the order of its numbers, int64 ``(N, K)``; `None` where there are none.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If a column is missing, holds no numbers, or not one for each cell; or if all are the same.
+        """
+        columns = self._registered(NUMBER_REGISTRY).get("columns")
+        return None if columns is None else NumberField(NUMBER_REGISTRY, columns).places(adata)
 
     def _registered(self, key: str) -> dict[str, Any]:
         return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})

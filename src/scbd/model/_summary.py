@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scbd._keys import E_REGISTRY, Y_REGISTRY
+from scbd._keys import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
 from scbd.model._environments import covariates
 from scbd.nn import Features
 
@@ -76,4 +76,6 @@ def _cells(model: ImageModel) -> str:
             cells += f", {name} side by side: " + ", ".join(f"{n:,} of {column}" for column, n in numbers)
         elif label:
             cells += f", {len(label['categories']):,} {name} ({' × '.join(label['columns'])})"
+    if numbers := model._registered(NUMBER_REGISTRY):
+        cells += f", numbers {', '.join(numbers['columns'])}"
     return cells

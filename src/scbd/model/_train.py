@@ -11,7 +11,7 @@ import scvi
 import torch
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
-from scbd._keys import E_REGISTRY, Y_REGISTRY
+from scbd._keys import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import ImageDataModule, Split
 from scbd.model._checkpoints import check_same_run, find_state
@@ -78,6 +78,7 @@ class TrainMixin:
         _codes: Any
         _controls: Any
         _positions: Any
+        _numbers: Any
         _find_centers: Any
         to_device: Any
 
@@ -126,8 +127,9 @@ class TrainMixin:
         # a run that is resumed goes on from where it was begun
         first_step = state.settings.get("first_step", 0) if state else self._steps() if contrastive else 0
         source, y, e = self._training_inputs()
+        numbers = self._numbers(self.adata)
         cells = cell_digests(source, self._labels())
-        data = self._data(source, y, e, settings, self._earlier_split(cells["images"]), first_step)
+        data = self._data(source, y, e, numbers, settings, self._earlier_split(cells["images"]), first_step)
         shared = self._shared_settings(objective, data, settings, cells | split_digest(data.split, len(y)))
         if state:
             check_same_run(state.settings, shared)
@@ -161,6 +163,7 @@ class TrainMixin:
         source: ImageSource,
         y: np.ndarray,
         e: np.ndarray,
+        numbers: np.ndarray | None,
         settings: TrainSettings,
         earlier: Split | None,
         first_step: int,
@@ -172,6 +175,7 @@ class TrainMixin:
             y,
             e,
             choose_split(self.adata.obs, [y, e], settings, seed, earlier, self._train_size),
+            numbers=numbers,
             batch_size=settings.batch_size,
             perturbations_per_batch=settings.perturbations_per_batch,
             neighbours=settings.neighbours,
@@ -215,6 +219,8 @@ class TrainMixin:
         given |= {"control": self.registry_["setup_args"].get("control")}
         if is_side_by_side(self.registry_):  # what there was before there was a choice goes without saying
             given |= {"e_columns": "side_by_side"}
+        if numbers := self._registered(NUMBER_REGISTRY):
+            given |= {"continuous_covariate_keys": ", ".join(numbers["columns"])}
         for name in [name for name, value in given.items() if isinstance(value, dict)]:
             given |= given.pop(name)
         return {name: value for name, value in given.items() if isinstance(value, _PLAIN)}
@@ -244,9 +250,10 @@ class TrainMixin:
         return getattr(self, "training_settings_", {}).get("steps", 0) if self.is_trained_ else 0
 
     def _labels(self) -> pd.DataFrame:
-        """Columns of the perturbation, of the environment, and of the position."""
+        """Columns of the perturbation, of environments, and of the position."""
         setup = self.registry_["setup_args"]
-        keys = [setup[name] for name in ("y_key", "e_key", "position_key") if setup.get(name) is not None]
+        names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
+        keys = [setup[name] for name in names if setup.get(name) is not None]
         return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 
     def _earlier_split(self, images: str) -> Split | None:

@@ -7,6 +7,7 @@ from scbd.nn._groups import Groups
 from scbd.nn._health import effective_rank, spread
 from scbd.nn._learned import contrastive_ceiling, share_learned
 from scbd.nn._losses import invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn._numbers import Numbers
 from scbd.nn._preprocess import Preprocess, random_orientation
 from scbd.nn._scaling import FeatureScaling
 from scbd.nn._transform import InputTransform
@@ -20,6 +21,7 @@ __all__ = [
     "Features",
     "Groups",
     "InputTransform",
+    "Numbers",
     "Preprocess",
     "Representation",
     "build_encoder",
@@ -38,6 +40,7 @@ __all__ = [
 
 # for other packages of scbd; no part of the API
 from scbd.nn._decoders import Likelihood as Likelihood
+from scbd.nn._design import Environments as Environments
 from scbd.nn._distributed import agree_on_buffers as agree_on_buffers
 from scbd.nn._distributed import wait_for_all as wait_for_all
 from scbd.nn._distributed import world as world

@@ -73,3 +73,8 @@ def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
     """A code for each pair of label and environment, integer ``(B,)``."""
     environments = environments - environments.min()
     return labels * (environments.max() + 1) + environments
+
+
+def exact(device: torch.device) -> torch.dtype:
+    """What a device can count in most exactly."""
+    return torch.float32 if device.type == "mps" else torch.float64

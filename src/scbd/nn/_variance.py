@@ -29,6 +29,9 @@ There are two circles of partners to estimate it from:
   one in a batch of 512.
 - ``"across"``: cells of the same environment, each compared with its own label, whichever that is. They see
   :math:`a_e`, and hardly anything of :math:`b_{ye}`, but are many: fifteen in that batch.
+
+Where an environment has an order, such as the column of a plate or the time (:class:`scbd.nn.Numbers`), cells are
+compared that lie near each other, of the same label or of any.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from scbd.nn._design import Design, Partners
+from scbd.nn._design import Circle, Design, Environments, Partners
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class ExplainedVariance(NamedTuple):
 
 
 def explained_variance(
-    features: Tensor, environments: Tensor | Groups, labels: Tensor | Groups, *, partners: Partners = "within"
+    features: Tensor, environments: Environments, labels: Tensor | Groups, *, partners: Partners = "within"
 ) -> ExplainedVariance:
     r"""Share of the features' variance that the environment explains at equal label, and its standard error.
 
@@ -85,11 +88,16 @@ def explained_variance(
     with :math:`s^2` the variance of a cell's label and :math:`C` the covariance of :math:`r_i / s_i`, knows that: it is
     that of the design at hand. The fewer directions the residuals use, the larger it is.
 
+    Of :class:`Numbers`, :math:`T` begins with the sum of squares that a regression of the :math:`r_i` on their
+    polynomials explains, one of each label or one of all, in place of that between groups. All else is the same.
+
     Parameters
     ----------
     features
         ``(B, D)``, of any scale. Half precision is computed in float32.
-    environments, labels
+    environments
+        Integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, where they have an order.
+    labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
     partners
         ``"within"``: cells of the same environment and label, which see all of what differs, and are few; or
@@ -103,7 +111,8 @@ def explained_variance(
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two cells, or ``partners`` is not known.
+        If the shapes do not match, the batch holds fewer than two cells, codes are no integers, or ``partners`` is not
+        known.
 
     References
     ----------
@@ -121,7 +130,7 @@ def explained_variance(
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
     design = Design(environments, labels)
-    found, freedom = _explained(features, design)[partners], design.circles[partners].freedom_of_one
+    found, freedom = _explained(features, design)[0][partners], design.circles[0][partners].freedom_of_one
     return ExplainedVariance(
         found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
     )
@@ -129,7 +138,7 @@ def explained_variance(
 
 def invariance_statistic(
     passed: Sequence[Tensor],
-    environments: Tensor | Groups | Sequence[Tensor | Groups],
+    environments: Environments | Sequence[Environments],
     labels: Tensor | Groups,
 ) -> Tensor:
     r"""By how much a batch contradicts invariance: the environment's share in standard errors.
@@ -154,7 +163,8 @@ def invariance_statistic(
         may be blind to the environment because it computes the label from what differs between environments, in two
         steps; the first of them is seen on the way.
     environments
-        Integer codes, ``(B,)``, or their :class:`Groups`; or a sequence of these, side by side.
+        Integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, where they have an order, such as the
+        column of a plate or the time; or a sequence of these, side by side.
     labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
 
@@ -176,20 +186,15 @@ def invariance_statistic(
     >>> blind < 3 < 30 < seen  # standard errors
     True
     """
-    columns = [environments] if isinstance(environments, Tensor | Groups) else environments
-    if not columns:
-        msg = "environments is an empty sequence: give the codes of one, or of several side by side."
-        raise ValueError(msg)
-    of_y = Groups.of(labels)
-    each, tells = zip(*(_in_errors(passed, Design(column, of_y)) for column in columns), strict=True)
+    design = Design(environments, labels)
+    explained = [_explained(features, design) for features in passed]
+    each, tells = [], []
+    for column, circles in enumerate(design.circles):
+        told = torch.stack([circle.tells for circle in circles.values()])
+        both = torch.stack([x.in_errors for features in explained for x in features[column].values()])
+        each.append(_mean_of_told(both, told))
+        tells.append(told.any())
     return _mean_of_told(torch.stack(each), torch.stack(tells))
-
-
-def _in_errors(passed: Sequence[Tensor], design: Design) -> tuple[Tensor, Tensor]:
-    """The statistic of one environment, and whether the batch can tell anything of it."""
-    both = torch.stack([x.in_errors for features in passed for x in _explained(features, design).values()])
-    told = torch.stack([circle.tells for circle in design.circles.values()])
-    return _mean_of_told(both, told), told.any()
 
 
 def _mean_of_told(values: Tensor, told: Tensor) -> Tensor:
@@ -212,8 +217,8 @@ class _Explained(NamedTuple):
         return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
 
-def _explained(features: Tensor, design: Design) -> dict[Partners, _Explained]:
-    """From both circles of partners."""
+def _explained(features: Tensor, design: Design) -> list[dict[Partners, _Explained]]:
+    """By each environment, from each circle of partners."""
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
@@ -226,16 +231,13 @@ def _explained(features: Tensor, design: Design) -> dict[Partners, _Explained]:
         # labels differ in how much their cells scatter, and with them what chance does
         of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
         alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
-        scatter = {
-            name: torch.where(
-                circle.tells & ~nothing, 2 * alike * circle.freedom(of_label.to(circle.own)).clamp(min=0), 0.0
-            ).sqrt()
-            for name, circle in design.circles.items()
-        }
-        return {
-            name: _Explained(circle.between(apart), scatter[name].to(f.dtype))
-            for name, circle in design.circles.items()
-        }
+
+        def of(circle: Circle) -> _Explained:
+            by_chance = 2 * alike * circle.freedom(of_label.to(circle.own)).clamp(min=0)
+            scatter = torch.where(circle.tells & ~nothing, by_chance, 0.0).sqrt()
+            return _Explained(circle.between(apart), scatter.to(f.dtype))
+
+        return [{name: of(circle) for name, circle in circles.items()} for circles in design.circles]
 
 
 def _standardised(features: Tensor) -> Tensor:

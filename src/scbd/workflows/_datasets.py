@@ -61,9 +61,9 @@ class Dataset:
 
     @property
     def label_columns(self) -> list[str]:
-        """Columns that a model looks at: of perturbation, environment and position."""
-        position_key = self.setup.get("position_key")
-        keys = [self.y_key, self.e_key, *([] if position_key is None else [position_key])]
+        """Columns that a model looks at: of perturbation, environments and position."""
+        further = (self.setup.get(name) for name in ("position_key", "continuous_covariate_keys"))
+        keys = [self.y_key, self.e_key, *(key for key in further if key is not None)]
         return list(dict.fromkeys(column for key in keys for column in as_columns(key)))
 
     def inputs(self, adata: AnnData) -> Inputs:
