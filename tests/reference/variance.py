@@ -28,6 +28,18 @@ def error(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
     return (2 * weighted.sum() * covariance).clamp(min=0).sqrt() / f.numel()
 
 
+def gain(e: Tensor, y: Tensor, partners: str) -> Tensor:
+    """What the environment as a variable, one column for each, adds; if they were all of the variance."""
+    n = len(e)
+    if e.is_floating_point():
+        vectors, values = torch.linalg.eigh(_fitted(e, y, "across"))[::-1]
+        columns = vectors[:, values > 0.5]
+    else:
+        columns = torch.nn.functional.one_hot(e).double()
+    apart = torch.stack([columns[i] - columns[y == y[i]].mean(0) for i in range(n)])
+    return (apart.T @ _form(e, y, partners) @ apart).trace() / apart.square().sum(1).mean()
+
+
 def _form(e: Tensor, y: Tensor, partners: str) -> Tensor:
     """The quadratic form of residuals, ``(B, B)``: within labels, and without trace for any variances of cells."""
     n = len(e)

@@ -2,6 +2,7 @@
 
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather
+from scbd.nn._effects import EnvironmentEffects, environment_effects
 from scbd.nn._encoders import ENCODERS, Block, Features, Representation, build_encoder
 from scbd.nn._groups import Groups
 from scbd.nn._health import effective_rank, spread
@@ -17,6 +18,7 @@ __all__ = [
     "ENCODERS",
     "AdditiveDecoder",
     "Block",
+    "EnvironmentEffects",
     "FeatureScaling",
     "Features",
     "Groups",
@@ -27,6 +29,7 @@ __all__ = [
     "build_encoder",
     "contrastive_ceiling",
     "effective_rank",
+    "environment_effects",
     "explained_variance",
     "gather",
     "invariance_loss",

@@ -42,6 +42,24 @@ class Averages:
         kept = label.sums((n_group > 1).to(n_label)) / n_label
         self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
         self._table = None if group is pair else label.table(group).float()
+        # of the environment as columns of 0 and 1, at equal label: their squares, and what K explains of these
+        self.own_squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
+        many = n_group > 1
+        self.own_explained = (many * self.own_squares).sum() if group is pair else self._of_columns()
+
+    def _of_columns(self) -> Tensor:
+        """Squares of the environments' columns, each less its labels' means, between environments."""
+        assert self._table is not None
+        with torch.autocast(self._table.device.type, enabled=False):
+            common = self._table / self._table.sum(1, keepdim=True).sqrt()  # (labels, environments)
+            n_group = self._table.sum(0)
+            each = torch.where(n_group > 1, 1 / n_group, 0.0)
+            if common.shape[0] > common.shape[1]:
+                overlap = (common.T @ common).square().sum(0)
+            else:
+                overlap = (common * (common @ common.T @ common)).sum(0)
+            alike = common.square().sum(0)
+            return (each * (n_group.square() - 2 * n_group * alike + overlap)).sum().to(self.trace)
 
     def squares(self, apart: Tensor) -> Tensor:
         """Sum of squares between groups of ``apart (B, D)``, a number a cell ``(B, 1)``."""
@@ -69,7 +87,8 @@ class Regression:
     def __init__(self, label: Groups, numbers: Numbers) -> None:
         self.trace = numbers.terms.square().sum()
         self._terms = numbers.terms - label.sums(numbers.terms) / counted(label)
-        self.diagonal = self._terms.square().sum(1, keepdim=True)
+        self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
+        self.own_explained = (self._terms.T @ self._terms).square().sum()
 
     def squares(self, apart: Tensor) -> Tensor:
         """Sum of squares of ``apart (B, D)`` that is explained, a number a cell ``(B, 1)``."""
@@ -88,8 +107,9 @@ class RegressionWithin:
     def __init__(self, label: Groups, numbers: Numbers) -> None:
         self._label = label
         self._terms = numbers.terms_within(label)
-        self.diagonal = self._terms.square().sum(1, keepdim=True)
-        self.trace = self.diagonal.sum()
+        self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
+        # of length one and at right angles in each label: all of them are explained
+        self.trace = self.own_explained = self.diagonal.sum()
 
     def squares(self, apart: Tensor) -> Tensor:
         """Sum of squares of ``apart (B, D)`` that is explained, a number a cell ``(B, 1)``."""
@@ -125,6 +145,11 @@ class Circle:
         self.tells = freedom > _NO_FREEDOM * (1 + explained.trace)
         # where all labels scatter alike
         self.freedom_of_one = torch.where(self.tells, freedom, 0.0)
+        # what an environment adds to M that explains all of a feature; at most a cell each
+        gain = explained.own_explained - (self.own * explained.own_squares).sum()
+        self.gain = torch.where(
+            self.tells, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_NO_FREEDOM), 0.0
+        )
 
     def between(self, apart: Tensor) -> Tensor:
         """Products of cells that are compared, ``apart (B, D)`` from their labels' means, summed: zero by chance."""

@@ -130,7 +130,7 @@ def explained_variance(
         msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
         raise ValueError(msg)
     design = Design(environments, labels)
-    found, freedom = _explained(features, design)[0][partners], design.circles[0][partners].freedom_of_one
+    found, freedom = explained_by(features, design).circles[0][partners], design.circles[0][partners].freedom_of_one
     return ExplainedVariance(
         found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
     )
@@ -187,11 +187,15 @@ def invariance_statistic(
     True
     """
     design = Design(environments, labels)
-    explained = [_explained(features, design) for features in passed]
+    return in_errors([explained_by(features, design) for features in passed], design)
+
+
+def in_errors(explained: Sequence[Explained], design: Design) -> Tensor:
+    """The statistic, of representations one by one."""
     each, tells = [], []
     for column, circles in enumerate(design.circles):
         told = torch.stack([circle.tells for circle in circles.values()])
-        both = torch.stack([x.in_errors for features in explained for x in features[column].values()])
+        both = torch.stack([x.in_errors for of_one in explained for x in of_one.circles[column].values()])
         each.append(_mean_of_told(both, told))
         tells.append(told.any())
     return _mean_of_told(torch.stack(each), torch.stack(tells))
@@ -202,7 +206,9 @@ def _mean_of_told(values: Tensor, told: Tensor) -> Tensor:
     return values.mean() * (len(told) / told.sum().clamp(min=1))
 
 
-class _Explained(NamedTuple):
+class Between(NamedTuple):
+    """What one circle of partners sees."""
+
     between: Tensor
     """Sum of products between cells of a group."""
     scatter: Tensor
@@ -216,9 +222,22 @@ class _Explained(NamedTuple):
         zero = 0.0 * self.between.detach()
         return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
+    def per_gain(self, circle: Circle) -> Between:
+        """In units of what an environment adds that explains all of a feature; no less than a cell."""
+        gain = circle.gain.clamp(min=1).to(self.between)
+        return Between(self.between / gain, self.scatter / gain)
 
-def _explained(features: Tensor, design: Design) -> list[dict[Partners, _Explained]]:
+
+class Explained(NamedTuple):
+    """What environments explain of one representation."""
+
+    circles: list[dict[Partners, Between]]
     """By each environment, from each circle of partners."""
+    n_features: int
+
+
+def explained_by(features: Tensor, design: Design) -> Explained:
+    """What the environments of a batch explain of ``features (B, D)``, at equal label."""
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
@@ -232,12 +251,13 @@ def _explained(features: Tensor, design: Design) -> list[dict[Partners, _Explain
         of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
         alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
 
-        def of(circle: Circle) -> _Explained:
+        def of(circle: Circle) -> Between:
             by_chance = 2 * alike * circle.freedom(of_label.to(circle.own)).clamp(min=0)
             scatter = torch.where(circle.tells & ~nothing, by_chance, 0.0).sqrt()
-            return _Explained(circle.between(apart), scatter.to(f.dtype))
+            return Between(circle.between(apart), scatter.to(f.dtype))
 
-        return [{name: of(circle) for name, circle in circles.items()} for circles in design.circles]
+        circles = [{name: of(circle) for name, circle in circles.items()} for circles in design.circles]
+        return Explained(circles, f.shape[1])
 
 
 def _standardised(features: Tensor) -> Tensor:
