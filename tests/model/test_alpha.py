@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import anndata
 import lightning.pytorch as L
 import numpy as np
+import pandas as pd
 import pytest
+import scvi
 import torch
 from conftest import make_cells
 from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
@@ -21,6 +24,13 @@ def rule_of(model: SCBDModel) -> AutoAlpha:
     return model.module.alpha_rule
 
 
+def alpha_of(seen: np.ndarray, kept: float) -> float:
+    """The formula of the documentation."""
+    learned, interaction, environment = seen
+    w, shown, full = interaction**4 / (interaction**4 + 0.1**4), max(environment, 0) ** 2, 0.05 * learned * kept
+    return w * full + (1 - w) * min(full, 0.005) * shown / (shown + 1)
+
+
 def test_alpha_follows_what_is_learned(tmp_path, monkeypatch):
     of_known, validate = [], AutoAlpha.validate
 
@@ -35,26 +45,28 @@ def test_alpha_follows_what_is_learned(tmp_path, monkeypatch):
     h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
     learned, alpha = h["train_learned_c"].to_numpy(), h["alpha"].to_numpy()
     assert alpha[0] == 0 and len(alpha) == 80
+    of_batches = np.stack([learned.clip(min=0), *(h[f"train_{name}_c"] for name in ("interaction", "environment"))], 1)
     new_cells = h["validation_learned_c"].to_numpy()
-    expected, mean, kept = [], 0.0, 1.0
-    for share, share_of_new, share_of_known in zip(learned, new_cells, of_known, strict=True):
-        expected.append(0.05 * mean * kept)
-        mean += (max(share, 0) - mean) / 50
+    expected, mean, seen, kept = [], np.zeros(3), np.zeros(3), 1.0
+    for batch, share_of_new, share_of_known in zip(of_batches, new_cells, of_known, strict=True):
+        expected.append(alpha_of(seen, kept))
+        mean += (batch - mean) / [50, 10, 50]
+        seen[:] = mean[0], max(seen[1], mean[1]), mean[2]
         if share_of_known > 0.02:
             kept = min(max(share_of_new / share_of_known, 0), 1)
-    np.testing.assert_allclose(alpha, expected, atol=1e-6)
-    assert alpha.max() > 0.005
-    mean *= kept
+    expected.append(last := alpha_of(seen, kept))
+    np.testing.assert_allclose(alpha, expected[:-1], atol=1e-6)
+    assert alpha.max() > 0.002
     # that is what the statistic is weighed by
     np.testing.assert_allclose(h["train_loss"], h["train_supervised_c"] + alpha * h["train_invariance_c"], atol=1e-4)
-    assert model.health["final_alpha"] == pytest.approx(0.05 * mean, rel=1e-3)
-    assert f"alpha auto, {0.05 * mean:.2g} in the end" in repr(model)
+    assert model.health["final_alpha"] == pytest.approx(last, rel=1e-3)
+    assert f"alpha auto, {last:.2g} in the end" in repr(model)
     # it is saved with the weights, and what goes on with those goes on with it
     model.save(str(tmp_path / "model"))
     loaded: Any = SCBDModel.load(str(tmp_path / "model"), adata=model.adata)
-    assert float(loaded.module.current_alpha) == pytest.approx(0.05 * mean, rel=1e-3)
+    assert float(loaded.module.current_alpha) == pytest.approx(last, rel=1e-3)
     loaded.train(**QUICK | {"max_steps": 1}, validate_every=1)
-    assert loaded.history["alpha"].iloc[-1, 0] == pytest.approx(0.05 * mean, rel=1e-3)
+    assert loaded.history["alpha"].iloc[-1, 0] == pytest.approx(last, rel=1e-3)
 
 
 def test_what_was_learned_by_heart_bears_no_invariance():
@@ -65,8 +77,10 @@ def test_what_was_learned_by_heart_bears_no_invariance():
     # half of them: what a handful of validation cells says differs between processors
     training = QUICK | {"max_steps": 300, "lr": 3e-3, "batch_size": 48, "train_size": 0.5, "validation_size": 0.5}
     model.train(**training, validate_every=100)
-    assert float(rule_of(model).learned) > 0.1
-    assert float(model.module.current_alpha) < 0.2 * 0.05 * float(rule_of(model).learned)
+    rule = rule_of(model)
+    assert float(rule.learned) > 0.1
+    rule.most_interaction.fill_(1)  # where all of the dose is due
+    assert float(rule.alpha) < 0.2 * 0.05 * float(rule.learned)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +89,7 @@ def test_what_was_learned_by_heart_bears_no_invariance():
 def test_alpha_is_not_weighed_by_cells_that_say_nothing(told):
     alpha, some = scbd.model.AutoAlpha(), torch.tensor([0.1, 0.0, 0.1])
     for _ in range(50):
-        alpha.observe(torch.tensor(0.5))
+        alpha.observe(torch.tensor(0.5), torch.tensor(0.9), torch.tensor(0.0))
     before = float(alpha.alpha)
     alpha.validate(torch.tensor(told), some)
     alpha.validate(some, torch.tensor(told))
@@ -91,6 +105,47 @@ def test_validation_has_no_say_before_anything_was_learned():
     assert float(alpha.kept) == 1
     alpha.validate(torch.tensor([0.002]), torch.tensor([0.04]))
     assert float(alpha.kept) == pytest.approx(0.05)
+
+
+def alpha_where(cells: np.ndarray, gene: np.ndarray, plate: np.ndarray, **kwargs: Any) -> SCBDModel:
+    """Trained on features for a moment."""
+    adata = anndata.AnnData(cells.astype("float32"))
+    adata.obs["gene"], adata.obs["plate"] = pd.Categorical(gene.astype(str)), pd.Categorical(plate.astype(str))
+    SCBDModel.setup_anndata(adata, y_key="gene", e_key="plate", layer="X")
+    scvi.settings.seed = 0
+    model = SCBDModel(adata, encoder="mlp", smoothing=0, style_target=None, **kwargs)
+    model.train(**QUICK | {"max_steps": 60, "lr": 3e-3, "batch_size": 256})
+    return model
+
+
+def test_where_plates_do_the_same_to_all_genes_the_dose_is_small():
+    rng = np.random.default_rng(0)
+    gene, plate = rng.integers(8, size=4000), rng.integers(6, size=4000)
+    cells = rng.normal(size=(4000, 16)) + 2 * rng.normal(size=(8, 16))[gene] + rng.normal(size=(6, 16))[plate]
+    rule = rule_of(alpha_where(cells, gene, plate))
+    assert float(rule.learned) > 0.2
+    assert 0.0005 < float(rule.alpha) < 0.0055
+    # plates that do nothing: next to nothing is paid
+    cells = rng.normal(size=(4000, 16)) + 2 * rng.normal(size=(8, 16))[gene]
+    assert float(rule_of(alpha_where(cells, gene, plate)).alpha) < 0.0005
+
+
+def test_where_plates_change_what_features_mean_the_dose_is_full():
+    """High is one gene on the first plate, and another on the second; what is the same on both is weak."""
+    rng = np.random.default_rng(0)
+    gene, plate = rng.integers(8, size=4000), rng.integers(2, size=4000)
+    shade = np.where(plate == 0, gene, 7 - gene)[:, None] / 2 + 0.1 * rng.normal(size=(4000, 8))
+    cells = np.concatenate([shade, rng.normal(size=(4000, 8)) + 0.3 * rng.normal(size=(8, 8))[gene]], 1)
+    model = alpha_where(cells, gene, plate)
+    rule = rule_of(model)
+    assert float(rule.alpha) > 0.7 * 0.05 * float(rule.learned * rule.kept) > 0.01
+    free = alpha_where(cells, gene, plate, alpha=0)
+    before, after = (m.history["train_interaction_c"].iloc[-1, 0] for m in (free, model))
+    assert after < before / 2 > 0.05
+    # also when it is gone
+    for _ in range(50):
+        rule.observe(rule.learned.clone(), torch.tensor(0.0), torch.tensor(0.0))
+    assert float(rule.alpha) > 0.7 * 0.05 * float(rule.learned * rule.kept)
 
 
 class Oracle(scbd.model.Objective):
@@ -109,9 +164,9 @@ class Oracle(scbd.model.Objective):
 
     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
         loss = scbd.nn.supervised_contrastive_loss(inputs[:, :, 0, 0], y, smoothing=2 / 3)
-        return scbd.model.Losses(
-            loss + 0 * self.nothing, {"learned_c": scbd.nn.share_learned(loss, y, smoothing=2 / 3)}
-        )
+        parts = dict.fromkeys(("interaction_c", "environment_c"), torch.zeros(()))
+        parts |= {"learned_c": scbd.nn.share_learned(loss, y, smoothing=2 / 3)}
+        return scbd.model.Losses(loss + 0 * self.nothing, parts)
 
 
 def alpha_of_oracle(n_genes: int, cells_a_gene: int, of_new: float = 1.0, **kwargs: Any) -> AutoAlpha:

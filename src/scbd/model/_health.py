@@ -103,9 +103,8 @@ def environment_left(health: dict[str, float], module: SCBDModule) -> str:
         return ""
     return (
         f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (1 where it is "
-        f"blind): alpha='auto' ended at {health['final_alpha']:.2g}, in proportion to what was learned of the labels "
-        f"({health['learned_c']:.2g} of 1). If they should go, compare alpha={GENTLE_ALPHA / 3:.1g} and "
-        f"alpha={GENTLE_ALPHA:g}, whose price is in learned_c."
+        f"blind): alpha='auto' ended at {health['final_alpha']:.2g}. If they should go, compare "
+        f"alpha={GENTLE_ALPHA / 3:.1g} and alpha={GENTLE_ALPHA:g}, whose price is in learned_c."
     )
 
 

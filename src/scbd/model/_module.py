@@ -20,9 +20,9 @@ from scbd.nn import (
     Numbers,
     check_smoothing,
     check_temperature,
+    environment_effects,
     gather,
     invariance_loss,
-    invariance_statistic,
     log_normaliser,
     share_learned,
     supervised_contrastive_loss,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
 Positives = Literal["all", "other_environments"]
+# by the names that all forms of the loss have, and health
+_OF_EFFECTS = ("invariance", "interaction", "environment")
 
 
 class Embedded(NamedTuple):
@@ -215,7 +217,8 @@ class SCBDModule(EmbeddingModule):
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
             ordered = Numbers.columns(None if numbers is None else gather(numbers))
-            parts["invariance_c"] = invariance_statistic((*embedded.passed, z_c), [*environments, *ordered], of_y)
+            effects = environment_effects((*embedded.passed, z_c), [*environments, *ordered], of_y)
+            parts |= {f"{name}_c": value for name, value in zip(_OF_EFFECTS, effects, strict=True)}
         else:
             similarity = self._similarity | {"log_normaliser": supervised.log_normaliser}
             each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]

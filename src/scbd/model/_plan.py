@@ -98,7 +98,7 @@ class TrainingPlan(L.LightningModule):
         self._log("train", losses, len(batch["y"]))
         if rule is not None:
             self.log("alpha", rule.alpha, on_step=True, on_epoch=False)
-            rule.observe(losses.parts["learned_c"])
+            rule.observe(*(losses.parts[name] for name in ("learned_c", "interaction_c", "environment_c")))
         return losses.loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:

@@ -57,8 +57,8 @@ class SCBDModel(DecodeMixin, ImageModel):
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
         ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns and can tell of
-        validation cells, from 0 to 0.05 where that is all that the labels say: clean labels bear more than those of a
-        noisy screen, which bears less than 0.01. See :class:`scbd.model.AutoAlpha`.
+        validation cells: up to 0.05 where environments change what labels look like, up to 0.005 where they shift all
+        cells alike. See :class:`scbd.model.AutoAlpha`.
     temperature
         Temperature of the contrastive losses.
     smoothing
@@ -174,7 +174,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         return 0.0 if self._inputs.image_key is None else 2 / 3
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """See that perturbations have the partners asked for; know new environments; forget what will have changed."""
+        """See that perturbations have the partners asked for; know the environments; forget what will have changed."""
         if self.module.positives == "other_environments":
             check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.module.set_covariates(covariates(self.registry_))
