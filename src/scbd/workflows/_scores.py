@@ -43,9 +43,10 @@ def generalization_scores(
 
     Returns
     -------
-    ``r_c in``, ``r_c out``: a linear head trained on the frozen r_c of training cells (the paper's evaluation);
-    ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for contrastive models; ``own in``, ``own out``: the
-    model's own classifier, if it has one; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
+    ``r_c in``, ``r_c out``: a linear head that is fitted afterwards, on the frozen r_c of training cells; ``own in``,
+    ``own out``: the linear head that learned with the encoder, if there is one, that of a classifier or that of
+    ``train(online_head=True)``, which is what the paper's authors report; ``z_c in``, ``z_c out``: the nearest class
+    mean on z_c itself, for contrastive models; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
     environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
 
     Examples
@@ -65,7 +66,7 @@ def generalization_scores(
         scores |= _accuracies(name, predicted, y, split)
         probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
         scores[f"e from {name}"] = probe["accuracy"]
-    if hasattr(model, "predict"):
+    if model.can_predict:
         scores |= _accuracies("own", model.predict(), y, split)
     scores["e chance"] = _largest_share(e[seen])
     return scores | health_scores(model)
@@ -107,7 +108,7 @@ def selection_scores(
         name: model.get_latent_representation(indices=train, representation=representation)
         for name, representation, _ in _blocks(model)
     }
-    if hasattr(model, "predict"):
+    if model.can_predict and "z_c" not in seen:
         predicted = model.predict(indices=scored)
     else:
         new = model.get_latent_representation(indices=scored)
