@@ -24,25 +24,14 @@ def generalization_rows(**more) -> pd.DataFrame:
     """Two seeds of a control, two alphas and three runs of ERM; accuracy falls in, rises out."""
     rows: list[dict[str, Any]] = []
     for seed in (0, 1):
-        rows.append(
-            {"dataset": "colored_mnist", "seed": seed, "system": "pixel PCA", "r_c in": 0.92, "r_c out": 0.91} | more
-        )
+        same: dict[str, Any] = {"dataset": "colored_mnist", "seed": seed} | more
+        rows.append(same | {"system": "pixel PCA", "r_c in": 0.92, "r_c out": 0.91})
         shared = same | {"supervised_c": 4.0, "ceiling": 6.0, "spread": 0.5}
         rows.append(shared | {"system": "random encoder", "alpha": 0.0, "r_c in": 0.9, "r_c out": 0.7, "z_c out": 0.3})
         for alpha, r_in, out in [(10.0, 0.95, 0.92 + 0.02 * seed), (0.0, 1.0, 0.25)]:
             rows.append(shared | {"system": "SCBD", "alpha": alpha, "r_c in": r_in, "r_c out": out, "z_c out": out})
         for own, out in [(0.7, 0.6), (0.9, 0.4), (0.8, 0.5)]:
-            rows.append(
-                {
-                    "dataset": "colored_mnist",
-                    "seed": seed,
-                    "system": "ERM",
-                    "own in": own,
-                    "own out": out,
-                    "r_c out": 0.3,
-                }
-                | more
-            )
+            rows.append(same | {"system": "ERM", "own in": own, "own out": out, "r_c out": 0.3})
     return pd.DataFrame(rows)
 
 
