@@ -47,7 +47,7 @@ ROOMS = {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_outputs"),
         *("data", "datasets", "metrics", "model", "baselines", "nn", "pl"),
     },
-    "paper": {"_keys", "_outputs", "datasets", "model", "pl", "workflows"},
+    "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},
     "experiments": {"paper", "workflows"},
     "cli": {"_command_line", "data", "paper", "workflows"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import lightning.pytorch as L
 import pytest
 import scvi
 import torch
@@ -11,9 +12,13 @@ from conftest import make_cells
 from known_answers import Known, apart, known_answers, put
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from scbd.baselines import ERMModel
+from scbd.model import TrainingPlan
+from scbd.model._fit import _quiet_lightning
 from scbd.model._module import Embedded, SCBDModule
+from scbd.model._online_head import OnlineHead
 from scbd.nn import AdditiveDecoder, Features, Preprocess
 
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.01}
@@ -129,6 +134,27 @@ def test_five_steps():
     torch.testing.assert_close(last.all(), known.tensor("step_eval_batch11_losses"), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(last.r_c, known.tensor("step_eval_batch11_rc"), rtol=0, atol=TOLERANCE)
     logits = found.head(last.r_c).detach()
+    torch.testing.assert_close(logits, known.tensor("step_eval_batch11_logits_y"), rtol=0, atol=TOLERANCE)
+
+
+def test_a_run_with_the_head_beside_it_ends_where_theirs_does():
+    """The blocks by our plan, the head by what ``train(online_head=True)`` adds to it."""
+    known = known_answers("scbd_losses")
+    found = networks(known)
+    head = OnlineHead(found.blocks.content, 4, **ADAMW, seed=0)
+    put(known.tensors("step_init.head_y.").values(), head.linear.parameters())
+    plan = TrainingPlan(found.blocks, head=head, **ADAMW)
+    batches = [dict(zip(("inputs", "y", "e"), batch(known, number), strict=True)) for number in range(5)]
+    trainer = L.Trainer(
+        max_steps=5, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    with _quiet_lightning():
+        trainer.fit(plan, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    check_weights(Networks(found.blocks, found.decoder, head.linear), known, "final")
+    found.blocks.eval()
+    pixels, _, _ = batch(known, 11)
+    with torch.no_grad():
+        logits = head.linear(found.blocks.embed(pixels, "c", "intermediate"))
     torch.testing.assert_close(logits, known.tensor("step_eval_batch11_logits_y"), rtol=0, atol=TOLERANCE)
 
 

@@ -9,16 +9,20 @@ from scbd.workflows import UNTRAINED
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")
-def test_the_demo_compares_three_systems(tmp_path, monkeypatch):
+def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     # seconds of compiling; the tests of the figure compute one
     monkeypatch.setattr("scbd.pl._umap.umap", lambda embedding, **how: embedding[:, :2])
     monkeypatch.setattr("scbd.paper._demo.UNTRAINED", UNTRAINED | {"max_steps": 5})
     table = demo(tmp_path / "demo", max_steps=24)
-    assert list(table.index) == ["random encoder", "alpha = 0", "alpha = auto"]
-    accuracies = ["r_c in", "r_c white", "z_c in", "z_c white", "e from r_c", "e from z_c"]
-    assert set(accuracies) < set(table.columns)
-    assert table[accuracies].notna().all(axis=None)
+    assert list(table.index) == ["pixel PCA", "random encoder", "alpha = 0", "alpha = auto"]
+    fitted = ["r_c in", "r_c white", "e from r_c"]
+    embedded = fitted + ["z_c in", "z_c white", "e from z_c"]
+    learned = embedded + ["own in", "own white"]
+    assert set(learned) < set(table.columns)
+    for names, known in ((["pixel PCA"], fitted), (["random encoder"], embedded), (table.index[2:], learned)):
+        shown = table.loc[names, learned]
+        assert set(shown.columns[shown.notna().all()]) == set(shown.columns[shown.notna().any()]) == set(known)
     # after two dozen steps, colour is already read in distribution, and already misleads on white digits
     assert table.loc["alpha = 0", "r_c in"] > 0.9
     assert table.loc["alpha = 0", "r_c white"] < table.loc["alpha = 0", "r_c in"] - 0.2

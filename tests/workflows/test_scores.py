@@ -13,12 +13,18 @@ from scbd.workflows._scores import correction_scores
 class Model:
     """Its representation tells y; and e, with the environments of no part far away."""
 
+    can_predict = True
+
     def __init__(self, adata: AnnData) -> None:
         codes = adata.obs[["y", "e"]].astype(int).to_numpy(np.float32)
         self.r = codes + np.random.default_rng(0).normal(0, 0.05, codes.shape).astype(np.float32)
 
     def get_latent_representation(self, representation: str) -> np.ndarray:
         return self.r
+
+    def predict(self) -> np.ndarray:
+        """The head that learned with the encoder, which sees less."""
+        return np.where(self.r[:, 1] < 2.5, self.r[:, 0].round().astype(int), 0).astype(str)
 
 
 @pytest.mark.parametrize("part", ["ood_validation", "nowhere"])
@@ -30,6 +36,7 @@ def test_cells_of_another_part_are_neither_in_nor_out(part):
     adata = AnnData(obs=obs.set_index(obs.index.astype(str)))
     scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
     assert scores["r_c in"] == scores["r_c out"] == 1 and scores["e from r_c"] == 1
+    assert scores["own in"] == scores["own out"] == 1
     # of the two environments that were trained on; the other part would be the largest by far
     seen = obs.loc[obs["split"].isin(["train", "validation"]), "e"]
     assert scores["e chance"] == pytest.approx(seen.value_counts(normalize=True).max())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,9 +14,7 @@ from scbd.model import EmbeddingModule, ImageModel, Losses
 from scbd.nn import Features, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from anndata import AnnData
+    from collections.abc import Iterator
 
     from scbd.nn import FeatureScaling, InputTransform, Preprocess
 
@@ -155,37 +152,6 @@ class ClassifierModel(ImageModel):
             **objective,
         )
 
-    def predict(
-        self,
-        adata: AnnData | None = None,
-        indices: Sequence[int] | np.ndarray | None = None,
-        *,
-        return_proba: bool = False,
-        batch_size: int | None = None,
-    ) -> np.ndarray:
-        """Predict the perturbation of cells.
-
-        Parameters
-        ----------
-        adata
-            Cells with inputs; the training data by default.
-        indices
-            Rows, in this order; all by default.
-        return_proba
-            Return probabilities, ``(len(indices), n_labels)``, in the order of the registered categories.
-        batch_size
-            Cells in a forward pass; 512 by default.
-
-        Returns
-        -------
-        Labels, ``(len(indices),)``.
-        """
-        r = torch.from_numpy(self.get_latent_representation(adata, indices, center=None, batch_size=batch_size))
-        with torch.inference_mode():
-            logits = self.module.head(r.to(self.module.device)).cpu()
-        if return_proba:
-            return logits.softmax(1).numpy()
-        categories = self._registered(Y_REGISTRY)["categories"]
-        # numbers and text in one array of numpy's would all become text
-        alike = len({type(category) for category in categories}) == 1
-        return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]
+    @property
+    def _own_head(self) -> nn.Linear:  # type: ignore[override]
+        return self.module.head

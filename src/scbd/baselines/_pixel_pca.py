@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
+from scbd.baselines._tables import as_mask
 from scbd.data import image_source
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from numpy.typing import ArrayLike
 
 _FIT_CELLS = 5_000
 _BLOCK = 2_048
@@ -23,6 +25,7 @@ def pixel_pca(
     n_components: int = 50,
     scale_channels: bool = True,
     image_key: str = IMAGE_KEY,
+    fit: ArrayLike | None = None,
     seed: int = 0,
 ) -> np.ndarray:
     """Embed cells by the principal components of their pixels.
@@ -40,6 +43,8 @@ def pixel_pca(
         Divide each channel by its standard deviation between cells, so that a dim stain counts as much as a bright one.
     image_key
         Key of the images.
+    fit
+        Cells to learn from, a mask ``(N,)``; all by default.
     seed
         Seed of the subset and of the randomised decomposition.
 
@@ -50,7 +55,7 @@ def pixel_pca(
     Raises
     ------
     KeyError, TypeError, ValueError
-        If the images are missing or cannot be read.
+        If the images are missing or cannot be read, or ``fit`` is no mask of the cells or leaves none.
 
     Examples
     --------
@@ -61,7 +66,8 @@ def pixel_pca(
 
     source = image_source(adata, image_key)
     n = source.shape[0]
-    rows = np.sort(np.random.default_rng(seed).choice(n, min(n, _FIT_CELLS), replace=False))
+    known = np.flatnonzero(as_mask("fit", fit, n))
+    rows = np.sort(np.random.default_rng(seed).choice(known, min(len(known), _FIT_CELLS), replace=False))
     sample = _averaged(source.read(rows))
     scale = _scale(sample) if scale_channels else np.float32(1)
     pca = PCA(min(n_components, sample[0].size, len(sample)), svd_solver="randomized", random_state=seed)

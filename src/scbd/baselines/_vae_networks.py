@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
     from scbd.nn import Representation
 
 # of the last map, a side of which is about this
@@ -92,6 +96,10 @@ class Posterior(nn.Module):
     def represent(self, images: Tensor, representation: Representation) -> Tensor:
         """Mean of the posterior ``(B, D)``: embedding and intermediate representation are one here."""
         return self(images).mean
+
+    def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
+        """Have the mean of every forward pass looked at, until the handle is removed."""
+        return self.register_forward_hook(lambda _module, _inputs, posterior: look(posterior.mean))
 
 
 class LearnedPrior(nn.Module):

@@ -15,6 +15,7 @@ from scvi.model.base._constants import SAVE_KEYS
 
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import check_saved_model, plain, restored
+from scbd.model._predict import PredictMixin
 from scbd.model._setup import SetupMixin
 from scbd.model._summary import encoder_name, parameters, summary
 from scbd.model._train import TrainMixin
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
-class ImageModel(TrainMixin, EmbedMixin, SetupMixin, BaseModelClass):
+class ImageModel(TrainMixin, PredictMixin, EmbedMixin, SetupMixin, BaseModelClass):
     """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
 
     A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. See

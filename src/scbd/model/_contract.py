@@ -30,6 +30,8 @@ from scbd.nn import Features
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from torch.utils.hooks import RemovableHandle
+
     from scbd.model._alpha import AutoAlpha
     from scbd.nn import FeatureScaling, InputTransform, Preprocess, Representation
 
@@ -81,12 +83,18 @@ class Sample(NamedTuple):
 class Network(Protocol):
     """One block: from prepared inputs to an embedding, as :class:`scbd.nn.Features` and :class:`scbd.nn.Block` are."""
 
+    training: bool
+
     def width(self, representation: Representation) -> int:
         """Dimension of what :meth:`represent` returns."""
         ...
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
         """Embedding ``(B, D)``, or what it is computed from ``(B, R)``."""
+        ...
+
+    def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
+        """Have the intermediate representation of every forward pass looked at, until the handle is removed."""
         ...
 
 

@@ -13,9 +13,11 @@ from scbd.nn import agree_on_buffers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lightning.pytorch.callbacks import Callback
     from torch import Tensor
 
     from scbd.model._contract import Losses, Objective
+    from scbd.model._online_head import OnlineHead
 
 
 # enough embeddings to see how many directions are in use, few enough to cost nothing
@@ -41,6 +43,8 @@ class TrainingPlan(L.LightningModule):
         Steps of the runs before, whose orientations are not repeated.
     settings
         What must not change when a run is resumed; kept in every checkpoint.
+    head
+        What learns beside the module, see :meth:`scbd.SCBDModel.train`.
 
     Examples
     --------
@@ -66,9 +70,12 @@ class TrainingPlan(L.LightningModule):
         seed: int = 0,
         first_step: int = 0,
         settings: Mapping[str, Any] | None = None,
+        head: OnlineHead | None = None,
     ) -> None:
         super().__init__()
         self.module = module
+        self.head = None if head is None else head.linear  # its weights go where ours go
+        self._beside: list[Callback] = [] if head is None else [head]
         self.lr = lr
         self.weight_decay = weight_decay
         self.n_steps_alpha_warmup = n_steps_alpha_warmup
@@ -83,6 +90,10 @@ class TrainingPlan(L.LightningModule):
         # one kernel for all parameters; Lightning refuses to clip gradients for it
         fused = self.module.device.type in ("cpu", "cuda") and not self.trainer.gradient_clip_val
         return torch.optim.AdamW(self.module.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What learns beside the module."""
+        return self._beside
 
     def ramp(self, step: int) -> float:
         """Factor of alpha, or of another weight that warms up, at a step of this run."""

@@ -77,6 +77,11 @@ class TrainSettings:
         End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
         overconfidence: on a screen it was seen to rise while complexes were found better and wells worse. With
         ``alpha="auto"``, each validation weighs invariance by the alpha of its time.
+    online_head
+        Train a linear head of the perturbation on r_c beside the encoder, as the paper's authors do: on each training
+        batch as the encoder has just embedded it, by cross-entropy, with an AdamW of the same rate and decay. It
+        changes nothing of the training. ``predict`` asks it, as it was at the weights that are kept. Classifiers have
+        a head already, and get no other.
     early_stopping, early_stopping_patience
         Stop after so many validations without improvement of the validation loss; with ``load_best``, at its best.
     checkpoint_dir
@@ -133,6 +138,7 @@ class TrainSettings:
     validation_size: float | None = _number(None, most=1.0)
     validate_every: int | None = _count(None)
     load_best: bool = False
+    online_head: bool = False
     early_stopping: bool = False
     early_stopping_patience: int = _count(10)
     checkpoint_dir: str | os.PathLike[str] | None = None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scbd.data import ImageSource
     from scbd.model._callbacks import History
     from scbd.model._contract import EmbeddingModule, Objective
+    from scbd.model._online_head import OnlineHead
 
 # enough cells for the statistics of channels to three digits, and for the covariance of features
 _SAMPLED_IMAGES, _SAMPLED_ROWS, _SAMPLED_CONTROLS = 4_096, 65_536, 16_384
@@ -42,6 +43,7 @@ class TrainingRun(NamedTuple):
     history: History
     data: ImageDataModule
     settings: dict[str, Any]
+    head: OnlineHead | None
     first_step: int
     """Steps of the runs before, which it goes on from."""
     error: BaseException | None
@@ -80,6 +82,8 @@ class TrainMixin:
         _positions: Any
         _numbers: Any
         _find_centers: Any
+        _head_beside: Any
+        _keep_head: Any
         to_device: Any
 
     @takes_settings
@@ -134,7 +138,8 @@ class TrainMixin:
         if state:
             check_same_run(state.settings, shared)
         how = {**self._plan_settings, **settings.plan}
-        plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, **how)
+        head = self._head_beside(settings, data.seed) if contrastive else None
+        plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
         accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
         precision = self._precision(settings.precision, device)
         run = prepare(plan, data, settings, state, Hardware(accelerator, devices, precision))
@@ -156,7 +161,7 @@ class TrainMixin:
         self.module.eval()
         self.to_device(device)
         shared |= {"steps": first_step + run.steps, "precision": precision}
-        return TrainingRun(run.history, data, shared, first_step, error)
+        return TrainingRun(run.history, data, shared, head, first_step, error)
 
     def _data(
         self,
@@ -208,6 +213,7 @@ class TrainMixin:
             **objective.settings,
             **self._plan_settings,
             **{name: settings.plan[name] for name in ("lr", "weight_decay")},
+            "online_head": settings.online_head or None,  # runs of before there was one say nothing
             "plan": dict(settings.plan_kwargs or {}),
             "model": self._model_settings,
         }
@@ -238,6 +244,7 @@ class TrainMixin:
             self.training_settings_ = run.settings
             self.is_trained_ = True
             self.centers_: dict[str, np.ndarray] = {}  # were those of other weights
+            self._keep_head(run.head)
         if moved and (run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt))):
             self._find_centers()
         if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():

@@ -16,6 +16,8 @@ from scbd.nn._stages import Tap, find_stages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.utils.hooks import RemovableHandle
+
     from scbd.nn._transform import InputTransform
 
 Representation = Literal["embedding", "intermediate"]
@@ -187,6 +189,10 @@ class Features(nn.Module):
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
         """What a cell is embedded as: without a projection, the embedding is the intermediate representation."""
         return self(inputs)
+
+    def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
+        """Have ``r`` of every forward pass looked at, until the handle is removed."""
+        return self.encoder.register_forward_hook(lambda _module, _inputs, r: look(r))
 
     def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """What :meth:`forward` returns, and what the inputs were on the way: a vector a stage, and ``r``.

@@ -65,6 +65,11 @@ def generalization_trial(
     return Trial("domain generalization", dataset, system, seed, data, model, training)
 
 
+def pixel_control(dataset: str, budget: Budget, seed: int, **data: Any) -> Trial:
+    """What a linear head reads from the pixels: features that know no label, and hold all of the environment."""
+    return generalization_trial(dataset, budget, seed, {"n_components": 64}, {}, "pixel PCA", **data)
+
+
 def new_cells_settings(budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
     """Of model and training, for a simulated screen of which some cells are not learned from; the last weights."""
     model, training = SIZES[budget]

@@ -11,7 +11,7 @@ from scbd import pl
 from scbd._outputs import save_figure
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.paper._alphas import by_alpha, cost_of_choosing
-from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, seeds_of
+from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, pixel_control, seeds_of
 from scbd.paper._experiment import Experiment
 from scbd.paper._published import HELD_OUT, TABLE_1
 from scbd.paper._tables import ACCURACIES, HEALTH, names_of, table
@@ -97,7 +97,7 @@ def _sweeps(
     data: dict[str, Any] | None = None,
     changes: dict[str, Any] | None = None,
 ) -> list[Trial]:
-    """SCBD at several alphas; as its control the encoder that was never trained; ERM for the paper's assumption."""
+    """SCBD at several alphas; as controls the pixels, and an encoder never trained; ERM for the paper's assumption."""
     data = data or {}
     model, training = generalization_settings(budget)
     model |= changes or {}
@@ -105,6 +105,7 @@ def _sweeps(
         training |= {"max_steps": max_steps}
     trials = []
     for seed in range(n_seeds):
+        trials.append(pixel_control(dataset, budget, seed, **data))
         control = training | UNTRAINED
         for system, alpha, how in [("random encoder", 0, control), *(("SCBD", alpha, training) for alpha in alphas)]:
             settings = model | {"alpha": float(alpha)}
@@ -166,10 +167,8 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
 
 def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
     scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
-    control = frame[frame["system"] == "random encoder"]
-    chosen = _chosen(erm)
-    own = chosen.assign(**{f"r_c {part}": chosen.get(f"own {part}") for part in ("in", "out")})
-    rows = pd.concat([part for part in (control, by_alpha(scbd), own) if len(part)])
+    control, pixels = (frame[frame["system"] == system] for system in ("random encoder", "pixel PCA"))
+    rows = pd.concat([part for part in (pixels, control, by_alpha(scbd), _chosen(erm)) if len(part)])
     rows = rows.assign(name=names_of(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)

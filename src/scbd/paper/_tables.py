@@ -25,6 +25,9 @@ def percent(name: str) -> Column:
 ACCURACIES = {
     "r_c in": percent("in distribution"),
     "r_c out": percent("out of distribution"),
+    # of the head that learned with the encoder
+    "own in": percent("in, online head"),
+    "own out": percent("out, online head"),
     "z_c in": percent("z_c in"),
     "z_c out": percent("z_c out"),
     "e from r_c": percent("e from r_c"),

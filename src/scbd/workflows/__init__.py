@@ -8,7 +8,7 @@ from scbd.workflows._evaluate import evaluate
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._run import run
 from scbd.workflows._runner import run_trials
-from scbd.workflows._scores import generalization_scores
+from scbd.workflows._scores import embedding_scores, generalization_scores
 from scbd.workflows._select_alpha import select_alpha
 from scbd.workflows._select_system import MODEL_SPACE, TRAINING_SPACE, Selection, select
 from scbd.workflows._systems import SYSTEMS
@@ -28,6 +28,7 @@ __all__ = [
     "choose_alpha",
     "counterfactual_scores",
     "evaluate",
+    "embedding_scores",
     "generalization_scores",
     "in_out_correlation",
     "run",

@@ -43,9 +43,10 @@ def generalization_scores(
 
     Returns
     -------
-    ``r_c in``, ``r_c out``: a linear head trained on the frozen r_c of training cells (the paper's evaluation);
-    ``z_c in``, ``z_c out``: the nearest class mean on z_c itself, for contrastive models; ``own in``, ``own out``: the
-    model's own classifier, if it has one; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
+    ``r_c in``, ``r_c out``: a linear head that is fitted afterwards, on the frozen r_c of training cells; ``own in``,
+    ``own out``: the linear head that learned with the encoder, if there is one, that of a classifier or that of
+    ``train(online_head=True)``, which is what the paper's authors report; ``z_c in``, ``z_c out``: the nearest class
+    mean on z_c itself, for contrastive models; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
     environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
 
     Examples
@@ -55,20 +56,61 @@ def generalization_scores(
     >>> 0 <= scores["z_c out"] <= 1
     True
     """
-    split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
-    # a third part, such as WILDS' unseen validation environment, is neither in nor out
-    train, seen = split == "train", np.isin(split, ["train", "validation"])
     scores: dict[str, Any] = {}
     for name, representation, classifier in _blocks(model):
         embedding = model.get_latent_representation(representation=representation)
-        predicted = predict_labels(embedding[train], y[train], embedding, classifier=classifier)
-        scores |= _accuracies(name, predicted, y, split)
-        probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
-        scores[f"e from {name}"] = probe["accuracy"]
-    if hasattr(model, "predict"):
+        keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "split_key": split_key}
+        scores |= embedding_scores(adata, embedding, name=name, classifier=classifier, **keys)
+    if model.can_predict:
+        y, split = (label_values(adata.obs, key).to_numpy() for key in (y_key, split_key))
         scores |= _accuracies("own", model.predict(), y, split)
-    scores["e chance"] = _largest_share(e[seen])
     return scores | health_scores(model)
+
+
+def embedding_scores(
+    adata: AnnData,
+    embedding: np.ndarray,
+    *,
+    y_key: str,
+    e_key: str | Sequence[str],
+    split_key: str = "split",
+    name: str = "r_c",
+    classifier: Classifier = "linear",
+) -> dict[str, float]:
+    """Accuracy of y in and out of distribution, and of the environment, read from an embedding of any kind.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    embedding
+        ``(N, D)``.
+    y_key, e_key, split_key
+        See :func:`generalization_scores`.
+    name
+        Of the embedding, in the names of the scores: those of features that know no label are their r_c.
+    classifier
+        What reads y from it.
+
+    Returns
+    -------
+    For the name ``r_c``: ``r_c in`` and ``r_c out``, as of a model; ``e from r_c``, ``e chance``.
+
+    Examples
+    --------
+    >>> adata.obs["split"] = np.resize(["train", "train", "validation", "test"], adata.n_obs)
+    >>> train = (adata.obs["split"] == "train").to_numpy()
+    >>> pixels = scbd.baselines.pixel_pca(adata, n_components=16, fit=train)
+    >>> scores = scbd.workflows.embedding_scores(adata, pixels, y_key="gene", e_key="well")
+    >>> list(scores)
+    ['r_c in', 'r_c out', 'e from r_c', 'e chance']
+    """
+    split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
+    # a third part, such as WILDS' unseen validation environment, is neither in nor out
+    train, seen = split == "train", np.isin(split, ["train", "validation"])
+    scores = _accuracies(name, predict_labels(embedding[train], y[train], embedding, classifier=classifier), y, split)
+    probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
+    return scores | {f"e from {name}": probe["accuracy"], "e chance": _largest_share(e[seen])}
 
 
 def selection_scores(
@@ -107,7 +149,7 @@ def selection_scores(
         name: model.get_latent_representation(indices=train, representation=representation)
         for name, representation, _ in _blocks(model)
     }
-    if hasattr(model, "predict"):
+    if model.can_predict and "z_c" not in seen:
         predicted = model.predict(indices=scored)
     else:
         new = model.get_latent_representation(indices=scored)

@@ -12,7 +12,7 @@ from scbd.model import SCBDModel, TrainingDiverged
 from scbd.workflows._seeding import seed_everything
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -67,6 +67,14 @@ MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "pixel PCA, centred": 2,
     "pixel PCA, TVN": 3,  # at 2, wells were centred before controls are whitened, and units did not matter any more
 }
+
+
+def with_head(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``train`` with a head beside the encoder, which changes nothing else: trials do not name it.
+
+    At a rate of 0 it would be as untrained as the encoder that serves as a control.
+    """
+    return {"online_head": training.get("lr") != 0} | dict(training)
 
 
 def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, **training: Any) -> ImageModel:
