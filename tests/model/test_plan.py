@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
 def test_history_has_one_frame_a_metric(trained):
-    names = {"loss", "supervised_c", "learned_c", "supervised_s", "invariance_c"}
+    names = {"loss", "supervised_c", "learned_c", "supervised_s", "invariance_c", "interaction_c", "environment_c"}
     expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
     assert set(trained.history) == expected | {"alpha", "z_c_spread", "z_c_effective_rank"}
     for name, frame in trained.history.items():

@@ -28,13 +28,14 @@ def digits(tmp_path, monkeypatch):
 def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
     out = tmp_path / "out"
     frame = reproduce("cmnist", path=digits, out=out)
-    assert list(frame["system"]) == ["random encoder", *["SCBD"] * 3, *["ERM"] * 3]
-    # every row has its control beside it
+    assert list(frame["system"]) == ["pixel PCA", "random encoder", *["SCBD"] * 3, *["ERM"] * 3]
+    # every row of an encoder has its control beside it
+    encoders = frame[frame["system"] != "pixel PCA"]
     for part in ("in", "out"):
-        assert (frame[f"random encoder, r_c {part}"] == frame[f"r_c {part}"].iloc[0]).all()
+        assert (encoders[f"random encoder, r_c {part}"] == encoders[f"r_c {part}"].iloc[0]).all()
     assert {"rows.jsonl", "runs", "table.md", "alpha.png", "erm.png"} == {path.name for path in out.iterdir()}
     rows = (out / "rows.jsonl").read_text()
-    assert len(rows.splitlines()) == 7
+    assert len(rows.splitlines()) == 8
     # nothing in a row names this machine's folders
     assert str(tmp_path) not in rows
     (out / "table.md").unlink()

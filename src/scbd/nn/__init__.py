@@ -2,7 +2,7 @@
 
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather
-from scbd.nn._effects import EnvironmentEffects, environment_effects
+from scbd.nn._effects import environment_effects
 from scbd.nn._encoders import ENCODERS, Block, Features, Representation, build_encoder
 from scbd.nn._groups import Groups
 from scbd.nn._health import effective_rank, spread
@@ -18,7 +18,6 @@ __all__ = [
     "ENCODERS",
     "AdditiveDecoder",
     "Block",
-    "EnvironmentEffects",
     "FeatureScaling",
     "Features",
     "Groups",

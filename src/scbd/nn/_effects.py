@@ -59,7 +59,8 @@ def environment_effects(
 
     Returns
     -------
-    Scalars.
+    ``statistic``, see :func:`invariance_statistic`; ``interaction``, a share of the variance; and ``of_last``, the
+    statistic of the embedding alone. Scalars; a gradient flows through ``statistic`` alone.
 
     Raises
     ------
