@@ -28,7 +28,7 @@ ROOMS = {
     "_jobs": {"_files"},
     "_outputs": {"_files"},
     "_labels": {"_messages"},
-    "_numbers": {"_messages"},
+    "_numbers": {"_labels", "_messages"},
     "nn": {"_checks", "_linear_maps", "_sizes"},
     "data": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_numbers", "_progress", "_sizes"),

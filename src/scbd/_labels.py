@@ -130,13 +130,27 @@ def column_codes(crossed: Sequence[str]) -> np.ndarray:
     return np.stack([pd.factorize(part)[0] for part in parts.T], axis=1)
 
 
-def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
+def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
+    """A column of the table.
+
+    Raises
+    ------
+    KeyError
+        If it is missing.
+    ValueError
+        If it is there twice.
+    """
     if column not in obs:
         raise KeyError(missing_key("obs", column, obs.columns))
     values = obs[column]
     if isinstance(values, pd.DataFrame):
         msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."
         raise ValueError(msg)
+    return values
+
+
+def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
+    values = obs_column(obs, column)
     missing = np.flatnonzero(values.isna().to_numpy())  # looking at a Series would make a table of its index
     if missing.size and not allow_missing:
         msg = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from scbd._messages import head, missing_key
+from scbd._labels import obs_column
+from scbd._messages import head
 
 
 def is_number(values: pd.Series) -> bool:
@@ -25,12 +26,7 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
     ValueError
         If it is there twice, or a value is missing, NaN or infinite (which rows).
     """
-    if column not in obs:
-        raise KeyError(missing_key("obs", column, obs.columns))
-    values = obs[column]
-    if isinstance(values, pd.DataFrame):
-        msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."
-        raise ValueError(msg)
+    values = obs_column(obs, column)
     if not is_number(values):
         msg = (
             f"obs[{column!r}] holds no numbers ({values.dtype}): where its values are names of numbers, make them so "

@@ -118,6 +118,14 @@ def alpha_where(cells: np.ndarray, gene: np.ndarray, plate: np.ndarray, **kwargs
     return model
 
 
+def test_a_state_of_before_interactions_were_looked_at_has_the_alpha_that_it_had():
+    alpha = AutoAlpha()
+    alpha.load_state_dict({"learned": torch.tensor(0.8), "kept": torch.tensor(0.5)})
+    assert float(alpha.alpha) == pytest.approx(0.05 * 0.8 * 0.5, rel=1e-3)
+    with pytest.raises(RuntimeError, match="kept"):
+        AutoAlpha().load_state_dict({"learned": torch.tensor(0.8)})
+
+
 def test_where_plates_do_the_same_to_all_genes_the_dose_is_small():
     rng = np.random.default_rng(0)
     gene, plate = rng.integers(8, size=4000), rng.integers(6, size=4000)

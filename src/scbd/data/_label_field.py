@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import rich.pretty  # scvi-tools shows registries with it, and does not import it
 import rich.table
-from scvi.data.fields import BaseAnnDataField
 
-from scbd._labels import CROSS, as_columns, label_codes, label_values
+from scbd._labels import CROSS, label_codes, label_values
+from scbd.data._obs_field import ObsField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TEXTS_OF_MISSING = {"", "nan", "None", "<NA>", "NaT"}
 
 
-class LabelField(BaseAnnDataField):
+class LabelField(ObsField):
     """A categorical label in ``obs``; several columns become one label, their cross.
 
     Parameters
@@ -33,16 +33,8 @@ class LabelField(BaseAnnDataField):
         One column, or several.
     """
 
-    registry_key: str = ""
-    attr_name = "obs"
-    attr_key: str = ""
-    is_empty = False
-
     def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
-        self.registry_key = registry_key
-        self.columns = as_columns(columns)
-        # shown by scvi-tools; of a cross there is no column, and no one column may stand for it
-        self.attr_key = CROSS.join(self.columns)
+        super().__init__(registry_key, columns, CROSS)
 
     def validate_field(self, adata: AnnData) -> None:
         """Check that every cell has a label, and that there are at least two different ones."""

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import rich.table
-from scvi.data.fields import BaseAnnDataField
 
-from scbd._labels import as_columns
 from scbd._numbers import number_values
+from scbd.data._obs_field import ObsField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
-class NumberField(BaseAnnDataField):
+class NumberField(ObsField):
     """Columns of numbers in ``obs``, whose order counts.
 
     Parameters
@@ -28,15 +27,8 @@ class NumberField(BaseAnnDataField):
         One column, or several.
     """
 
-    registry_key: str = ""
-    attr_name = "obs"
-    attr_key: str = ""
-    is_empty = False
-
     def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
-        self.registry_key = registry_key
-        self.columns = as_columns(columns)
-        self.attr_key = ", ".join(self.columns)  # shown by scvi-tools
+        super().__init__(registry_key, columns, ", ")
 
     def validate_field(self, adata: AnnData) -> None:
         """Check that every cell has a number, and that they differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,13 @@ class AutoAlpha(nn.Module):
         for name in ("learned", "interaction", "most_interaction", "environment"):
             self.register_buffer(name, torch.zeros(()))
         self.register_buffer("kept", torch.ones(()))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # a state of before interactions were looked at: it was given all of the dose, and goes on with it
+        if f"{prefix}learned" in state_dict:
+            for name, value in (("interaction", 0.0), ("most_interaction", 1.0), ("environment", 0.0)):
+                state_dict.setdefault(prefix + name, torch.tensor(value))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def alpha(self) -> Tensor:

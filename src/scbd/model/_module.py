@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
 Positives = Literal["all", "other_environments"]
-# by the names that all forms of the loss have, and health
-_OF_EFFECTS = ("invariance", "interaction", "environment")
 
 
 class Embedded(NamedTuple):
@@ -218,7 +216,8 @@ class SCBDModule(EmbeddingModule):
         if self.invariance == "variance":
             ordered = Numbers.columns(None if numbers is None else gather(numbers))
             effects = environment_effects((*embedded.passed, z_c), [*environments, *ordered], of_y)
-            parts |= {f"{name}_c": value for name, value in zip(_OF_EFFECTS, effects, strict=True)}
+            parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
+            parts["environment_c"] = effects.of_last
         else:
             similarity = self._similarity | {"log_normaliser": supervised.log_normaliser}
             each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]

@@ -44,8 +44,7 @@ class Averages:
         self._table = None if group is pair else label.table(group).float()
         # of the environment as columns of 0 and 1, at equal label: their squares, and what K explains of these
         self.own_squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
-        many = n_group > 1
-        self.own_explained = (many * self.own_squares).sum() if group is pair else self._of_columns()
+        self.own_explained = ((n_group > 1) * self.own_squares).sum() if group is pair else self._of_columns()
 
     def _of_columns(self) -> Tensor:
         """Squares of the environments' columns, each less its labels' means, between environments."""
@@ -113,8 +112,8 @@ class RegressionWithin:
 
     def squares(self, apart: Tensor) -> Tensor:
         """Sum of squares of ``apart (B, D)`` that is explained, a number a cell ``(B, 1)``."""
-        each = [(term * apart, self._label.sums(term * apart)) for term in self._terms.to(apart).split(1, 1)]
-        return torch.stack([(own * of_label).sum(1, keepdim=True) for own, of_label in each]).sum(0)
+        weighted = [term * apart for term in self._terms.to(apart).split(1, 1)]
+        return torch.stack([(own * self._label.sums(own)).sum(1, keepdim=True) for own in weighted]).sum(0)
 
     def norm(self, variance: Tensor) -> Tensor:
         """Squared norm of Q where labels have such variances, ``(B, 1)``."""
