@@ -8,6 +8,7 @@ import pytest
 
 from scbd.workflows import Results, Trial
 from scbd.workflows._rows import FORMAT
+from scbd.workflows import _systems
 from scbd.workflows._systems import MEANINGS
 
 TRIAL = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
@@ -91,6 +92,15 @@ def test_rows_of_another_version_are_refused_and_kept(tmp_path):
     ):
         Results(tmp_path)
     assert json.loads(path.read_text())["format"] == FORMAT + 1
+
+
+@pytest.mark.parametrize("model", [{}, {"alpha": "auto"}, {"alpha": 1.0}])
+def test_a_rule_of_alpha_that_has_changed_concerns_the_rows_it_chose_for(monkeypatch, model):
+    new, erm = (Trial("domain generalization", "colored_mnist", name, model=model) for name in ("SCBD", "ERM"))
+    before = new.key, erm.key
+    monkeypatch.setattr(_systems, "RULES_OF_ALPHA", _systems.RULES_OF_ALPHA + 1)
+    assert (new.key == before[0]) == (model.get("alpha") == 1.0)
+    assert erm.key == before[1]
 
 
 def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monkeypatch):

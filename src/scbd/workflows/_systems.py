@@ -67,6 +67,14 @@ MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "pixel PCA, centred": 2,
     "pixel PCA, TVN": 3,  # at 2, wells were centred before controls are whitened, and units did not matter any more
 }
+# How often the rule behind ``alpha="auto"`` has changed: what a number trains has not.
+RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
+
+
+def meaning(system: str, model: Mapping[str, Any]) -> int:
+    """What a row of this system with these arguments of its model means today."""
+    by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
+    return MEANINGS.get(system, 1) + RULES_OF_ALPHA * by_rule
 
 
 def with_head(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from scbd.workflows._rows import AT_REST, FORMAT, RUNNING, fold_rows, read_rows, write_row
-from scbd.workflows._systems import MEANINGS
+from scbd.workflows._systems import meaning
 
 if TYPE_CHECKING:
     import os
@@ -55,8 +55,8 @@ class Trial:
 
     @property
     def meaning(self) -> int:
-        """What a row of its system means today, a number that is raised when that changes."""
-        return MEANINGS.get(self.system, 1)
+        """What a row of its system and model means today, a number that is raised when that changes."""
+        return meaning(self.system, self.model)
 
     @property
     def key(self) -> str:
