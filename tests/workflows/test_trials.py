@@ -6,9 +6,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from scbd.workflows import Results, Trial
+from scbd.workflows import Results, Trial, _systems
 from scbd.workflows._rows import FORMAT
-from scbd.workflows import _systems
 from scbd.workflows._systems import MEANINGS
 
 TRIAL = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
