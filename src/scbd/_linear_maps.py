@@ -53,6 +53,17 @@ def covariance(features: np.ndarray) -> np.ndarray:
     return _scatter(features, features.mean(0, dtype=np.float64)) / max(1, len(features) - 1)
 
 
+def effective_rank(features: np.ndarray) -> float:
+    """Directions that rows use: the exponential of the entropy of their spectrum; 0 for a point, NaN if not finite."""
+    if not np.isfinite([features.min(), features.max()]).all():
+        return float("nan")
+    spectrum = np.linalg.eigvalsh(covariance(features)).clip(min=0)
+    if spectrum.sum() <= np.finfo(np.float32).eps ** 2 * np.square(features, dtype=np.float64).sum() / len(features):
+        return 0.0
+    share = spectrum[spectrum > 0] / spectrum.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
 def within_covariance(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Covariance of rows around the mean of their label, pooled; ``labels`` are any values ``(N,)``."""
     codes, means, counts = label_means(features, labels)

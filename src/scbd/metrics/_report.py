@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._labels import as_columns
+from scbd._linear_maps import effective_rank
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._design import groups_of_design
 from scbd.metrics._embeddings import Embedding, Embeddings, named_embeddings
@@ -21,7 +22,6 @@ from scbd.metrics._resampling import interval
 from scbd.metrics._retrieval import retrieval
 from scbd.metrics._scored import (
     Scored,
-    effective_rank,
     mixing_scores,
     prefixed,
     probe_scores,

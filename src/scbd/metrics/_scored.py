@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from scbd._linear_maps import covariance
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._probes import probed
 from scbd.metrics._relationship_chance import relationship_chance
@@ -97,16 +96,6 @@ def replicate_scores(found: ReplicateRetrieval, n_bootstrap: int, seed: int) -> 
     if len(found.cross_position_table):
         scores["cross_position"] = _mean(found.cross_position_table, n_bootstrap, seed)
     return scores
-
-
-def effective_rank(embedding: Any) -> float:
-    """Directions that an embedding uses: the exponential of the entropy of its spectrum; 0 for a point."""
-    x = np.asarray(embedding)
-    spectrum = np.linalg.eigvalsh(covariance(x)).clip(min=0)
-    if spectrum.sum() <= np.finfo(np.float32).eps ** 2 * np.square(x, dtype=np.float64).sum() / len(x):
-        return 0.0
-    share = spectrum[spectrum > 0] / spectrum.sum()
-    return float(np.exp(-(share * np.log(share)).sum()))
 
 
 def prefixed(prefix: str, scores: Mapping[str, Scored]) -> dict[str, Scored]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from scbd import _linear_maps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,12 +48,4 @@ def effective_rank(z: Tensor) -> float:
     >>> round(scbd.nn.effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])), 3)
     4.0
     """
-    z = z.double()
-    if not bool(z.isfinite().all()):
-        return float("nan")
-    centred = z - z.mean(0)
-    eigenvalues = torch.linalg.eigvalsh(centred.T @ centred / len(z)).clamp(min=0)
-    total = eigenvalues.sum()
-    if total <= torch.finfo(torch.float32).eps ** 2:
-        return 0.0
-    return float(torch.special.entr(eigenvalues / total).sum().exp())
+    return _linear_maps.effective_rank(z.detach().double().cpu().numpy())
