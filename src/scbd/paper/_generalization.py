@@ -12,6 +12,7 @@ from scbd._outputs import save_figure
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.paper._alphas import by_alpha, cost_of_choosing
 from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, pixel_control, seeds_of
+from scbd.paper._chosen import chosen
 from scbd.paper._experiment import Experiment
 from scbd.paper._published import HELD_OUT, TABLE_1
 from scbd.paper._tables import ACCURACIES, HEALTH, names_of, table
@@ -168,7 +169,7 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
 def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
     scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
     control, pixels = (frame[frame["system"] == system] for system in ("random encoder", "pixel PCA"))
-    rows = pd.concat([part for part in (pixels, control, by_alpha(scbd), _chosen(erm)) if len(part)])
+    rows = pd.concat([part for part in (pixels, control, by_alpha(scbd), chosen(erm, ["system"])) if len(part)])
     rows = rows.assign(name=names_of(rows))
     published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
     text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
@@ -187,13 +188,6 @@ def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
             f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
         )
     return f"### {environment} held out\n\n{text}" if environment else text
-
-
-def _chosen(erm: pd.DataFrame) -> pd.DataFrame:
-    """Each seed's ERM run of the best accuracy in distribution: the paper's selection, blind to the test."""
-    if erm.empty:
-        return erm
-    return erm.loc[erm.groupby("seed")["own in"].idxmax()]
 
 
 def _figure(ax: Axes) -> Figure:

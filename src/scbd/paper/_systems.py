@@ -22,10 +22,11 @@ from scbd.paper._budgets import (
     pixel_control,
     seeds_of,
 )
+from scbd.paper._chosen import chosen, setting_of
 from scbd.paper._experiment import Experiment
 from scbd.paper._published import TABLE_1
 from scbd.paper._screens import correction_report
-from scbd.paper._tables import ACCURACIES, names_of, table, value_of
+from scbd.paper._tables import ACCURACIES, names_of, table
 from scbd.workflows import MODEL_SPACE, TRAINING_SPACE, settings_of
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
     from scbd.paper._budgets import Budget
     from scbd.workflows import Trial
-
-# of the search space, what tells the settings of a system apart
-_SETTINGS = ("lr", "weight_decay", "max_steps", "penalty", "step_size", "meta_lr", "pretrain_steps", "alpha")
 
 
 def cmnist_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -115,16 +113,13 @@ def _ivae(budget: Budget, seed: int, training: dict[str, Any]) -> Trial:
 
 def systems_report(frame: pd.DataFrame, out: Path) -> str:
     """Each system at its best in distribution, beside the paper; every setting as a point of the trade-off."""
-    named = frame.assign(name=names_of(frame), setting=_setting(frame))
+    named = frame.assign(name=names_of(frame), setting=setting_of(frame))
     # drawn with the one head that all have
     drawn = named[named["system"] != "random encoder"]
     ax = pl.trade_off(drawn, "r_c in", "r_c out", setting="setting", traced=["SCBD"])
     ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution")
     save_figure(cast("Figure", ax.figure), out / "trade_off.png")
-    # chosen by the head that learned with the encoder, where there is one
-    by = named["r_c in"] if "own in" not in named else named["own in"].fillna(named["r_c in"])
-    chosen = named.loc[by.groupby([named["name"], named["seed"]], sort=False).idxmax()]
-    return table(chosen, ["name"], ACCURACIES, published=TABLE_1.get(frame["dataset"].iloc[0], {}))
+    return table(chosen(named, ["name"]), ["name"], ACCURACIES, published=TABLE_1.get(frame["dataset"].iloc[0], {}))
 
 
 def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
@@ -137,12 +132,6 @@ def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
     ax.set(xlabel="F1 of the well (lower is better)", ylabel="average precision of complexes")
     save_figure(cast("Figure", ax.figure), out / "trade_off.png")
     return correction_report(frame, out)
-
-
-def _setting(frame: pd.DataFrame) -> pd.Series:
-    """What tells the settings of one system apart, as words."""
-    columns = [column for column in _SETTINGS if column in frame]
-    return frame[columns].map(value_of).agg(" ".join, axis=1)
 
 
 EXPERIMENTS = {
