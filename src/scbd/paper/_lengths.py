@@ -9,8 +9,9 @@ from scbd import pl
 from scbd._outputs import save_figure
 from scbd.paper._budgets import seeds_of
 from scbd.paper._chosen import chosen
+from scbd.paper._classifiers import cmnist_systems
 from scbd.paper._experiment import Experiment
-from scbd.paper._systems import cmnist_systems, screen_systems
+from scbd.paper._systems import screen_systems
 from scbd.paper._tables import ACCURACIES, CORRECTION, names_of, table
 
 if TYPE_CHECKING:

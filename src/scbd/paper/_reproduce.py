@@ -10,6 +10,7 @@ from scbd._outputs import write_text
 from scbd.paper import (
     _ablations,
     _bounds,
+    _classifiers,
     _counterfactuals,
     _generalization,
     _lengths,
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     **_long_run.EXPERIMENTS,
     **_bounds.EXPERIMENTS,
     **_maps.EXPERIMENTS,
+    **_classifiers.EXPERIMENTS,
     **_systems.EXPERIMENTS,
     **_lengths.EXPERIMENTS,
     **_neighbours.EXPERIMENTS,
@@ -75,7 +77,8 @@ def reproduce(
         ``"cmnist-map"``, ``"screen-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``,
         ``"screen-alphas"`` (what choosing alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
-        ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper); ``"cmnist-lengths"``,
+        ``"cmnist-systems"``, ``"camelyon17-systems"``, ``"pacs-systems"``, ``"vlcs-systems"``, ``"screen-systems"``
+        (every system of the paper); ``"cmnist-lengths"``,
         ``"screen-lengths"`` (latent-variable models trained for longer); ``"screen-neighbours"`` (batches of any cells,
         and of stretches that a disk reads fast);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
