@@ -129,6 +129,9 @@ def _add_reproduce(commands: Any) -> None:
     )
     again.add_argument("name", help=f"one of {', '.join(EXPERIMENTS)}; or 'list', which says what each is")
     again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
+    again.add_argument(
+        "--protocol", default="ours", help="ours, or authors: trained as the code of the paper's authors"
+    )
     again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
     again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
     again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")

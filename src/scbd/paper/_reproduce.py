@@ -22,6 +22,7 @@ from scbd.paper import (
     _systems,
 )
 from scbd.paper._budgets import Budget
+from scbd.paper._protocol import Protocol, as_authors
 from scbd.paper._tables import settings_table
 from scbd.workflows import DATASETS, Results, run_trials
 
@@ -57,6 +58,7 @@ def reproduce(
     name: str,
     *,
     budget: Budget = "smoke",
+    protocol: Protocol = "ours",
     path: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     n_seeds: int | None = None,
@@ -87,10 +89,14 @@ def reproduce(
     budget
         ``"smoke"``: minutes on two cores, to see that it works; ``"small"``: hours on two cores, small encoders;
         ``"paper"``: as published, for a GPU.
+    protocol
+        ``"authors"``: domain generalisation and batch correction as the code of the paper's authors has them, with
+        half as many batches as steps, the weights of the lowest validation loss, and their one set of coloured digits;
+        their head and their probe of the well are columns of every table anyway. See :doc:`/originals`.
     path
         Files of the data set, see its loader in :mod:`scbd.datasets`.
     out
-        Directory, ``results/<name>-<budget>`` by default.
+        Directory, ``results/<name>-<budget>`` by default, with the protocol behind it if it is not ours.
     n_seeds
         Number of seeds in place of the budget's.
     shard
@@ -105,8 +111,8 @@ def reproduce(
     Raises
     ------
     ValueError
-        If a name is not known, files are needed and no path was given, or rows of another version are there; before
-        anything is run.
+        If a name is not known, an experiment has no such protocol, files are needed and no path was given, or rows of
+        another version are there; before anything is run.
     FileNotFoundError
         If ``path`` does not hold the data set, or there is nothing to report.
 
@@ -114,20 +120,30 @@ def reproduce(
     --------
     >>> frame = scbd.paper.reproduce("cmnist", budget="small", path="data/mnist")  # hours  # doctest: +SKIP
     """
-    for what, asked, known in (("experiment", name, EXPERIMENTS), ("budget", budget, get_args(Budget))):
+    for what, asked, known in (
+        ("experiment", name, EXPERIMENTS),
+        ("budget", budget, get_args(Budget)),
+        ("protocol", protocol, get_args(Protocol)),
+    ):
         if asked not in known:
             msg = f"There is no {what} {asked!r}: use one of {', '.join(known)}."
             raise ValueError(msg)
     if n_seeds is not None and n_seeds < 1:
         msg = f"n_seeds={n_seeds}: run at least one seed."
         raise ValueError(msg)
-    out = Path("results") / f"{name}-{budget}" if out is None else Path(out)
+    out = default_out(name, budget, protocol) if out is None else Path(out)
     trials = EXPERIMENTS[name].trials(budget, n_seeds)
+    trials = trials if protocol == "ours" else as_authors(name, trials)
     if not report_only:
         for dataset in {trial.dataset for trial in trials}:
             DATASETS[dataset].check_path(path)
         run_trials(trials, out, path=path, shard=shard)
     return written(name, trials, out)
+
+
+def default_out(name: str, budget: str, protocol: str = "ours") -> Path:
+    """Where results go that were given no place."""
+    return Path("results") / "-".join([name, budget, *([] if protocol == "ours" else [protocol])])
 
 
 def written(name: str, trials: Sequence[Trial], out: Path) -> pd.DataFrame:

@@ -50,6 +50,8 @@ CORRECTION = {
     "y_probe_f1": Column("gene F1", digits=3),
     "e_probe_f1": Column("well F1", digits=3),
     "e_probe_chance_f1": Column("chance", digits=3),
+    # as the authors measure it, which depends on the scale of an embedding
+    "e_probe_f1_unstandardised": Column("well F1, unstandardised", digits=3),
     "ilisi": Column("iLISI", digits=3),
 }
 
