@@ -84,8 +84,9 @@ def reproduce(
         ``"screen-lengths"`` (latent-variable models trained for longer); ``"screen-neighbours"`` (batches of any cells,
         and of stretches that a disk reads fast);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
-        ``"funk22-cellprofiler"`` (batch correction); ``"cpjump1"``, ``"breinig2015"`` (feature tables), with
-        ``"cpjump1-settings"`` (what was chosen on training plates) and ``"cpjump1-ablations"``.
+        ``"funk22-systems"`` (every system of the paper), ``"funk22-cellprofiler"`` (batch correction); ``"cpjump1"``,
+        ``"breinig2015"`` (feature tables), with ``"cpjump1-settings"`` (what was chosen on training plates) and
+        ``"cpjump1-ablations"``.
     budget
         ``"smoke"``: minutes on two cores, to see that it works; ``"small"``: hours on two cores, small encoders;
         ``"paper"``: as published, for a GPU.

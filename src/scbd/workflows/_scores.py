@@ -203,14 +203,15 @@ def correction_scores(
     embedding
         ``(N, D)``.
     y_key, e_key, guide_key
-        Columns of gene, well and guide.
+        Columns of gene, well and guide. Where cells have no such column of guides, genes are averaged cell by cell.
     net
         Known relations between genes.
     """
     from anndata import AnnData
 
     table = AnnData(obs=adata.obs, obsm={"embedding": embedding})
-    keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "guide_key": guide_key}
+    guides = guide_key if guide_key in adata.obs else None
+    keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "guide_key": guides}
     # the paper's protocol, and what all rows mean: cells are split one by one, and environments read by a linear probe
     frame = benchmark(table, ["embedding"], **keys, group_key=None, kinds=["linear"], net=net)
     scores = frame.set_index("metric")
