@@ -133,6 +133,7 @@ def _add_reproduce(commands: Any) -> None:
         "--protocol", default="ours", help="ours, or authors: trained as the code of the paper's authors"
     )
     again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
+    again.add_argument("--weights", type=Path, help="state dict of torchvision's network, to start encoders from")
     again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
     again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
     again.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")

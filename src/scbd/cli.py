@@ -158,6 +158,7 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         arguments.name,
         budget=arguments.budget,
         protocol=arguments.protocol,
+        weights=arguments.weights,
         path=arguments.data,
         out=out,
         n_seeds=arguments.seeds,

@@ -24,7 +24,7 @@ from scbd.paper import (
 from scbd.paper._budgets import Budget
 from scbd.paper._protocol import Protocol, as_authors
 from scbd.paper._tables import settings_table
-from scbd.workflows import DATASETS, Results, run_trials
+from scbd.workflows import DATASETS, Results, run_trials, with_weights
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +63,7 @@ def reproduce(
     out: str | os.PathLike[str] | None = None,
     n_seeds: int | None = None,
     shard: tuple[int, int] = (1, 1),
+    weights: str | os.PathLike[str] | None = None,
     report_only: bool = False,
 ) -> pd.DataFrame:
     """Run one of the paper's experiments, and make its tables and figures.
@@ -102,6 +103,9 @@ def reproduce(
         Number of seeds in place of the budget's.
     shard
         ``(i, n)``: run every n-th trial of the grid only, for n processes that share ``out``.
+    weights
+        File to start encoders from, a state dict of torchvision's network of that name: at the paper's budget, PACS and
+        VLCS have a ResNet-50 that has seen ImageNet. Rows name its digest. Give it to a report, too.
     report_only
         Run nothing; make tables and figures of what is there.
 
@@ -112,10 +116,10 @@ def reproduce(
     Raises
     ------
     ValueError
-        If a name is not known, an experiment has no such protocol, files are needed and no path was given, or rows of
-        another version are there; before anything is run.
+        If a name is not known, an experiment has no such protocol, weights do not fit, files are needed and no path was
+        given, or rows of another version are there; before anything is run.
     FileNotFoundError
-        If ``path`` does not hold the data set, or there is nothing to report.
+        If the weights are not there, ``path`` does not hold the data set, or there is nothing to report.
 
     Examples
     --------
@@ -135,10 +139,11 @@ def reproduce(
     out = default_out(name, budget, protocol) if out is None else Path(out)
     trials = EXPERIMENTS[name].trials(budget, n_seeds)
     trials = trials if protocol == "ours" else as_authors(name, trials)
+    trials = trials if weights is None else with_weights(trials, weights)
     if not report_only:
         for dataset in {trial.dataset for trial in trials}:
             DATASETS[dataset].check_path(path)
-        run_trials(trials, out, path=path, shard=shard)
+        run_trials(trials, out, path=path, shard=shard, weights=weights)
     return written(name, trials, out)
 
 
