@@ -17,7 +17,7 @@ from hypothesis import settings
 
 import scbd
 from scbd.model import ImageModel
-from scbd.nn import _encoders as encoders
+from scbd.nn import _networks as encoders
 
 IMAGE_KEY = "single_cell_images"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -32,3 +33,11 @@ def test_tables_are_made_of_their_rows(folder, tmp_path):
     assert f"results/{folder.name}/table.md" in shown
     for figure in tmp_path.glob("*.png"):
         assert (folder / figure.name).is_file() and f"results/{folder.name}/{figure.name}" in shown
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_row_answers_a_trial_of_the_small_budget(folder):
+    """Whatever its system means today: a grid that changes must not lose what was run of it."""
+    grid = {json.dumps(asdict(trial), sort_keys=True) for trial in EXPERIMENTS[folder.name].trials("small", None)}
+    lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.dumps(json.loads(line)["trial"], sort_keys=True) for line in lines} <= grid

@@ -13,9 +13,9 @@ from scbd.model import TrainSettings
 # of `scbd reproduce`, in the order of its list, which takes seconds to import; a test compares them
 EXPERIMENTS = (
     "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations cmnist-long "
-    "cmnist-variance cmnist-map screen-map cmnist-systems screen-systems cmnist-lengths screen-lengths "
-    "screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 funk22-cellprofiler cpjump1 "
-    "cpjump1-settings cpjump1-ablations breinig2015"
+    "cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems vlcs-systems screen-systems "
+    "cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 "
+    "funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015"
 ).split()
 _HOW_LONG = (
     "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "
@@ -129,7 +129,11 @@ def _add_reproduce(commands: Any) -> None:
     )
     again.add_argument("name", help=f"one of {', '.join(EXPERIMENTS)}; or 'list', which says what each is")
     again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
+    again.add_argument(
+        "--protocol", default="ours", help="ours, or authors: trained as the code of the paper's authors"
+    )
     again.add_argument("--data", type=Path, help="files of the data set, where it is not downloaded")
+    again.add_argument("--weights", type=Path, help="state dict of torchvision's network, to start encoders from")
     again.add_argument("--out", type=Path, help="directory; results/NAME-BUDGET without it")
     again.add_argument("--seeds", type=int, help="number of seeds, in place of the budget's")
     again.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")

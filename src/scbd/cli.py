@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scbd._command_line import parser_of_commands
@@ -146,7 +145,7 @@ def _named(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:
-    from scbd.paper import EXPERIMENTS, reproduce
+    from scbd.paper import EXPERIMENTS, default_out, reproduce
 
     if arguments.name == "list":
         for name, experiment in EXPERIMENTS.items():
@@ -154,10 +153,12 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         return 0
     logging.basicConfig(format="scbd: %(message)s")
     logging.getLogger("scbd").setLevel(logging.INFO)
-    out = arguments.out or Path("results") / f"{arguments.name}-{arguments.budget}"
+    out = arguments.out or default_out(arguments.name, arguments.budget, arguments.protocol)
     reproduce(
         arguments.name,
         budget=arguments.budget,
+        protocol=arguments.protocol,
+        weights=arguments.weights,
         path=arguments.data,
         out=out,
         n_seeds=arguments.seeds,

@@ -9,7 +9,7 @@ import pytest
 import zarr
 from official import write_lmdb
 
-from scbd.data import write_screen
+from scbd.data import add_to_screen, write_screen
 from scbd.datasets import corum, funk22, funk22_cellprofiler, funk22_guides, funk22_profiles
 from scbd.datasets._networks import gene_sets
 from scbd.metrics import Relations, relationship_average_precision
@@ -60,6 +60,25 @@ def test_all_of_a_screen_stays_on_the_disk(screen, tmp_path):
     assert isinstance(everything.obsm["single_cell_images"], zarr.Array) and everything.n_obs == 40
     assert some.n_obs == 6 and set(some.obs["gene"]) <= {"AAAS", "nontargeting"}
     np.testing.assert_array_equal(some.obsm["single_cell_images"][:, 0, 0, 0], some.obs_names.astype(int))
+
+
+def test_guides_are_known_or_it_is_said_what_to_do(screen, tmp_path):
+    with pytest.raises(
+        ValueError, match="do not name their guides, .* scbd convert .*crops --y-key gene --out crops.zarr"
+    ):
+        funk22(screen, guides=True)
+    store = tmp_path / "s.zarr"
+    write_screen(store, screen, y_key="gene")
+    with pytest.raises(ValueError, match=r"does not say which guide each cell has: add obs\['sgRNA'\]"):
+        funk22(store, guides=True)
+    cells = funk22(store)
+    cells.obs["sgRNA"] = [f"guide {i % 3}" for i in range(40)]
+    cells.obsm["X_cellprofiler"] = np.arange(80.0).reshape(40, 2)
+    add_to_screen(store, cells)
+    assert funk22(store, guides=True).obs["sgRNA"].nunique() == 3
+    some = funk22(store, guides=True, n_cells=6)
+    rows = cells.obs_names.get_indexer(some.obs_names)
+    np.testing.assert_array_equal(some.obsm["X_cellprofiler"], cells.obsm["X_cellprofiler"][rows])
 
 
 @pytest.mark.parametrize("genes", [None, ["AAAS"]])

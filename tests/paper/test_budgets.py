@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import get_args
 
 import pytest
@@ -44,6 +45,23 @@ def test_the_paper_s_settings():
         assert trial.training["max_steps"] == 150_000 and trial.training["perturbations_per_batch"] == 256
         assert trial.training["train_size"] == 0.83 and trial.training["validation_size"] == 0.02
     assert {trial.training["max_steps"] for trial in settings("counterfactuals")} == {25_000}
+
+
+def test_the_screen_of_funk_et_al_is_read_where_it_lies_by_every_system_of_the_figure():
+    trials = EXPERIMENTS["funk22-systems"].trials("paper", None)
+    assert {json.dumps(trial.data) for trial in trials} == {'{"guides": true}'}  # and no number of cells
+    by_system = {trial.system: trial for trial in trials}
+    names = {"CellProfiler", "VAE", "iVAE", "mcVAE", "SCBD", "pixel PCA", "random encoder"}
+    assert set(by_system) == names and trials[0].system == "CellProfiler"
+    assert {trial.model["alpha"] for trial in trials if trial.system == "SCBD"} == {0, 1, 8}
+    for name in ("VAE", "iVAE", "mcVAE"):
+        model, training = by_system[name].model, by_system[name].training
+        assert model["n_latent"] == 64 and model["image_size"] == 64 and model["kl_warmup_steps"] == 4500
+        assert training["max_epochs"] == 3 and "max_steps" not in training and training["train_size"] == 0.83
+        assert training["lr"] == 1e-4 and training["weight_decay"] == 0.01 and training["load_best"]
+    # 1,024 pairs of a control and a perturbed cell, as contrastive-ops draws them
+    assert by_system["mcVAE"].training["batch_size"] == 2048 and by_system["mcVAE"].model["n_environment_latent"] == 32
+    assert by_system["VAE"].training["batch_size"] == 1024
 
 
 def test_the_small_budget_is_the_one_that_was_asked_for():

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from anndata import AnnData
 from official import (
     breinig2015_table,
     camelyon17_table,
@@ -22,6 +23,7 @@ from official import (
 )
 from pictures import is_drawn
 
+from scbd.data import add_to_screen, write_screen
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.datasets._domains import PACS_CLASSES, VLCS_CLASSES
 from scbd.paper import EXPERIMENTS
@@ -69,7 +71,12 @@ def funk22(folder: Path) -> Path:
     for i in range(150):
         crop = rng.integers(0, 2000 + 500 * (i % 5), (4, 100, 100), dtype=np.uint16)
         values[f"{i:04d}_2020_6W_A{i % 3}_{i}_{GENES[i % 5]}_{i}"] = crop.tobytes()
-    return write_lmdb(folder, values)
+    crops = write_lmdb(folder.with_name("crops"), values)
+    screen = write_screen(folder, crops, y_key="gene", enable_progress_bar=False)
+    cells = AnnData(obs=screen.obs.assign(sgRNA=screen.obs["gene"]))
+    cells.obsm["X_cellprofiler"] = rng.normal(size=(150, 4))
+    add_to_screen(folder, cells)
+    return folder
 
 
 def funk22_cellprofiler(folder: Path) -> Path:
@@ -95,7 +102,7 @@ FILES = {
     "camelyon17": (camelyon17, "camelyon17_v1.0"),
     "colored_mnist": (mnist, "mnist"),
     "cpjump1": (cpjump1, "wells.parquet"),
-    "funk22": (funk22, "crops"),
+    "funk22": (funk22, "screen.zarr"),
     "funk22_cellprofiler": (funk22_cellprofiler, "features.parquet"),
     "pacs": (pacs, "PACS"),
     "rxrx1": (rxrx1, "rxrx1_v1.0"),

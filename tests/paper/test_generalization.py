@@ -30,8 +30,8 @@ def generalization_rows(**more) -> pd.DataFrame:
         rows.append(shared | {"system": "random encoder", "alpha": 0.0, "r_c in": 0.9, "r_c out": 0.7, "z_c out": 0.3})
         for alpha, r_in, out in [(10.0, 0.95, 0.92 + 0.02 * seed), (0.0, 1.0, 0.25)]:
             rows.append(shared | {"system": "SCBD", "alpha": alpha, "r_c in": r_in, "r_c out": out, "z_c out": out})
-        for own, out in [(0.7, 0.6), (0.9, 0.4), (0.8, 0.5)]:
-            rows.append(same | {"system": "ERM", "own in": own, "own out": out, "r_c out": 0.3})
+        for lr, own, out in [(1e-4, 0.7, 0.6), (1e-3, 0.9, 0.4), (1e-2, 0.8, 0.5)]:
+            rows.append(same | {"system": "ERM", "lr": lr, "own in": own, "own out": out, "r_c out": 0.3})
     return pd.DataFrame(rows)
 
 

@@ -7,8 +7,9 @@ import pytest
 from markdown_tables import rows_of
 from pictures import is_drawn
 
+from scbd.paper._classifiers import cmnist_systems
 from scbd.paper._lengths import cmnist_lengths, lengths_report, screen_lengths
-from scbd.paper._systems import cmnist_systems, screen_systems
+from scbd.paper._systems import screen_systems
 
 
 @pytest.mark.parametrize(("longer", "usual"), [(cmnist_lengths, cmnist_systems), (screen_lengths, screen_systems)])

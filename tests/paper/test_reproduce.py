@@ -8,7 +8,7 @@ import pytest
 from official import write_mnist
 
 from scbd.cli import main
-from scbd.paper import _budgets, _generalization, reproduce
+from scbd.paper import _budgets, _spaces, reproduce
 from scbd.paper._reproduce import EXPERIMENTS
 from scbd.workflows import DATASETS, UNTRAINED
 
@@ -21,7 +21,7 @@ def digits(tmp_path, monkeypatch):
     model, training = _budgets.SIZES["smoke"]
     monkeypatch.setitem(_budgets.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
     monkeypatch.setitem(_budgets.DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
-    monkeypatch.setattr(_generalization, "UNTRAINED", UNTRAINED | {"max_steps": 2})
+    monkeypatch.setattr(_spaces, "UNTRAINED", UNTRAINED | {"max_steps": 2})
     return write_mnist(tmp_path / "mnist")
 
 

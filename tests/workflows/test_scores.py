@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from anndata import AnnData
 
 from scbd.metrics import label_probe
 from scbd.workflows import generalization_scores
+from scbd.workflows._authors_probe import unstandardised_f1
 from scbd.workflows._scores import correction_scores
 
 
@@ -52,4 +55,21 @@ def test_rows_of_batch_correction_split_cells_one_by_one():
     scores = correction_scores(adata, z, y_key="gene", e_key="well", guide_key="guide", net=None)
     probes = {f"y_probe_{name}": value for name, value in label_probe(z, obs["gene"]).items()}
     probes |= {f"e_probe_{name}": value for name, value in label_probe(z, obs["well"]).items()}
+    probes["e_probe_f1_unstandardised"] = unstandardised_f1(z, obs["well"].to_numpy())
     assert {name: value for name, value in scores.items() if "probe" in name} == probes
+
+
+def test_genes_are_averaged_guide_by_guide_where_guides_are_known():
+    """A guide with most of the cells has no more say than another."""
+    rng = np.random.default_rng(0)
+    gene = np.repeat([f"G{i}" for i in range(8)] + ["nontargeting"], 60)
+    many = np.tile(np.arange(60) > 5, 9)
+    obs = pd.DataFrame({"gene": gene, "well": rng.integers(2, size=540).astype(str)})
+    z = rng.normal(size=(540, 4)) + many[:, None] * rng.normal(size=(9, 4)).repeat(60, axis=0) * 3
+    net = pd.DataFrame({"source": ["a", "a", "b", "b"], "target": ["G0", "G1", "G2", "G3"]})
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well", "net": net}
+    without = AnnData(obs=obs.set_index(obs.index.astype(str)))
+    with_guides = AnnData(obs=without.obs.assign(guide=gene + np.where(many, "/1", "/2")))
+    plain = correction_scores(without, z, guide_key=None, **keys)
+    assert correction_scores(without, z, guide_key="guide", **keys) == plain
+    assert correction_scores(with_guides, z, guide_key="guide", **keys) != plain

@@ -83,7 +83,8 @@ class DANNModel(ClassifierModel):
     References
     ----------
     Ganin et al. (2016), Domain-adversarial training of neural networks. One optimiser and one learning rate for
-    encoder, head and discriminator. WILDS weighs the discriminator's own gradient by the penalty as well, a factor that
+    encoder, head and discriminator; the penalty is the same from the first step, where Ganin et al. let it rise from 0.
+    WILDS weighs the discriminator's own gradient by the penalty as well, a factor that
     AdamW takes out again; DomainBed trains it in turns with the encoder.
 
     Examples

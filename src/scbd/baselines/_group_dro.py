@@ -74,7 +74,9 @@ class GroupDROModel(ClassifierModel):
 
     References
     ----------
-    Sagawa et al. (2020), Distributionally robust neural networks for group shifts.
+    Sagawa et al. (2020), Distributionally robust neural networks for group shifts. Weights sum to 1 over all
+    environments, and the loss is over those in the batch: where it holds few of many, a step is smaller, as in WILDS.
+    Which ones it holds is drawn in proportion to their sizes; WILDS draws them alike.
 
     Examples
     --------

@@ -92,7 +92,8 @@ class IRMModel(ClassifierModel):
     penalty
         Weight of the squared slopes; the paper searches 1, 10, 100 and 1,000.
     anneal_steps
-        Steps at a weight of 1 before that (DomainBed's 500 by default).
+        Steps at a weight of 1 before that (DomainBed's 500 by default). A penalty below 1 counts from the start, where
+        DomainBed begins with 1.
     reset_optimizer
         Begin the optimiser anew after these steps, as DomainBed and WILDS do: what it knows of gradients is of much
         smaller ones. By default it goes on.

@@ -23,6 +23,7 @@ CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
 _CROP = (4, 100, 100)
 _BLOCK = 1000
+_ADD_GUIDES = "add obs['sgRNA'] to it with scbd.data.add_to_screen"
 _NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
 # numbers in a table of cells that are no features
 _NO_FEATURES = {"uid", "plate", "well", "tile", "site", "cell", "index", "label", "i", "j", "count", "n_guides"}
@@ -33,6 +34,7 @@ def funk22(
     *,
     n_cells: int | None = None,
     genes: Sequence[str] | None = None,
+    guides: bool = False,
     seed: int = 0,
 ) -> AnnData:
     """Crops of single cells of Funk et al. (2022): 5,050 knockouts, 34 wells, about 26 million crops.
@@ -50,6 +52,9 @@ def funk22(
         Take so many random cells: they are in memory, 80 kB a cell.
     genes
         Take only these, and the non-targeting control.
+    guides
+        Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the LMDB do not name it: add it to a screen
+        with :func:`scbd.data.add_to_screen`, as CellProfiler's features, ``obsm["X_cellprofiler"]``.
     seed
         Seed of the choice.
 
@@ -65,8 +70,8 @@ def funk22(
     FileNotFoundError
         If there is no database.
     ValueError
-        If it is none, a key or a crop is not of this form (which), no cell is left, or crops of an LMDB are more than
-        this machine's memory.
+        If it is none, a key or a crop is not of this form (which), no cell is left, guides are to be known and are not,
+        or crops of an LMDB are more than this machine's memory.
 
     References
     ----------
@@ -82,7 +87,13 @@ def funk22(
 
     path = Path(path)
     if path.suffix in (".h5ad", ".zarr"):
-        return _of_screen(path, n_cells, genes, seed)
+        return _of_screen(path, n_cells, genes, seed, guides=guides)
+    if guides:
+        msg = (
+            f"The crops of {path} do not name their guides, and all of them are more than memory holds: write a "
+            f"screen, scbd convert {path} --y-key gene --out crops.zarr, {_ADD_GUIDES}, and give crops.zarr."
+        )
+        raise ValueError(msg)
     with open_lmdb(path) as database, database.begin() as transaction:
         if genes is None:  # else it is known once keys were read, which takes minutes
             n = transaction.stat()["entries"]
@@ -240,13 +251,16 @@ def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | N
     return [bytes(key) for key, taken in zip(names, chosen, strict=True) if taken]
 
 
-def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int) -> AnnData:
+def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int, *, guides: bool) -> AnnData:
     """A screen where it lies, or some of its cells in memory."""
     from anndata import AnnData
 
     from scbd.data import image_source, open_screen
 
     screen = open_screen(path)
+    if guides and "sgRNA" not in screen.obs:
+        msg = f"{path} does not say which guide each cell has: {_ADD_GUIDES}."
+        raise ValueError(msg)
     rows = np.arange(screen.n_obs)
     if genes is not None:
         rows = np.flatnonzero(screen.obs["gene"].isin({CONTROL, *genes}))
@@ -254,8 +268,9 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
         rows = np.sort(np.random.default_rng(seed).choice(rows, n_cells, replace=False))
     if len(rows) == screen.n_obs:
         return screen
+    others = {key: np.asarray(values[rows]) for key, values in screen.obsm.items() if key != IMAGE_KEY}
     images = image_source(screen, IMAGE_KEY).read(rows)
-    return AnnData(obs=screen.obs.iloc[rows], var=screen.var, obsm={IMAGE_KEY: images})
+    return AnnData(obs=screen.obs.iloc[rows], var=screen.var, obsm=others | {IMAGE_KEY: images})
 
 
 def _check_memory(path: Path, n: int) -> None:

@@ -3,11 +3,12 @@
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather
 from scbd.nn._effects import environment_effects
-from scbd.nn._encoders import ENCODERS, Block, Features, Representation, build_encoder
+from scbd.nn._encoders import Block, Features, Representation
 from scbd.nn._groups import Groups
 from scbd.nn._health import effective_rank, spread
 from scbd.nn._learned import contrastive_ceiling, share_learned
 from scbd.nn._losses import invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn._networks import ENCODERS, build_encoder
 from scbd.nn._numbers import Numbers
 from scbd.nn._preprocess import Preprocess, random_orientation
 from scbd.nn._scaling import FeatureScaling
@@ -46,11 +47,11 @@ from scbd.nn._design import Environments as Environments
 from scbd.nn._distributed import agree_on_buffers as agree_on_buffers
 from scbd.nn._distributed import wait_for_all as wait_for_all
 from scbd.nn._distributed import world as world
-from scbd.nn._encoders import FEATURE_ENCODERS as FEATURE_ENCODERS
-from scbd.nn._encoders import IdentityLinear as IdentityLinear
 from scbd.nn._groups import pair_codes as pair_codes
 from scbd.nn._loss_inputs import check_smoothing as check_smoothing
 from scbd.nn._loss_inputs import check_temperature as check_temperature
 from scbd.nn._losses import InvarianceReduction as InvarianceReduction
+from scbd.nn._networks import FEATURE_ENCODERS as FEATURE_ENCODERS
+from scbd.nn._networks import IdentityLinear as IdentityLinear
 from scbd.nn._preprocess import Intensity as Intensity
 from scbd.nn._transform import Whitening as Whitening

@@ -4,3 +4,6 @@ from scbd.paper._demo import demo
 from scbd.paper._reproduce import EXPERIMENTS, reproduce
 
 __all__ = ["EXPERIMENTS", "demo", "reproduce"]
+
+# for other packages of scbd; no part of the API
+from scbd.paper._reproduce import default_out as default_out

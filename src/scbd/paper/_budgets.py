@@ -12,6 +12,7 @@ Budget = Literal["smoke", "small", "paper"]
 PUBLISHED: dict[str, Any] = {"invariance": "listing", "smoothing": 0.0}
 # those defaults spelled out, so that rows say what they are; z_s is left out, which leaves z_c as it is
 OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}
+PUBLISHED_ALPHAS = (0, 64, 128, 192)
 OUR_ALPHA = 0.01
 OUR_ALPHAS = (0.0, 0.003, 0.01, 0.03, 0.1, "auto")
 

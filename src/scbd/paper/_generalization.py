@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
 from scbd import pl
 from scbd._outputs import save_figure
-from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
+from scbd.datasets import PACS_DOMAINS
 from scbd.paper._alphas import by_alpha, cost_of_choosing
-from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, pixel_control, seeds_of
+from scbd.paper._budgets import OUR_ALPHAS, OURS, generalization_settings, generalization_trial, seeds_of
+from scbd.paper._chosen import chosen
 from scbd.paper._experiment import Experiment
-from scbd.paper._published import HELD_OUT, TABLE_1
-from scbd.paper._tables import ACCURACIES, HEALTH, names_of, table
-from scbd.workflows import UNTRAINED, in_out_correlation
+from scbd.paper._published import published_of
+from scbd.paper._spaces import SPACES, sweep
+from scbd.paper._tables import ACCURACIES, HEALTH, by_environment, names_of, table
+from scbd.workflows import in_out_correlation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -30,31 +30,27 @@ if TYPE_CHECKING:
 
 def cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST: alpha against accuracy, and ERM (paper, table 1, figures 3 and 5)."""
-    alphas = {"smoke": (0, 10, 192), "small": (0, 1, 3, 10, 30, 64, 128, 192), "paper": (0, 64, 128, 192)}[budget]
-    return _sweeps("colored_mnist", budget, alphas, seeds_of(n_seeds, budget, 5, 10))
+    return sweep(SPACES["colored_mnist"], budget, n_seeds)
 
 
 def camelyon17(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Camelyon17-WILDS: alpha against accuracy, and ERM (paper, table 1)."""
-    alphas = {"smoke": (0, 10), "small": (0, 3, 10, 30, 192), "paper": (0, 64, 128, 192)}[budget]
-    model = {"encoder": "densenet121"} if budget == "paper" else {}
-    return _sweeps("camelyon17", budget, alphas, seeds_of(n_seeds, budget, 3, 10), changes=model)
+    return sweep(SPACES["camelyon17"], budget, n_seeds)
 
 
 def rxrx1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """RxRx1-WILDS, which the paper does not have: alpha against accuracy."""
-    alphas = {"smoke": (0, 1), "small": (0, 1, 10), "paper": (0, 1, 10, 64)}[budget]
-    return _sweeps("rxrx1", budget, alphas, seeds_of(n_seeds, budget, 3, 3), erm=False)
+    return sweep(SPACES["rxrx1"], budget, n_seeds, erm=False)
 
 
 def pacs(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """PACS, each domain held out in turn (paper, appendix)."""
-    return _held_out("pacs", PACS_DOMAINS, budget, n_seeds)
+    return sweep(SPACES["pacs"], budget, n_seeds)
 
 
 def vlcs(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """VLCS, each domain held out in turn (paper, appendix)."""
-    return _held_out("vlcs", VLCS_DOMAINS, budget, n_seeds)
+    return sweep(SPACES["vlcs"], budget, n_seeds)
 
 
 def cmnist_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -67,70 +63,6 @@ def pacs_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
     steps = {"smoke": 20, "small": 300, "paper": 25_000}[budget]
     domains = PACS_DOMAINS[: 1 if budget == "smoke" else None]
     return [trial for d in domains for trial in _our_alphas("pacs", budget, n_seeds, steps, test_environment=d)]
-
-
-def _held_out(dataset: str, domains: Sequence[str], budget: Budget, n_seeds: int | None) -> list[Trial]:
-    alphas = {"smoke": (0, 10), "small": (0, 3, 10, 30), "paper": (0, 64, 128, 192)}[budget]
-    steps = {"smoke": 20, "small": 400, "paper": 25_000}[budget]
-    return [
-        trial
-        for domain in domains[: 1 if budget == "smoke" else None]
-        for trial in _sweeps(
-            dataset,
-            budget,
-            alphas,
-            seeds_of(n_seeds, budget, 3, 3),
-            max_steps=steps,
-            data={"test_environment": domain},
-        )
-    ]
-
-
-def _sweeps(
-    dataset: str,
-    budget: Budget,
-    alphas: Sequence[float],
-    n_seeds: int,
-    *,
-    max_steps: int | None = None,
-    erm: bool = True,
-    data: dict[str, Any] | None = None,
-    changes: dict[str, Any] | None = None,
-) -> list[Trial]:
-    """SCBD at several alphas; as controls the pixels, and an encoder never trained; ERM for the paper's assumption."""
-    data = data or {}
-    model, training = generalization_settings(budget)
-    model |= changes or {}
-    if max_steps is not None:
-        training |= {"max_steps": max_steps}
-    trials = []
-    for seed in range(n_seeds):
-        trials.append(pixel_control(dataset, budget, seed, **data))
-        control = training | UNTRAINED
-        for system, alpha, how in [("random encoder", 0, control), *(("SCBD", alpha, training) for alpha in alphas)]:
-            settings = model | {"alpha": float(alpha)}
-            trials.append(generalization_trial(dataset, budget, seed, settings, how, system, **data))
-    return trials + (_erm(dataset, budget, data, model["encoder"]) if erm else [])
-
-
-def _erm(dataset: str, budget: Budget, data: dict[str, Any], encoder: str) -> list[Trial]:
-    """ERM over learning rate, weight decay and length (paper, search space): a cloud to correlate over."""
-    lengths = {"smoke": (50,), "small": (150, 1500), "paper": (1500, 30_000, 150_000)}[budget]
-    decays = (0.0,) if budget == "smoke" else (0.0, 0.01)
-    seeds = range(1 if budget == "smoke" else 2)
-    model, same = {"encoder": encoder, "standardize": False}, {"batch_size": 32, "split": "split", "load_best": True}
-    return [
-        generalization_trial(
-            dataset,
-            budget,
-            seed,
-            model,
-            {"lr": lr, "weight_decay": decay, "max_steps": steps} | same,
-            "ERM",
-            **data,
-        )
-        for seed, lr, decay, steps in product(seeds, (1e-4, 1e-3, 1e-2), decays, lengths)
-    ]
 
 
 def _our_alphas(dataset: str, budget: Budget, n_seeds: int | None, steps: int, **data: Any) -> list[Trial]:
@@ -157,20 +89,15 @@ def generalization_report(frame: pd.DataFrame, out: Path) -> str:
     -------
     The tables, as Markdown.
     """
-    held_out = "test_environment" in frame
-    parts = [
-        _of_environment(part, out, str(name) if held_out else "")
-        for name, part in (frame.groupby("test_environment") if held_out else [("", frame)])
-    ]
-    return "\n\n".join(parts)
+    return by_environment(frame, out, _of_environment)
 
 
 def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
     scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
     control, pixels = (frame[frame["system"] == system] for system in ("random encoder", "pixel PCA"))
-    rows = pd.concat([part for part in (pixels, control, by_alpha(scbd), _chosen(erm)) if len(part)])
+    rows = pd.concat([part for part in (pixels, control, by_alpha(scbd), chosen(erm, ["system"])) if len(part)])
     rows = rows.assign(name=names_of(rows))
-    published = HELD_OUT.get(environment) or TABLE_1.get(frame["dataset"].iloc[0], {})
+    published = published_of(str(frame["dataset"].iloc[0]), environment)
     text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
     suffix = f"_{environment}" if environment else ""
     if len(scbd):
@@ -186,14 +113,7 @@ def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
             f"\n\nERM, {found['n']:.0f} runs: in- and out-of-distribution accuracy correlate with "
             f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
         )
-    return f"### {environment} held out\n\n{text}" if environment else text
-
-
-def _chosen(erm: pd.DataFrame) -> pd.DataFrame:
-    """Each seed's ERM run of the best accuracy in distribution: the paper's selection, blind to the test."""
-    if erm.empty:
-        return erm
-    return erm.loc[erm.groupby("seed")["own in"].idxmax()]
+    return text
 
 
 def _figure(ax: Axes) -> Figure:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from scbd import pl
 from scbd._outputs import save_figure
 from scbd.paper._budgets import seeds_of
+from scbd.paper._chosen import chosen
+from scbd.paper._classifiers import cmnist_systems
 from scbd.paper._experiment import Experiment
-from scbd.paper._systems import cmnist_systems, screen_systems
+from scbd.paper._systems import screen_systems
 from scbd.paper._tables import ACCURACIES, CORRECTION, names_of, table
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def lengths_report(frame: pd.DataFrame, out: Path) -> str:
 
     frame = frame.assign(name=names_of(frame))
     if "r_c in" in frame:
-        frame = frame.loc[frame.groupby(["name", "steps", "seed"])["r_c in"].idxmax()]
+        frame = chosen(frame, ["name", "steps"])
     frame = frame.sort_values(["name", "steps"], kind="stable")
     drawn = {score: label for score, label in _DRAWN.items() if score in frame}
     figure = plt.figure(figsize=(4 * len(drawn), 3.2), layout="constrained")

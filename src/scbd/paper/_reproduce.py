@@ -10,6 +10,7 @@ from scbd._outputs import write_text
 from scbd.paper import (
     _ablations,
     _bounds,
+    _classifiers,
     _counterfactuals,
     _generalization,
     _lengths,
@@ -21,8 +22,9 @@ from scbd.paper import (
     _systems,
 )
 from scbd.paper._budgets import Budget
+from scbd.paper._protocol import Protocol, as_authors
 from scbd.paper._tables import settings_table
-from scbd.workflows import DATASETS, Results, run_trials
+from scbd.workflows import DATASETS, Results, run_trials, with_weights
 
 if TYPE_CHECKING:
     import os
@@ -42,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     **_long_run.EXPERIMENTS,
     **_bounds.EXPERIMENTS,
     **_maps.EXPERIMENTS,
+    **_classifiers.EXPERIMENTS,
     **_systems.EXPERIMENTS,
     **_lengths.EXPERIMENTS,
     **_neighbours.EXPERIMENTS,
@@ -55,10 +58,12 @@ def reproduce(
     name: str,
     *,
     budget: Budget = "smoke",
+    protocol: Protocol = "ours",
     path: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     n_seeds: int | None = None,
     shard: tuple[int, int] = (1, 1),
+    weights: str | os.PathLike[str] | None = None,
     report_only: bool = False,
 ) -> pd.DataFrame:
     """Run one of the paper's experiments, and make its tables and figures.
@@ -75,23 +80,32 @@ def reproduce(
         ``"cmnist-map"``, ``"screen-map"`` (regimes of alpha); ``"cmnist-alphas"``, ``"pacs-alphas"``,
         ``"screen-alphas"`` (what choosing alpha costs);
         ``"cmnist-variance"``, ``"screen-variance"`` (our form of invariance, with an oracle and the published form);
-        ``"cmnist-systems"``, ``"screen-systems"`` (every system of the paper); ``"cmnist-lengths"``,
+        ``"cmnist-systems"``, ``"camelyon17-systems"``, ``"pacs-systems"``, ``"vlcs-systems"``, ``"screen-systems"``
+        (every system of the paper); ``"cmnist-lengths"``,
         ``"screen-lengths"`` (latent-variable models trained for longer); ``"screen-neighbours"`` (batches of any cells,
         and of stretches that a disk reads fast);
         ``"counterfactuals"`` (blocks exchanged and decoded); ``"screen"`` (simulated), ``"funk22"``,
-        ``"funk22-cellprofiler"`` (batch correction); ``"cpjump1"``, ``"breinig2015"`` (feature tables), with
-        ``"cpjump1-settings"`` (what was chosen on training plates) and ``"cpjump1-ablations"``.
+        ``"funk22-systems"`` (every system of the paper), ``"funk22-cellprofiler"`` (batch correction); ``"cpjump1"``,
+        ``"breinig2015"`` (feature tables), with ``"cpjump1-settings"`` (what was chosen on training plates) and
+        ``"cpjump1-ablations"``.
     budget
         ``"smoke"``: minutes on two cores, to see that it works; ``"small"``: hours on two cores, small encoders;
         ``"paper"``: as published, for a GPU.
+    protocol
+        ``"authors"``: domain generalisation and batch correction as the code of the paper's authors has them, with
+        half as many batches as steps, the weights of the lowest validation loss, and their one set of coloured digits;
+        their head and their probe of the well are columns of every table anyway. See :doc:`/originals`.
     path
         Files of the data set, see its loader in :mod:`scbd.datasets`.
     out
-        Directory, ``results/<name>-<budget>`` by default.
+        Directory, ``results/<name>-<budget>`` by default, with the protocol behind it if it is not ours.
     n_seeds
         Number of seeds in place of the budget's.
     shard
         ``(i, n)``: run every n-th trial of the grid only, for n processes that share ``out``.
+    weights
+        File to start encoders from, a state dict of torchvision's network of that name: at the paper's budget, PACS and
+        VLCS have a ResNet-50 that has seen ImageNet. Rows name its digest. Give it to a report, too.
     report_only
         Run nothing; make tables and figures of what is there.
 
@@ -102,29 +116,40 @@ def reproduce(
     Raises
     ------
     ValueError
-        If a name is not known, files are needed and no path was given, or rows of another version are there; before
-        anything is run.
+        If a name is not known, an experiment has no such protocol, weights do not fit, files are needed and no path was
+        given, or rows of another version are there; before anything is run.
     FileNotFoundError
-        If ``path`` does not hold the data set, or there is nothing to report.
+        If the weights are not there, ``path`` does not hold the data set, or there is nothing to report.
 
     Examples
     --------
     >>> frame = scbd.paper.reproduce("cmnist", budget="small", path="data/mnist")  # hours  # doctest: +SKIP
     """
-    for what, asked, known in (("experiment", name, EXPERIMENTS), ("budget", budget, get_args(Budget))):
+    for what, asked, known in (
+        ("experiment", name, EXPERIMENTS),
+        ("budget", budget, get_args(Budget)),
+        ("protocol", protocol, get_args(Protocol)),
+    ):
         if asked not in known:
             msg = f"There is no {what} {asked!r}: use one of {', '.join(known)}."
             raise ValueError(msg)
     if n_seeds is not None and n_seeds < 1:
         msg = f"n_seeds={n_seeds}: run at least one seed."
         raise ValueError(msg)
-    out = Path("results") / f"{name}-{budget}" if out is None else Path(out)
+    out = default_out(name, budget, protocol) if out is None else Path(out)
     trials = EXPERIMENTS[name].trials(budget, n_seeds)
+    trials = trials if protocol == "ours" else as_authors(name, trials)
+    trials = trials if weights is None else with_weights(trials, weights)
     if not report_only:
         for dataset in {trial.dataset for trial in trials}:
             DATASETS[dataset].check_path(path)
-        run_trials(trials, out, path=path, shard=shard)
+        run_trials(trials, out, path=path, shard=shard, weights=weights)
     return written(name, trials, out)
+
+
+def default_out(name: str, budget: str, protocol: str = "ours") -> Path:
+    """Where results go that were given no place."""
+    return Path("results") / "-".join([name, budget, *([] if protocol == "ours" else [protocol])])
 
 
 def written(name: str, trials: Sequence[Trial], out: Path) -> pd.DataFrame:

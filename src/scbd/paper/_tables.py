@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import pandas as pd
 
@@ -49,6 +50,8 @@ CORRECTION = {
     "y_probe_f1": Column("gene F1", digits=3),
     "e_probe_f1": Column("well F1", digits=3),
     "e_probe_chance_f1": Column("chance", digits=3),
+    # as the authors measure it, which depends on the scale of an embedding
+    "e_probe_f1_unstandardised": Column("well F1, unstandardised", digits=3),
     "ilisi": Column("iLISI", digits=3),
 }
 
@@ -72,6 +75,14 @@ def table(
         )
         lines.append([*cells, published.get(str(group[0]), "")] if published else cells)
     return markdown(lines)
+
+
+def by_environment(frame: pd.DataFrame, out: Path, report: Callable[[pd.DataFrame, Path, str], str]) -> str:
+    """A report of all rows, or one of each environment that was held out, under its name."""
+    if "test_environment" not in frame:
+        return report(frame, out, "")
+    parts = [(str(name), part) for name, part in frame.groupby("test_environment")]
+    return "\n\n".join(f"### {name} held out\n\n{report(part, out, name)}" for name, part in parts)
 
 
 def settings_table(frame: pd.DataFrame) -> str:

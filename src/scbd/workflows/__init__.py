@@ -41,4 +41,6 @@ __all__ = [
 # for other packages of scbd; no part of the API
 from scbd.workflows._seeding import seed_everything as seed_everything
 from scbd.workflows._select_system import settings_of as settings_of
+from scbd.workflows._selection_rule import best_setting as best_setting
 from scbd.workflows._systems import UNTRAINED as UNTRAINED
+from scbd.workflows._weights import with_weights as with_weights

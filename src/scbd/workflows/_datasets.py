@@ -34,7 +34,7 @@ class Dataset:
     needs_path
         Whether they cannot be downloaded.
     guide_key
-        Column of the guides, where each label has several.
+        Column of the guides, where each label has several; tables may lack it, such as raw crops of Funk et al.
     relations
         Known relations between labels, as a frame of ``source`` and ``target``.
     labels
@@ -106,9 +106,9 @@ DATASETS = {
         labels={"mechanism": "Metadata_moa", "target": "Metadata_gene"},
         setup={"layer": "X", "control": "DMSO", "position_key": "Metadata_Well"},
     ),
-    "funk22": Dataset(datasets.funk22, "gene", "well", relations=lambda adata: datasets.corum()),
+    "funk22": Dataset(datasets.funk22, "gene", "well", guide_key="sgRNA", relations=lambda adata: datasets.corum()),
     "funk22_cellprofiler": Dataset(
-        datasets.funk22_cellprofiler, "gene", "well", relations=lambda adata: datasets.corum()
+        datasets.funk22_cellprofiler, "gene", "well", guide_key="sgRNA", relations=lambda adata: datasets.corum()
     ),
     "pacs": Dataset(datasets.pacs, "class", "domain"),
     "rxrx1": Dataset(datasets.rxrx1, "sirna", "experiment"),

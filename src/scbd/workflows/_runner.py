@@ -20,6 +20,7 @@ from scbd.workflows._provenance import versions
 from scbd.workflows._rivals import NEEDED, RIVALS
 from scbd.workflows._systems import FEATURES, SYSTEMS
 from scbd.workflows._trials import Results
+from scbd.workflows._weights import begun, check_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,6 +40,7 @@ def run_trials(
     *,
     path: str | os.PathLike[str] | None = None,
     shard: tuple[int, int] = (1, 1),
+    weights: str | os.PathLike[str] | None = None,
 ) -> pd.DataFrame:
     """Run what has no row yet.
 
@@ -56,6 +58,8 @@ def run_trials(
     shard
         ``(i, n)``: run only every n-th trial of the grid, from the i-th (of 1 … n), for n processes or jobs of an array
         that share ``out``.
+    weights
+        File of weights that trials start from, which name its digest.
 
     Returns
     -------
@@ -64,7 +68,8 @@ def run_trials(
     Raises
     ------
     ValueError
-        If a name is not known, the shard is out of range, or a row of another version is there; before any is run.
+        If a name is not known, the shard is out of range, trials name other weights than are given, or a row of another
+        version is there; before any is run.
     ImportError
         If a system needs a package that is not installed; before any is run.
     FileExistsError
@@ -98,6 +103,7 @@ def run_trials(
             if name not in known:
                 msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
                 raise ValueError(msg)
+    check_weights(trials, weights)
     out = check_directory(out)
     results = Results(out)
     if left_out := results.left_out():
@@ -123,13 +129,22 @@ def run_trials(
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
         looked_at.add(digest)
-        run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key, digest)
+        run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key, digest, weights=weights)
     if not results.missing(trials):  # no other shard of this grid is still at work
         results.fold()
     return results.frame()
 
 
-def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, directory: Path, digest: str) -> None:
+def run_trial(
+    trial: Trial,
+    adata: AnnData,
+    dataset: Dataset,
+    results: Results,
+    directory: Path,
+    digest: str,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+) -> None:
     """Train and score one trial, and keep its row; its history stays in the directory.
 
     Parameters
@@ -144,12 +159,14 @@ def run_trial(trial: Trial, adata: AnnData, dataset: Dataset, results: Results, 
         State of the run while it lasts, ``history.csv`` afterwards.
     digest
         Of the cells, for the row.
+    weights
+        File of the weights that the trial names.
     """
     start = time.perf_counter()
     resumed = (directory / "last.ckpt").is_file()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, directory)
+        scores, model = PROTOCOLS[trial.protocol](begun(trial, adata, dataset, weights), adata, dataset, directory)
     messages = sorted({str(warning.message) for warning in caught if warning.category is UserWarning})
     run = versions() | {
         "digest": digest,

@@ -9,6 +9,7 @@ import numpy as np
 from scbd._labels import label_values
 from scbd.metrics import benchmark, label_probe, predict_labels
 from scbd.model import SCBDModel
+from scbd.workflows._authors_probe import unstandardised_f1
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,6 +194,8 @@ def correction_scores(
 ) -> dict[str, float]:
     """Biology and batch in an embedding of all cells: the metrics of :func:`scbd.metrics.benchmark`.
 
+    And the F1 of the environment as the paper's authors measure it, ``e_probe_f1_unstandardised``.
+
     Parameters
     ----------
     adata
@@ -200,20 +203,22 @@ def correction_scores(
     embedding
         ``(N, D)``.
     y_key, e_key, guide_key
-        Columns of gene, well and guide.
+        Columns of gene, well and guide. Where cells have no such column of guides, genes are averaged cell by cell.
     net
         Known relations between genes.
     """
     from anndata import AnnData
 
     table = AnnData(obs=adata.obs, obsm={"embedding": embedding})
-    keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "guide_key": guide_key}
+    guides = guide_key if guide_key in adata.obs else None
+    keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "guide_key": guides}
     # the paper's protocol, and what all rows mean: cells are split one by one, and environments read by a linear probe
     frame = benchmark(table, ["embedding"], **keys, group_key=None, kinds=["linear"], net=net)
     scores = frame.set_index("metric")
     chance = {f"{probe}_probe_chance_f1": scores.loc[f"{probe}_probe_f1", "chance"] for probe in "ye"}
+    theirs = {"e_probe_f1_unstandardised": unstandardised_f1(embedding, label_values(adata.obs, e_key).cat.codes)}
     # of the embedding of all cells, where the model's own health has that of a batch
-    return scores["value"].drop("effective_rank").to_dict() | chance
+    return scores["value"].drop("effective_rank").to_dict() | chance | theirs
 
 
 def _largest_share(labels: np.ndarray) -> float:

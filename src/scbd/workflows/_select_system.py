@@ -9,14 +9,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from scbd.workflows._cells import UserCells
+from scbd.workflows._selection_rule import best_setting
 from scbd.workflows._systems import SYSTEMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
     from anndata import AnnData
 
 # what every system is searched over (paper, appendix: table of the search space)
@@ -118,8 +119,8 @@ def select(
 
     Returns
     -------
-    The settings of the highest mean accuracy, and all runs. Of a classifier it is its own accuracy, of others that of
-    the nearest class mean on z_c.
+    The settings of the highest mean accuracy over seeds, which is how tables of experiments choose them, too, and all
+    runs. Of a classifier it is its own accuracy, of others that of the nearest class mean on z_c.
 
     Raises
     ------
@@ -163,8 +164,7 @@ def select(
     cells.check(fixed, train_kwargs, n_seeds)
     candidates = [[cells.trial(system, seed, fixed | m, train_kwargs | t) for seed in range(n_seeds)] for m, t in pairs]
     runs = cells.run([trial for candidate in candidates for trial in candidate], out)
-    accuracy = runs.set_index("key")["accuracy"]
-    accuracies = [float(accuracy[[trial.key for trial in candidate]].mean()) for candidate in candidates]
-    best = int(np.argmax(accuracies))
-    trial = candidates[best][0]
-    return Selection(dict(trial.model), dict(trial.training), accuracies[best], runs)
+    number = pd.Series(np.repeat(np.arange(len(candidates)), n_seeds))
+    best = best_setting(runs["accuracy"], number)
+    trial, accuracy = candidates[best][0], float(runs.loc[number == best, "accuracy"].mean())
+    return Selection(dict(trial.model), dict(trial.training), accuracy, runs)
