@@ -17,6 +17,7 @@ from scbd.paper import (
     _maps,
     _neighbours,
     _profiles,
+    _rivals,
     _screens,
     _systems,
 )
@@ -43,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     **_bounds.EXPERIMENTS,
     **_maps.EXPERIMENTS,
     **_systems.EXPERIMENTS,
+    **_rivals.EXPERIMENTS,
     **_lengths.EXPERIMENTS,
     **_neighbours.EXPERIMENTS,
     **_counterfactuals.EXPERIMENTS,
