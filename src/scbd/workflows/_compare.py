@@ -102,9 +102,10 @@ def compare(
         for correction in corrections:
             z = np.asarray(values) if correction is None else correct(values, correction, **known)
             shown = name if correction is None else f"{name}, {correction}"
-            found = [benchmark(cells.adata, {shown: z[~fit]}, **asked | how)]
-            found.append(pd.DataFrame(cells.of_unseen(z[~fit], how), columns=found[0].columns))
-            frames.append(pd.concat(found).assign(representation=shown, key=key))
+            named = {"representation": shown, "key": key}
+            frames.append(benchmark(cells.adata, {shown: z[~fit]}, **asked | how).assign(**named))
+            if more := list(cells.of_unseen(z[~fit], how)):
+                frames.append(pd.DataFrame(more).assign(**named))
     return pd.concat(frames, ignore_index=True)
 
 
