@@ -25,7 +25,7 @@ def cells() -> AnnData:
     gene, well = np.arange(n) % 7, rng.integers(4, size=n)
     of_pair = 3 * np.eye(4)[[0, 0, 1, 1, 2, 2, 3]]
     truth = of_pair[gene] + 0.5 * np.eye(7)[:, :4][gene] + 0.3 * rng.normal(size=(n, 4))
-    shifted = np.hstack([truth, np.zeros((n, 1))]) + 20 * rng.normal(size=(4, 5))[well]
+    shifted = np.hstack([truth, rng.normal(size=(n, 1))]) + 20 * rng.normal(size=(4, 5))[well]
     names = np.array([*(f"g{i}" for i in range(6)), "none"])[gene]
     obs = pd.DataFrame({"gene": pd.Categorical(names), "well": pd.Categorical(well.astype(str))})
     obs["split"] = np.where((rng.random(n) < 0.5) & ~np.isin(gene, [1, 4]), "train", "test")
