@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +15,20 @@ from scbd.baselines import CORRECTIONS, correct
 CELLS, WELL, CONTROL = wells(400)
 LABELS = np.where(CONTROL, "control", np.resize(["a", "b", "c"], len(CONTROL)))
 FIT = np.arange(len(CELLS)) // 9 % 3 > 0
-KNOWN = {"environments": WELL, "labels": LABELS, "controls": CONTROL, "fit": FIT}
+KNOWN: dict[str, Any] = {"environments": WELL, "labels": LABELS, "controls": CONTROL, "fit": FIT}
 
-of_controls = {"controls": CONTROL, "fit": FIT}
+OF_CONTROLS: dict[str, Any] = {"controls": CONTROL, "fit": FIT}
 BY_HAND: dict[str, Callable[[], np.ndarray]] = {
-    "centred": lambda: baselines.standardize_by_environment(CELLS, WELL, scale=False, **of_controls),
+    "centred": lambda: baselines.standardize_by_environment(CELLS, WELL, scale=False, **OF_CONTROLS),
     "standardised": lambda: baselines.standardize_by_environment(CELLS, WELL, fit=FIT),
-    "standardised on controls": lambda: baselines.standardize_by_environment(CELLS, WELL, **of_controls),
+    "standardised on controls": lambda: baselines.standardize_by_environment(CELLS, WELL, **OF_CONTROLS),
     "ComBat": lambda: baselines.combat(CELLS, WELL),
     "Harmony": lambda: baselines.harmony(CELLS, WELL),
-    "sphering": lambda: baselines.sphering(CELLS, **of_controls),
-    "TVN": lambda: baselines.tvn(CELLS, WELL, **of_controls),
-    "WCCN": lambda: baselines.wccn(CELLS, LABELS, **of_controls),
-    "LDA": lambda: baselines.lda(CELLS, LABELS, **of_controls),
-    "PLDA": lambda: baselines.plda(CELLS, LABELS, **of_controls),
+    "sphering": lambda: baselines.sphering(CELLS, **OF_CONTROLS),
+    "TVN": lambda: baselines.tvn(CELLS, WELL, **OF_CONTROLS),
+    "WCCN": lambda: baselines.wccn(CELLS, LABELS, **OF_CONTROLS),
+    "LDA": lambda: baselines.lda(CELLS, LABELS, **OF_CONTROLS),
+    "PLDA": lambda: baselines.plda(CELLS, LABELS, **OF_CONTROLS),
 }
 
 
@@ -50,7 +51,7 @@ def test_settings_are_the_function_s():
     assert correct(CELLS, "LDA", **KNOWN, n_components=2).shape == (len(CELLS), 2)
     positions = np.resize(["A01", "A02"], len(CELLS))
     told = correct(CELLS, "WCCN", **KNOWN, positions=positions)
-    np.testing.assert_array_equal(told, baselines.wccn(CELLS, LABELS, positions=positions, **of_controls))
+    np.testing.assert_array_equal(told, baselines.wccn(CELLS, LABELS, positions=positions, **OF_CONTROLS))
 
 
 @pytest.mark.parametrize(

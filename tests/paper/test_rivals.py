@@ -17,7 +17,11 @@ def test_everything_that_is_trained_stands_beside_every_correction_on_the_same_c
     systems = {trial.system for trial in trials}
     assert {"ERM", "CORAL", "DANN", "VAE", "iVAE", "mcVAE", "SCBD", "random encoder", "pixel PCA", "obsm"} <= systems
     assert {f"pixel PCA, {c}" for c in ("ComBat", "Harmony", "sphering", "TVN", "WCCN", "LDA", "PLDA")} <= systems
-    assert [trial.model["alpha"] for trial in trials if trial.system == "SCBD" and trial.seed == 0] == [0, 0.003, "auto"]
+    assert [trial.model["alpha"] for trial in trials if trial.system == "SCBD" and trial.seed == 0] == [
+        0,
+        0.003,
+        "auto",
+    ]
     assert trials[0].data["n_plate_maps"] > 1 and trials[0].data["well_imbalance"] > 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,7 @@ from conftest import make_cells
 from scbd.baselines import ERMModel, MCVAEModel
 from scbd.workflows._variants import blocks_of, side_by_side
 
-QUICK = {"max_steps": 2, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+QUICK: dict[str, Any] = {"max_steps": 2, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
 
 def test_the_mcvae_is_scored_as_its_paper_and_as_its_code_do():

@@ -88,7 +88,9 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, 0.003, "auto")),
     ]
     return [
-        Trial("new cells and perturbations", "simulated_screen_fold", system, seed, _SCREEN | _CELLS[budget], model, how)
+        Trial(
+            "new cells and perturbations", "simulated_screen_fold", system, seed, _SCREEN | _CELLS[budget], model, how
+        )
         for seed in range(seeds_of(n_seeds, budget, 3, 3))
         for system, model, how in systems
     ]

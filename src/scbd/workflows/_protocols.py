@@ -83,9 +83,9 @@ def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, 
     What moves environments onto each other by itself is scored as it is.
     """
     corrections: tuple[str | None, ...] = (None, "standardised")
+    model = None
     if is_computed(trial.system):
-        fit = (adata.obs["split"] == "train").to_numpy()
-        blocks, model = {AS_IT_IS: computed(trial, adata, dataset, fit)}, None
+        blocks = {AS_IT_IS: computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())}
         if any("environments" in CORRECTIONS[name].needs for name in parts_of(trial.system)[1]):
             corrections = (None,)
     else:
