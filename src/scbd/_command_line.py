@@ -14,8 +14,8 @@ from scbd.model import TrainSettings
 EXPERIMENTS = (
     "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations cmnist-long "
     "cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems vlcs-systems screen-systems "
-    "cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 "
-    "funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015"
+    "screen-rivals cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas "
+    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015"
 ).split()
 _HOW_LONG = (
     "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from official import breinig2015_table, cpjump1_table
 
+from scbd.datasets import simulated_screen
 from scbd.workflows import DATASETS
-from scbd.workflows._folds import breinig2015_fold, cpjump1_fold
+from scbd.workflows._folds import breinig2015_fold, cpjump1_fold, simulated_screen_fold
 
 
 @pytest.fixture
@@ -54,3 +55,21 @@ def test_half_of_the_cells_of_each_target_and_replicate_are_new(tmp_path):
 def test_a_path_is_asked_for_by_the_name_of_the_data():
     with pytest.raises(ValueError, match="cpjump1 is not downloaded by scbd: see scbd.datasets.cpjump1"):
         DATASETS["cpjump1"].check_path(None)
+
+
+def test_a_third_of_the_genes_and_of_each_gene_s_cells_are_new():
+    screen = {"n_cells": 3000, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 6, "image_size": 16}
+    cells = simulated_screen_fold(seed=1, **screen)
+    obs, whole = cells.obs, simulated_screen(seed=1, **screen).obs
+    assert obs["gene"][obs["unseen"]].nunique() == 3 and not (obs["unseen"] & (obs["gene"] == "nontargeting")).any()
+    assert set(obs["split"][obs["unseen"]]) == {"test"} and set(obs["split"]) == {"train", "validation", "test"}
+    # as many new cells of each gene, whether others of it were learned from or not
+    shares = (obs[obs["split"] == "test"]["gene"].value_counts() / whole["gene"].value_counts()).dropna()
+    assert shares.between(0.28, 0.39).all()
+    seen = obs[~obs["unseen"]]
+    assert 0.005 < (seen["split"] == "validation").mean() < 0.03
+    assert seen["gene"].astype(str).value_counts().to_dict().items() <= whole["gene"].value_counts().to_dict().items()
+    # the same each time, others for another seed
+    assert simulated_screen_fold(seed=1, **screen).obs.equals(obs)
+    again = simulated_screen_fold(seed=2, **screen).obs
+    assert set(again["gene"][again["unseen"]]) != set(obs["gene"][obs["unseen"]])

@@ -3,6 +3,7 @@
 from scbd.baselines._cellprofiler import cellprofiler_pca
 from scbd.baselines._combat import combat
 from scbd.baselines._coral import CORALModel
+from scbd.baselines._correct import correct
 from scbd.baselines._dann import DANNModel
 from scbd.baselines._discriminants import lda, plda
 from scbd.baselines._erm import ERMModel
@@ -31,6 +32,7 @@ __all__ = [
     "VAEModel",
     "cellprofiler_pca",
     "combat",
+    "correct",
     "harmony",
     "lda",
     "pixel_pca",
@@ -40,3 +42,7 @@ __all__ = [
     "tvn",
     "wccn",
 ]
+
+# for other packages of scbd; no part of the API
+from scbd.baselines._correct import CORRECTIONS as CORRECTIONS
+from scbd.baselines._correct import check_correction as check_correction

@@ -13,7 +13,7 @@ from scbd.metrics._embeddings import Embeddings, named_embeddings
 from scbd.metrics._probes import label_probe
 from scbd.metrics._readers import check_kinds
 from scbd.metrics._replicates import replicate_retrieval
-from scbd.metrics._table import chosen_rows, control_names, label_names
+from scbd.metrics._table import control_names, label_names, trained_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,7 +121,7 @@ def generalization(
     if guide_key is not None:
         guides = label_names(adata, guide_key)[rows]
         folds += _shared(_guide_folds(y, guides, n_folds, rng), y, f"guides of {guide_key!r}")
-    novelty = None if trained_on is None else _novelty(y, _trained(adata, trained_on)[rows], control, y_key)
+    novelty = None if trained_on is None else _novelty(y, trained_rows(adata, trained_on)[rows], control, y_key)
     found = []
     for name, key, values in compared:
         x = np.asarray(values)[rows] if len(rows) < n else np.asarray(values)
@@ -206,16 +206,6 @@ class _Novelty(NamedTuple):
     groups: dict[str, np.ndarray]
     is_negative: np.ndarray
     is_trained: np.ndarray
-
-
-def _trained(adata: AnnData, trained_on: str | ArrayLike) -> np.ndarray:
-    if not isinstance(trained_on, str):
-        return chosen_rows("trained_on", trained_on, adata.n_obs)
-    trained = np.isin(label_names(adata, trained_on), ["True", "train"])
-    if not trained.any():
-        msg = f"No row of obs[{trained_on!r}] says True or 'train': mark the rows that the embedding was trained on."
-        raise ValueError(msg)
-    return trained
 
 
 def _novelty(y: np.ndarray, is_trained: np.ndarray, control: Any, y_key: str) -> _Novelty:

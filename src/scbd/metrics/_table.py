@@ -102,6 +102,25 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     return mask
 
 
+def trained_rows(adata: AnnData, trained_on: str | ArrayLike) -> np.ndarray:
+    """A mask ``(N,)`` of rows that were learned from: given so, by number, or as a column that says it.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If it marks no row, or see :func:`chosen_rows`.
+    """
+    if not isinstance(trained_on, str):
+        return chosen_rows("trained_on", trained_on, adata.n_obs)
+    trained = np.isin(label_names(adata, trained_on), ["True", "train"])
+    if not trained.any():
+        msg = f"No row of obs[{trained_on!r}] says True or 'train': mark the rows that the embedding was trained on."
+        raise ValueError(msg)
+    return trained
+
+
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
     """Raise a KeyError that names the keys there are, if one is missing."""
     for slot, keys in (("obsm", obsm), ("obs", obs)):

@@ -13,6 +13,7 @@ from scbd.paper._classifiers import cmnist_systems
 from scbd.paper._experiment import Experiment
 from scbd.paper._systems import screen_systems
 from scbd.paper._tables import ACCURACIES, CORRECTION, names_of, table
+from scbd.paper._variants import by_variant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,7 @@ def lengths_report(frame: pd.DataFrame, out: Path) -> str:
     frame = frame.assign(name=names_of(frame))
     if "r_c in" in frame:
         frame = chosen(frame, ["name", "steps"])
+    frame = by_variant(frame, ACCURACIES | CORRECTION)
     frame = frame.sort_values(["name", "steps"], kind="stable")
     drawn = {score: label for score, label in _DRAWN.items() if score in frame}
     figure = plt.figure(figsize=(4 * len(drawn), 3.2), layout="constrained")

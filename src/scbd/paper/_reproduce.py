@@ -18,6 +18,7 @@ from scbd.paper import (
     _maps,
     _neighbours,
     _profiles,
+    _rivals,
     _screens,
     _systems,
 )
@@ -46,6 +47,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     **_maps.EXPERIMENTS,
     **_classifiers.EXPERIMENTS,
     **_systems.EXPERIMENTS,
+    **_rivals.EXPERIMENTS,
     **_lengths.EXPERIMENTS,
     **_neighbours.EXPERIMENTS,
     **_counterfactuals.EXPERIMENTS,

@@ -21,6 +21,7 @@ from scbd.paper._budgets import (
 )
 from scbd.paper._experiment import Experiment
 from scbd.paper._tables import CORRECTION, HEALTH, names_of, table
+from scbd.paper._variants import by_variant
 from scbd.workflows import UNTRAINED, Trial
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     for column in ("invariance", "system"):
         if column in frame:
             frame = frame.sort_values(column, ascending=column != "system", kind="stable")
-    named = frame.assign(name=names_of(frame))
+    named = by_variant(frame.assign(name=names_of(frame)), CORRECTION | HEALTH)
     order = list(named["name"].unique())
     long = named.melt("name", [c for c in CORRECTION if c in named], "metric", "value").dropna()
     chance = {"e_probe_f1": named["e_probe_chance_f1"].mean()} if "e_probe_chance_f1" in named else {}

@@ -17,7 +17,8 @@ from scbd.paper._budgets import (
 )
 from scbd.paper._experiment import Experiment
 from scbd.paper._screens import correction_report
-from scbd.paper._tables import names_of
+from scbd.paper._tables import CORRECTION, names_of
+from scbd.paper._variants import by_variant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """New cells of a simulated screen: features, latent-variable models and SCBD (paper, figure 4)."""
+    """New cells of an easy simulated screen: features, latent-variable models and SCBD (paper, figure 4)."""
     published, contrastive = new_cells_settings(budget)
-    # decoders of 256 channels: twice the time of a contrastive run at a fifth of its images, at the small budget
+    # decoders are slow: twice the time of a contrastive run at a fifth of its images, at the small budget
     steps, size = {"smoke": (40, 128), "small": (400, 256), "paper": (contrastive["max_steps"], 1024)}[budget]
     bound = contrastive | {"max_steps": steps, "batch_size": size}
     pixels = {"n_components": 64}
@@ -59,7 +60,8 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
 def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
     """Biology and batch of each system: a table, bars, and one against the other."""
     form = frame["invariance"].map({"listing": "SCBD, published", "variance": "SCBD"}).fillna(frame["system"])
-    named = frame.assign(system=form, setting=names_of(frame))
+    named = by_variant(frame.assign(system=form, name=names_of(frame)), CORRECTION)
+    named["setting"] = named["name"]
     traced = ["SCBD, published", "SCBD"]
     x, y = "e_probe_f1", "relationship_average_precision"
     ax = pl.trade_off(named, x, y, setting="setting", traced=traced)

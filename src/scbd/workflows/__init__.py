@@ -2,6 +2,7 @@
 
 from scbd.workflows._alpha_rule import AlphaSelection, choose_alpha, selection_regret
 from scbd.workflows._assumption import check_assumption, in_out_correlation
+from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
 from scbd.workflows._datasets import DATASETS
 from scbd.workflows._evaluate import evaluate
@@ -26,6 +27,7 @@ __all__ = [
     "Trial",
     "check_assumption",
     "choose_alpha",
+    "compare",
     "counterfactual_scores",
     "evaluate",
     "embedding_scores",
@@ -43,4 +45,6 @@ from scbd.workflows._seeding import seed_everything as seed_everything
 from scbd.workflows._select_system import settings_of as settings_of
 from scbd.workflows._selection_rule import best_setting as best_setting
 from scbd.workflows._systems import UNTRAINED as UNTRAINED
+from scbd.workflows._variants import CHANCE as CHANCE
+from scbd.workflows._variants import SEPARATOR as SEPARATOR
 from scbd.workflows._weights import with_weights as with_weights

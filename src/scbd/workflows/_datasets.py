@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scbd import datasets
 from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns
 from scbd.data import Inputs, digest_cells
-from scbd.workflows._folds import breinig2015_fold, cpjump1_fold
+from scbd.workflows._folds import breinig2015_fold, cpjump1_fold, simulated_screen_fold
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +42,12 @@ class Dataset:
         Columns of what perturbations have in common, such as mechanisms, by their names in tables.
     setup
         Further arguments of ``setup_anndata``: where the inputs are, if not images at their usual key, or features in
-        ``X``; and which cells are controls.
+        ``X``; and which cells are controls, where models are told of them.
+    control
+        Label of the cells that were not perturbed, which corrections learn from.
+    group_key
+        What a probe of the label holds out as a whole, where labels are not in all environments alike: else it would
+        read the environment, and know the labels that there are.
     """
 
     loader: Callable[..., AnnData]
@@ -53,6 +59,13 @@ class Dataset:
     relations: Callable[[AnnData], pd.DataFrame] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
+    control: str | None = None
+    group_key: str | None = None
+
+    @property
+    def label_keys(self) -> dict[str, Any]:
+        """What a score or a correction is told of the columns."""
+        return {"y_key": self.y_key, "e_key": self.e_key, "control": self.control}
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -94,6 +107,14 @@ class Dataset:
             raise ValueError(msg)
 
 
+# genes in wells
+_screen = partial(Dataset, y_key="gene", e_key="well", control="nontargeting")
+_SIMULATED: dict[str, Any] = {
+    "has_files": False,
+    "guide_key": "sgRNA",
+    "relations": lambda adata: adata.uns["truth"]["network"],
+}
+
 DATASETS = {
     "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
     "camelyon17": Dataset(datasets.camelyon17, "tumor", "hospital"),
@@ -105,20 +126,15 @@ DATASETS = {
         "Metadata_Plate",
         labels={"mechanism": "Metadata_moa", "target": "Metadata_gene"},
         setup={"layer": "X", "control": "DMSO", "position_key": "Metadata_Well"},
+        control="DMSO",
     ),
-    "funk22": Dataset(datasets.funk22, "gene", "well", guide_key="sgRNA", relations=lambda adata: datasets.corum()),
-    "funk22_cellprofiler": Dataset(
-        datasets.funk22_cellprofiler, "gene", "well", guide_key="sgRNA", relations=lambda adata: datasets.corum()
+    "funk22": _screen(datasets.funk22, guide_key="sgRNA", relations=lambda adata: datasets.corum()),
+    "funk22_cellprofiler": _screen(
+        datasets.funk22_cellprofiler, guide_key="sgRNA", relations=lambda adata: datasets.corum()
     ),
     "pacs": Dataset(datasets.pacs, "class", "domain"),
     "rxrx1": Dataset(datasets.rxrx1, "sirna", "experiment"),
-    "simulated_screen": Dataset(
-        datasets.simulated_screen,
-        "gene",
-        "well",
-        has_files=False,
-        guide_key="sgRNA",
-        relations=lambda adata: adata.uns["truth"]["network"],
-    ),
+    "simulated_screen": _screen(datasets.simulated_screen, **_SIMULATED),
+    "simulated_screen_fold": _screen(simulated_screen_fold, group_key="plate", **_SIMULATED),
     "vlcs": Dataset(datasets.vlcs, "class", "domain"),
 }

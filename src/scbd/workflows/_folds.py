@@ -1,13 +1,13 @@
-"""Tables of profiles with a part held out: plates, perturbations, and positions of controls."""
+"""Data with a part held out: plates, perturbations, positions of controls, cells."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scbd import datasets
-from scbd.data import stratified_split
+from scbd.data import hold_out_perturbations, stratified_split
 
 if TYPE_CHECKING:
     import os
@@ -98,3 +98,36 @@ def breinig2015_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int =
     known = stratified_split(labels, train_size=0.5, seed=fold).train
     cells.obs["split"] = np.where(np.isin(np.arange(cells.n_obs), known), "train", "test")
     return cells
+
+
+def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 1 / 3, **screen: Any) -> AnnData:
+    """A simulated screen of which some genes, and of all genes some cells, are not learned from.
+
+    Of the genes that are held out, the cells that would have been learned from are left out, so that all genes have as
+    many new cells, and scores of seen and unseen genes can be compared.
+
+    Parameters
+    ----------
+    seed
+        Of screen, genes and cells.
+    unseen
+        Share of the genes that are held out.
+    new
+        Share of each gene's cells in each well that are not learned from; one in forty of the others is for validation.
+    **screen
+        Arguments of :func:`scbd.datasets.simulated_screen`.
+
+    Returns
+    -------
+    Cells with ``obs["split"]``, ``"train"``, ``"validation"`` or ``"test"``, and ``obs["unseen"]``, whether the gene is
+    held out.
+    """
+    cells = datasets.simulated_screen(seed=seed, **screen)
+    genes, wells = (cells.obs[key].astype(str).to_numpy() for key in ("gene", "well"))
+    held = hold_out_perturbations(genes, share=unseen, validation_share=0, keep="nontargeting", seed=seed).test
+    parts = stratified_split([genes, wells], train_size=0.975 * (1 - new), validation_size=0.025 * (1 - new), seed=seed)
+    cells.obs["split"] = "test"
+    for name in ("train", "validation"):
+        cells.obs.iloc[getattr(parts, name), cells.obs.columns.get_loc("split")] = name
+    cells.obs["unseen"] = np.isin(np.arange(cells.n_obs), held)
+    return cells[~cells.obs["unseen"].to_numpy() | (cells.obs["split"] == "test").to_numpy()].copy()

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._labels import label_values
+from scbd.baselines import CORRECTIONS
 from scbd.data import hold_out_environments, stratified_split
+from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
 from scbd.workflows._profile_scores import across_environments, profile_scores
 from scbd.workflows._rivals import RIVALS, Table
@@ -18,7 +20,8 @@ from scbd.workflows._scores import (
     health_scores,
     selection_scores,
 )
-from scbd.workflows._systems import FEATURES, trained, with_head
+from scbd.workflows._systems import computed, is_computed, parts_of, trained, with_head
+from scbd.workflows._variants import AS_IT_IS, blocks_of, of_variant, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,9 +45,8 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
     Whatever was chosen was chosen in distribution; the test environment is looked at once, here. Every system has a
     head that learned with it, as the paper's authors report it, and one that is fitted afterwards.
     """
-    if trial.system in FEATURES:
-        fit = (adata.obs["split"] == "train").to_numpy()
-        embedding = FEATURES[trial.system](adata, fit=fit, seed=trial.seed, **trial.model)
+    if is_computed(trial.system):
+        embedding = computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())
         return embedding_scores(adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key), None
     model = trained(trial, adata, dataset, directory, **with_head(trial.training))
     return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
@@ -52,11 +54,10 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
 
 def batch_correction(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Embed all cells; find known relations between genes, and fail to find the well (paper, section 4.2)."""
-    if trial.system in FEATURES:
-        embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
-        return _correction(adata, embedding, dataset), None
+    if is_computed(trial.system):
+        return _correction(adata, computed(trial, adata, dataset), dataset), None
     model = trained(trial, adata, dataset, directory)
-    return _correction(adata, model.get_latent_representation(), dataset) | health_scores(model), model
+    return _correction_of_blocks(adata, model, dataset) | health_scores(model), model
 
 
 def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -65,15 +66,38 @@ def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset
     Of its training cells an encoder may know the perturbation by heart: a gene is then easy to read from them, and the
     well is not, whatever it makes of new ones.
     """
-    if trial.system in FEATURES:
+    if is_computed(trial.system):
         labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
         learned = stratified_split(labels, train_size=trial.training["train_size"], seed=trial.seed).train
         new = np.setdiff1d(np.arange(adata.n_obs), learned)
-        embedding = FEATURES[trial.system](adata, seed=trial.seed, **trial.model)
-        return _correction(adata[new], embedding[new], dataset), None
+        return _correction(adata[new], computed(trial, adata, dataset)[new], dataset), None
     model = trained(trial, adata, dataset, directory)
     new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
-    return _correction(adata[new], model.get_latent_representation(indices=new), dataset) | health_scores(model), model
+    return _correction_of_blocks(adata, model, dataset, new) | health_scores(model), model
+
+
+def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """The same, where of some perturbations no cell was learned from; each embedding as it is, and standardised.
+
+    Standardised by environment, with what is typical of the cells that were learned from: one training, both scores.
+    What moves environments onto each other by itself is scored as it is.
+    """
+    corrections: tuple[str | None, ...] = (None, "standardised")
+    model = None
+    if is_computed(trial.system):
+        blocks = {AS_IT_IS: computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())}
+        if any("environments" in CORRECTIONS[name].needs for name in parts_of(trial.system)[1]):
+            corrections = (None,)
+    else:
+        model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+        blocks = blocks_of(model)
+    # models are chosen by validation cells
+    kept = (adata.obs["split"] != "validation").to_numpy()
+    how: dict[str, Any] = dataset.label_keys | {"guide_key": dataset.guide_key, "group_key": dataset.group_key}
+    how["net"] = None if dataset.relations is None else dataset.relations(adata)
+    embeddings = {name: z[kept] for name, z in blocks.items()}
+    frame = compare(adata[kept], embeddings, trained_on="split", corrections=corrections, **how)
+    return side_by_side(frame) | ({} if model is None else health_scores(model)), model
 
 
 def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -121,6 +145,17 @@ def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -
     return model.get_latent_representation(), model
 
 
+def _correction_of_blocks(
+    adata: AnnData, model: ImageModel, dataset: Dataset, rows: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Of each block that is scored, in these cells; all by default."""
+    rows = np.arange(adata.n_obs) if rows is None else rows
+    scores: dict[str, Any] = {}
+    for name, z in blocks_of(model, rows).items():
+        scores |= of_variant(name, _correction(adata[rows], z, dataset))
+    return scores
+
+
 def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, Any]:
     net = None if dataset.relations is None else dataset.relations(adata)
     return correction_scores(
@@ -133,6 +168,7 @@ PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "batch correction": batch_correction,
     "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
+    "new cells and perturbations": new_cells_and_perturbations,
     "labels across environments": labels_across_environments,
     "selection": selection,
     "unseen perturbations": unseen_perturbations,

@@ -18,7 +18,7 @@ from scbd.workflows._datasets import DATASETS
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._provenance import versions
 from scbd.workflows._rivals import NEEDED, RIVALS
-from scbd.workflows._systems import FEATURES, SYSTEMS
+from scbd.workflows._systems import FEATURES, SYSTEMS, is_computed
 from scbd.workflows._trials import Results
 from scbd.workflows._weights import begun, check_weights
 
@@ -94,15 +94,7 @@ def run_trials(
     """
     index, n_shards = shard
     check_shard(shard)
-    for trial in trials:
-        for name, known in (
-            (trial.dataset, DATASETS),
-            (trial.system, SYSTEMS | FEATURES | RIVALS),
-            (trial.protocol, PROTOCOLS),
-        ):
-            if name not in known:
-                msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
-                raise ValueError(msg)
+    _check_names(trials)
     check_weights(trials, weights)
     out = check_directory(out)
     results = Results(out)
@@ -114,10 +106,7 @@ def run_trials(
         warnings.warn(msg, UserWarning, stacklevel=2)
     mine = list(trials)[index - 1 :: n_shards]
     todo = results.missing(mine)
-    for system in {trial.system for trial in todo} & set(NEEDED):
-        if importlib.util.find_spec(NEEDED[system]) is None:
-            msg = f"{system}, which has no row yet, needs a package more: pip install {NEEDED[system]}."
-            raise ImportError(msg)
+    _check_packages(todo)
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
     looked_at: set[str] = set()
     for number, (trial, adata, digest) in enumerate(_with_data(todo, path), start=1):
@@ -133,6 +122,27 @@ def run_trials(
     if not results.missing(trials):  # no other shard of this grid is still at work
         results.fold()
     return results.frame()
+
+
+def _check_names(trials: Iterable[Trial]) -> None:
+    """Raise a ValueError that names what there is, if a trial names what is not."""
+    for trial in trials:
+        for name, known in (
+            (trial.dataset, DATASETS),
+            (trial.system, SYSTEMS | FEATURES | RIVALS),
+            (trial.protocol, PROTOCOLS),
+        ):
+            if name not in known and not is_computed(name):
+                msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
+                raise ValueError(msg)
+
+
+def _check_packages(trials: Iterable[Trial]) -> None:
+    """Raise an ImportError that names a package, if a trial's system or correction needs one that is not there."""
+    for system in {name for trial in trials for name in trial.system.split(", ")} & set(NEEDED):
+        if importlib.util.find_spec(NEEDED[system]) is None:
+            msg = f"{system}, which has no row yet, needs a package more: pip install {NEEDED[system]}."
+            raise ImportError(msg)
 
 
 def run_trial(

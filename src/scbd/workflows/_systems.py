@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scbd import baselines
-from scbd.baselines import standardize_by_environment, tvn
+from scbd.metrics import check_keys
 from scbd.model import SCBDModel, TrainingDiverged
+from scbd.workflows._known import known_of
 from scbd.workflows._seeding import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    import numpy as np
     from anndata import AnnData
 
     from scbd.model import ImageModel
@@ -41,20 +43,17 @@ SYSTEMS: dict[str, type[ImageModel]] = {
 }
 
 
-def _corrected_pixels(
-    adata: AnnData, *, correct: Callable[..., np.ndarray], y_key: str, e_key: str, control: str, **settings: Any
-) -> np.ndarray:
-    """Principal components of the pixels, corrected on the controls of each environment."""
-    controls = adata.obs[y_key].to_numpy() == control
-    return correct(baselines.pixel_pca(adata, **settings), adata.obs[e_key].to_numpy(), controls=controls)
+def _stored(adata: AnnData, *, key: str) -> np.ndarray:
+    """An embedding of any origin, which the table holds."""
+    check_keys(adata, [key])
+    return np.asarray(adata.obsm[key])
 
 
 # embeddings that are computed, not learned
 FEATURES: dict[str, Callable[..., np.ndarray]] = {
     "pixel PCA": baselines.pixel_pca,
-    "pixel PCA, centred": partial(_corrected_pixels, correct=partial(standardize_by_environment, scale=False)),
-    "pixel PCA, TVN": partial(_corrected_pixels, correct=tvn),
     "CellProfiler": baselines.cellprofiler_pca,
+    "obsm": _stored,
 }
 
 # What the rows of a system mean. Raise it where the same settings would now train, or score, otherwise: rows of another
@@ -62,9 +61,7 @@ FEATURES: dict[str, Callable[..., np.ndarray]] = {
 MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "Fish": 2,  # a round that is not finished changes nothing
     "mcVAE": 2,  # the loss of pairs of a control and a perturbed cell
-    # channels count alike
-    "pixel PCA": 2,
-    "pixel PCA, centred": 2,
+    "pixel PCA": 2,  # channels count alike
     "pixel PCA, TVN": 3,  # at 2, wells were centred before controls are whitened, and units did not matter any more
 }
 # How often the rule behind ``alpha="auto"`` has changed: what a number trains has not.
@@ -74,7 +71,49 @@ RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
 def meaning(system: str, model: Mapping[str, Any]) -> int:
     """What a row of this system with these arguments of its model means today."""
     by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
-    return MEANINGS.get(system, 1) + RULES_OF_ALPHA * by_rule
+    return MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1)) + RULES_OF_ALPHA * by_rule
+
+
+def parts_of(system: str) -> tuple[str, list[str]]:
+    """Embedding and corrections, in turn, of a name such as ``"pixel PCA, standardised, LDA"``."""
+    embedding, *corrections = system.split(", ")
+    return embedding, corrections
+
+
+def is_computed(system: str) -> bool:
+    """Whether a system is features, or features followed by corrections."""
+    embedding, corrections = parts_of(system)
+    return embedding in FEATURES and all(correction in baselines.CORRECTIONS for correction in corrections)
+
+
+def computed(trial: Trial, adata: AnnData, dataset: Dataset, fit: np.ndarray | None = None) -> np.ndarray:
+    """The features that a trial's system names, corrected as it says.
+
+    Parameters
+    ----------
+    trial
+        Its arguments of the model are those of the features, and under the name of a correction those of the
+        correction. Columns that the features do not ask for are told to corrections, in place of the data set's.
+    adata, dataset
+        The cells, and their columns.
+    fit
+        Mask of cells that may be learned from, ``(N,)``; all by default. ComBat and Harmony see all by construction,
+        CellProfiler's features too.
+
+    Returns
+    -------
+    ``(N, D)``.
+    """
+    embedding, corrections = parts_of(trial.system)
+    function, settings = FEATURES[embedding], dict(trial.model)
+    asks, how = signature(function).parameters, {name: settings.pop(name, {}) for name in corrections}
+    columns = {name: settings.pop(name) for name in dataset.label_keys if name in settings and name not in asks}
+    settings |= {name: value for name, value in {"seed": trial.seed, "fit": fit}.items() if name in asks}
+    z = function(adata, **settings)
+    known = known_of(adata, fit=fit, **dataset.label_keys | columns) if corrections else {}
+    for correction in corrections:
+        z = baselines.correct(z, correction, **known, **how[correction])
+    return z
 
 
 def with_head(training: Mapping[str, Any]) -> dict[str, Any]:

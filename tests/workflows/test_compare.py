@@ -1,0 +1,86 @@
+"""Embeddings of any origin on cells that were not learned from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+from scbd.baselines import correct
+from scbd.metrics import benchmark
+from scbd.workflows import compare
+
+KEYS: dict[str, Any] = {"y_key": "gene", "e_key": "well", "control": "none"}
+HOW = KEYS | {"n_neighbors": 10}
+NET = pd.DataFrame({"source": np.repeat(["A", "B", "C"], 2), "target": [f"g{i}" for i in range(6)]})
+
+
+@pytest.fixture(scope="module")
+def cells() -> AnnData:
+    """Three pairs of genes and controls in wells that shift all cells; genes g1 and g4 are not learned from."""
+    rng, n = np.random.default_rng(0), 1400
+    gene, well = np.arange(n) % 7, rng.integers(4, size=n)
+    of_pair = 3 * np.eye(4)[[0, 0, 1, 1, 2, 2, 3]]
+    truth = of_pair[gene] + 0.5 * np.eye(7)[:, :4][gene] + 0.3 * rng.normal(size=(n, 4))
+    shifted = np.hstack([truth, rng.normal(size=(n, 1))]) + 20 * rng.normal(size=(4, 5))[well]
+    names = np.array([*(f"g{i}" for i in range(6)), "none"])[gene]
+    obs = pd.DataFrame({"gene": pd.Categorical(names), "well": pd.Categorical(well.astype(str))})
+    obs["split"] = np.where((rng.random(n) < 0.5) & ~np.isin(gene, [1, 4]), "train", "test")
+    obs.index = obs.index.astype(str)
+    noise = rng.normal(size=(n, 4))
+    return AnnData(obs=obs, obsm={"X_true": truth, "X_shifted": shifted, "X_noise": noise})
+
+
+def scores(frame: pd.DataFrame, representation: str) -> pd.Series:
+    return frame[frame["representation"] == representation].set_index("metric")["value"]
+
+
+def test_keys_of_any_origin_are_told_apart_and_standardised(cells):
+    frame = compare(cells, {"mine": "X_shifted", "noise": "X_noise"}, trained_on="split", net=NET, **HOW)
+    assert frame["representation"].unique().tolist() == ["mine", "mine, standardised", "noise", "noise, standardised"]
+    as_it_is, standardised, noise = (scores(frame, name) for name in ("mine", "mine, standardised", "noise"))
+    assert as_it_is["e_probe_f1"] > 0.9 and standardised["e_probe_f1"] < 0.4
+    assert standardised["relationship_map_unseen"] == 1 > noise["relationship_map_unseen"]
+    assert standardised["y_probe_unseen_f1"] > 0.95 and 0.3 < noise["y_probe_unseen_f1"] < 0.7
+    probes = {"e_probe_f1", "e_probe_quadratic_f1", "e_probe_neighbours_f1"}
+    assert probes <= set(frame.dropna(subset="chance")["metric"]) and set(frame["key"]) == {"X_shifted", "X_noise"}
+
+
+def test_scores_are_those_of_a_benchmark_of_new_cells_after_what_the_others_taught(cells):
+    fit = (cells.obs["split"] == "train").to_numpy()
+    frame = compare(cells, ["X_shifted"], trained_on=fit, corrections=["TVN"], **HOW)
+    known = {"environments": cells.obs["well"], "controls": cells.obs["gene"] == "none", "fit": fit}
+    new = {"TVN": correct(cells.obsm["X_shifted"], "TVN", **known)[~fit]}
+    kinds = ["linear", "quadratic", "neighbours"]
+    by_hand = benchmark(cells[~fit], new, **HOW, gene_key="gene", kinds=kinds).set_index("metric")  # type: ignore[arg-type]
+    found = frame.set_index("metric").loc[by_hand.index]
+    pd.testing.assert_frame_equal(found[["value", "chance", "better"]], by_hand[["value", "chance", "better"]])
+
+
+def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
+    seeds = {"mine": ["X_shifted", cells.obsm["X_true"]]}
+    frame = compare(cells, seeds, trained_on=np.arange(0, cells.n_obs, 2), corrections=[None], **HOW)
+    assert frame.groupby("representation")["key"].unique().loc["mine"].tolist() == ["X_shifted", "mine[1]"]
+    assert not frame["metric"].str.contains("unseen").any()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"embeddings": ["X_mine"]}, KeyError, "obsm has no 'X_mine'"),
+        ({"trained_on": "part"}, KeyError, "obs has no 'part'"),
+        ({"trained_on": np.ones(1400, dtype=bool)}, ValueError, "trained_on marks 1400 of 1400 cells: some must"),
+        ({"trained_on": np.zeros(1400, dtype=bool)}, ValueError, "trained_on marks 0 of 1400 cells"),
+        ({"control": "nontargeting"}, ValueError, "nontargeting"),
+        ({"corrections": ["Combat"]}, ValueError, "There is no correction 'Combat'"),
+        ({"corrections": ["TVN"], "control": None}, ValueError, "TVN learns from controls, and none are given"),
+    ],
+)
+def test_bad_input_is_told_of_before_any_work(cells, given, error, message, monkeypatch):
+    monkeypatch.setattr("scbd.workflows._compare.benchmark", None)  # whatever is scored fails otherwise
+    asked: dict[str, Any] = {"embeddings": ["X_true"], "trained_on": "split"} | HOW | given
+    with pytest.raises(error, match=message):
+        compare(cells, **asked)
