@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 # of files of format 2, which name Python functions to be called; these only turn bytes into numbers
-_CODECS = {None, "blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "delta", "shuffle"}
+_CODECS = {"blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "delta", "shuffle"}
 # of a micrometre
 _UNITS = {"nanometer": 1e-3, "millimeter": 1e3}
 
@@ -175,6 +175,9 @@ def _inside(group: Any, path: str) -> Any:
     except KeyError as error:
         msg = f"{group.store} has no {f'{group.path}/{path}'.strip('/')}, which was asked for or its metadata name."
         raise KeyError(msg) from error
+    except ValueError as error:
+        msg = f"{f'{group.path}/{path}'.strip('/')} of {group.store} cannot be read ({error})."
+        raise ValueError(msg) from error
 
 
 def _ome(group: Any) -> dict[str, Any]:
@@ -187,8 +190,10 @@ def _safe(array: Any, where: str) -> Any:
     """An array of numbers whose reading calls nothing but decoders of numbers."""
     metadata = array.metadata
     codecs = [metadata.compressor, *(metadata.filters or ())] if metadata.zarr_format == 2 else []
-    names = {None if codec is None else codec.codec_id for codec in codecs}
-    if array.dtype.kind not in "buif" or not names <= _CODECS:
-        msg = f"{where} holds {array.dtype}, through {head(map(str, names))}: fields are numbers, plainly compressed."
+    names = [codec.codec_id for codec in codecs if codec is not None]
+    if array.dtype.kind not in "buif" or not set(names) <= _CODECS:
+        msg = (
+            f"{where} holds {array.dtype}, through {head(names) or 'nothing'}: fields are numbers, plainly compressed."
+        )
         raise ValueError(msg)
     return array

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import math
+import struct
+import zlib
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -43,20 +46,23 @@ class TiffField(Field):
             with _opened(path) as file:
                 series = file.series[0]
                 self._axes = series.axes.lower()
-                shape, dtype, n = series.shape, series.dtype, len(file.series)
-                self._mapped = series.dataoffset is not None
+                n, self._shape = len(file.series), series.shape
+                self._stored = series.dtype.newbyteorder(file.byteorder)
+                # where all of it lies in one stretch, as it is in memory
+                self._offset = series.dataoffset
                 ends = [o + c for p in series.pages if p for o, c in zip(p.dataoffsets, p.databytecounts, strict=True)]
+                ends.append(_next_page(file))
                 size, metadata = file.filehandle.size, file.ome_metadata if file.is_ome else None
         except _errors() as error:
             raise self._broken(error) from error
         if n > 1:
             msg = f"{path} holds {n} images: a field is one; save them as files of their own."
             raise ValueError(msg)
-        if max(ends, default=0) > size:
+        if max(ends) > size:
             raise self._broken(f"it has {size:,} bytes of {max(ends):,}")
-        looked = ArrayField(_Nothing(shape, dtype), str(path), self._axes)
+        looked = ArrayField(_Nothing(self._shape, self._stored), str(path), self._axes)
         self.shape, self.dtype = looked.shape, looked.dtype.newbyteorder("=")
-        self.whole = not self._mapped
+        self.whole = self._offset is None
         self.channels, self.pixel_size = _ome(metadata, self.shape[0])
 
     def read(self, channels: slice, rows: slice, columns: slice) -> np.ndarray:
@@ -68,8 +74,8 @@ class TiffField(Field):
             If the file is damaged.
         """
         try:
-            if self._mapped:
-                image = _tifffile().memmap(self._path, mode="r")
+            if self._offset is not None:
+                image = np.memmap(self._path, self._stored, "r", self._offset, self._shape)
             else:
                 with _opened(self._path) as file:
                     image = file.series[0].asarray(maxworkers=1)
@@ -107,8 +113,21 @@ def _opened(path: Path) -> Any:
     return file
 
 
+def _next_page(file: Any) -> int:
+    """Where the page after the last is said to lie: 0, unless the file was cut off between pages."""
+    start, form = file.pages[-1].offset, file.tiff
+    n_tags = _number(file, start, form.tagnoformat, form.tagnosize)
+    return _number(file, start + form.tagnosize + n_tags * form.tagsize, form.offsetformat, form.offsetsize)
+
+
+def _number(file: Any, start: int, form: str, size: int) -> int:
+    file.filehandle.seek(start)
+    return struct.unpack(form, file.filehandle.read(size))[0]
+
+
 def _errors() -> tuple[type[Exception], ...]:
-    return (_tifffile().TiffFileError, OSError, ValueError, KeyError, IndexError, RuntimeError, TypeError)
+    of_library = (_tifffile().TiffFileError, zlib.error, lzma.LZMAError, struct.error)
+    return (*of_library, OSError, ValueError, KeyError, IndexError, RuntimeError, TypeError)
 
 
 def _ome(metadata: str | None, n_channels: int) -> tuple[list[str] | None, tuple[float, float] | None]:
