@@ -12,7 +12,7 @@ import pandas as pd
 from scbd.data.fields._cells import cells_of_labels, cells_of_table, table_with_fields
 from scbd.data.fields._geometry import centre_pixels, near_edge
 from scbd.data.fields._opening import open_fields
-from scbd.data.fields._source import FieldSource
+from scbd.data.fields._source import FieldSource, parts_of
 from scbd.data.fields._views import PIXEL_SIZE, extents, pixel_sizes, readable, views_of
 from scbd.data.stores import Crops
 
@@ -148,13 +148,11 @@ def crop_cells(
         units = pd.DataFrame(sizes if physical else np.ones_like(sizes), index=names)
         found = cells_of_table(table, field_key, yx_keys, units, labelled=mask is not None)
     found, view_of, centres = _in_reach(found, views, edge, invalid)
-    tiles = np.empty(len(centres), dtype=np.int64)
-    for number, view in enumerate(views):
-        tiles[view_of == number] = view.tiles(centres[view_of == number])
-    order = np.lexsort([tiles, view_of])
+    part_of = parts_of(views, view_of, centres)
+    order = np.lexsort([part_of, view_of])
     found = found[order]
     how: dict[str, Any] = {"size": size, "edge": edge, "mask": mask, "own": found.label}
-    source = FieldSource(views, view_of[order], tiles[order], centres[order], **how)
+    source = FieldSource(views, view_of[order], part_of[order], centres[order], **how)
     return Crops(source, _with_fields(found.obs, fields.table, field_key), channel_names)
 
 

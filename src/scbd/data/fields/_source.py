@@ -59,13 +59,21 @@ class View:
             if field is not None:
                 field.read(one, one, one)
 
-    def tiles(self, centres: np.ndarray) -> np.ndarray:
-        """Of centres ``(N, 2)`` the part of the field in which they lie: so much of it is read at once."""
-        area = math.prod(self.field.shape[1:])
-        size = area * len(self.channels) * self.field.dtype.itemsize
-        n = 1 if self.field.whole else math.ceil(math.sqrt(size / _AT_ONCE))
-        rows, columns = (centres * n // np.array(self.field.shape[1:])).T
-        return rows * n + columns
+    @property
+    def n_parts(self) -> int:
+        """In how many parts a side it is read; what costs as much as a whole is read at once."""
+        if self.field.whole:
+            return 1
+        size = math.prod(self.field.shape[1:]) * len(self.channels) * self.field.dtype.itemsize
+        return math.ceil(math.sqrt(size / _AT_ONCE))
+
+
+def parts_of(views: list[View], view_of: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Of centres ``(N, 2)`` the part of their field in which each lies, int ``(N,)``."""
+    n = np.array([view.n_parts for view in views])[view_of]
+    lengths = np.array([view.field.shape[1:] for view in views])[view_of]
+    rows, columns = (centres * n[:, None] // lengths).T
+    return rows * n + columns
 
 
 class FieldSource:
@@ -80,8 +88,8 @@ class FieldSource:
         Fields.
     view_of
         Of each cell its field, int ``(N,)``.
-    tile_of
-        Of each cell the part of the field, see :meth:`View.tiles`.
+    part_of
+        Of each cell the part of the field, see :func:`parts_of`.
     centres
         Of each cell the pixel that becomes the one at ``size // 2``, int ``(N, 2)``.
     size
@@ -106,7 +114,7 @@ class FieldSource:
         self,
         views: list[View],
         view_of: np.ndarray,
-        tile_of: np.ndarray,
+        part_of: np.ndarray,
         centres: np.ndarray,
         *,
         size: int,
@@ -114,14 +122,14 @@ class FieldSource:
         mask: Mask | None = None,
         own: np.ndarray | None = None,
     ) -> None:
-        self._views, self._view_of, self._tile_of, self._centres = views, view_of, tile_of, centres
+        self._views, self._view_of, self._part_of, self._centres = views, view_of, part_of, centres
         self._size, self._edge, self._mask, self._own = size, edge, mask, own
         first = views[0]
         self.shape: tuple[int, int, int, int] = (len(view_of), len(first.channels), size, size)
         self.dtype = first.field.dtype.newbyteorder("=")
         check_images(self.shape, self.dtype, "images")
-        n_parts = len(np.unique(np.stack([view_of, tile_of]), axis=1).T)
-        self.chunk_rows = -(-len(view_of) // n_parts)
+        n_read = np.unique(np.stack([view_of, part_of]), axis=1).shape[1]
+        self.chunk_rows = -(-len(view_of) // n_read)
         if any(view.extent != (size, size) for view in views):
             importlib.import_module("scbd.data._resizing")  # before there are threads, as where screens are resized
 
@@ -137,8 +145,8 @@ class FieldSource:
         """
         out = target_of(self, rows, out)
         numbers = np.arange(self.shape[0])[rows] if isinstance(rows, slice) else np.asarray(rows)
-        order = np.lexsort([self._tile_of[numbers], self._view_of[numbers]])
-        parts = np.stack([self._view_of[numbers], self._tile_of[numbers]])[:, order]
+        order = np.lexsort([self._part_of[numbers], self._view_of[numbers]])
+        parts = np.stack([self._view_of[numbers], self._part_of[numbers]])[:, order]
         breaks = np.flatnonzero((parts[:, 1:] != parts[:, :-1]).any(axis=0)) + 1
         for places in np.split(order, breaks) if len(numbers) else ():
             view = self._views[self._view_of[numbers[places[0]]]]
@@ -160,8 +168,9 @@ class FieldSource:
         box = view.field.read(slice(first, max(view.channels) + 1), ys.box, xs.box)
         if view.channels != list(range(first, first + len(box))):
             box = box[[number - first for number in view.channels]]
-        masked = self._mask is not None and view.labels is not None
-        labels = view.labels.read(slice(0, 1), ys.box, xs.box)[0] if masked and view.labels is not None else None
+        labels = None
+        if self._mask is not None and view.labels is not None:
+            labels = view.labels.read(slice(0, 1), ys.box, xs.box)[0]
         for number, (row, place) in enumerate(zip(rows, places, strict=True)):
             at = np.ix_(ys.pixels[number] - y0, xs.pixels[number] - x0)
             if ys.inside[number] and xs.inside[number]:  # neighbours: without an index for every pixel
