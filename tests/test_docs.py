@@ -10,9 +10,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from anndata import AnnData
 from conftest import make_wells
+from plates import make_plate, pixels
 
 import scbd
 
@@ -50,6 +52,14 @@ def setting(screen: AnnData, hasty: None, tmp_path: Path, monkeypatch: pytest.Mo
     for number, plate in enumerate(plates, start=1):
         plate.write_h5ad(tmp_path / f"plate_{number}.h5ad")
         (tmp_path / f"plate_{number}.h5ad").rename(tmp_path / f"plate_{number}.h5sc")
+    make_plate(tmp_path / "plate.zarr")
+    for name in "ab":
+        np.save(tmp_path / f"field_{name}.npy", pixels("A/1", name))
+    places = np.random.default_rng(0).uniform(0, 47, (20, 2))
+    cells = pd.DataFrame(places, columns=["y", "x"]).assign(image=["a", "b"] * 10, gene="TP53")
+    cells.to_csv(tmp_path / "cells.csv", index=False)
+    if importlib.util.find_spec("tifffile"):
+        write_tiffs(tmp_path)
     if importlib.util.find_spec("spatialdata"):
         write_well(tmp_path / "well.zarr")
     scbd.SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
@@ -60,15 +70,33 @@ def setting(screen: AnnData, hasty: None, tmp_path: Path, monkeypatch: pytest.Mo
     plt.close("all")
 
 
+def write_tiffs(folder: Path) -> None:
+    """The same fields, a file a channel."""
+    import tifffile
+
+    for name in "ab":
+        for number, image in enumerate(pixels("A/1", name), start=1):
+            tifffile.imwrite(folder / f"{name}_w{number}.tif", image)
+
+
 def write_well(path: Path) -> None:
-    """An image of a well in four channels, and its cells."""
+    """An image of a well in four channels and several scales, and its cells with their table."""
     from spatialdata import SpatialData
-    from spatialdata.models import Image2DModel, ShapesModel
+    from spatialdata.models import Image2DModel, ShapesModel, TableModel
+    from spatialdata.transformations import Scale
 
     rng = np.random.default_rng(0)
-    image = Image2DModel.parse(rng.integers(0, 256, (4, 200, 200)).astype("uint8"), dims=("c", "y", "x"))
-    cells = ShapesModel.parse(rng.uniform(0, 200, (80, 2)), geometry=0, radius=8.0)
-    SpatialData(images={"image": image}, shapes={"cells": cells}).write(path)
+    image = Image2DModel.parse(
+        rng.integers(0, 256, (4, 200, 200)).astype("uint8"),
+        dims=("c", "y", "x"),
+        scale_factors=[2],
+        transformations={"global": Scale([0.65, 0.65], ("x", "y"))},
+    )
+    cells = ShapesModel.parse(rng.uniform(0, 130, (80, 2)), geometry=0, radius=8.0)
+    obs = pd.DataFrame({"region": pd.Categorical(["cells"] * 80), "cell": range(80), "gene": ["TP53", "AKT1"] * 40})
+    obs.index = obs.index.astype(str)
+    table = TableModel.parse(AnnData(obs=obs), region="cells", region_key="region", instance_key="cell")
+    SpatialData(images={"image": image}, shapes={"cells": cells}, tables={"table": table}).write(path)
 
 
 @pytest.mark.filterwarnings("ignore")  # two steps do not train a model, and other packages have warnings of their own

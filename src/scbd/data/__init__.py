@@ -10,6 +10,7 @@ from scbd.data._held_out import hold_out_environments, hold_out_perturbations
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data._splits import Split, split_by_column, stratified_split
+from scbd.data.fields import crop_cells, from_spatialdata, read_plate
 from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.stores import (
     Crops,
@@ -53,6 +54,8 @@ __all__ = [
     "TensorSource",
     "ZarrSource",
     "add_to_screen",
+    "crop_cells",
+    "from_spatialdata",
     "hold_out_environments",
     "hold_out_perturbations",
     "memory_map_h5ad",
@@ -60,6 +63,7 @@ __all__ = [
     "open_screen",
     "prefetch",
     "read_crops",
+    "read_plate",
     "read_tensor",
     "resize_images",
     "split_by_column",

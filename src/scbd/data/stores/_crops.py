@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from scbd._keys import IMAGE_KEY
 from scbd.data._channels import channel_names, warn_of_channels
 from scbd.data._inputs import image_source
 
 if TYPE_CHECKING:
-    import pandas as pd
     from anndata import AnnData
 
     from scbd.data.sources import ImageSource
@@ -57,6 +59,23 @@ class Crops:
         if len(self.channels) != n_channels:
             msg = f"{self.name}: {len(self.channels)} names for {n_channels} channels ({', '.join(self.channels)})."
             raise ValueError(msg)
+
+    def to_memory(self, image_key: str = IMAGE_KEY) -> AnnData:
+        """All images read into an AnnData, for as few as memory holds; :func:`write_screen` takes any number.
+
+        Parameters
+        ----------
+        image_key
+            Where in ``obsm`` they are put.
+
+        Returns
+        -------
+        AnnData with the table, the names of the channels in ``var``, and the images.
+        """
+        from anndata import AnnData
+
+        var = pd.DataFrame({"channels": self.channels}, index=pd.Index(self.channels).astype(str))
+        return AnnData(obs=self.obs, var=var, obsm={image_key: self.images.read(slice(None))})
 
     def __repr__(self) -> str:
         """Shape and channels, for a person."""
