@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as L
 
-# the first steps are slower: caches are cold, and what is compiled is being compiled
-_SKIPPED = 2
 # seconds to look at before anything is said, and a run that is worth a word
 _LOOK, _LONG = 5.0, 120.0
 _LARGE = ("resnet18", "resnet50", "densenet121")
@@ -45,14 +43,13 @@ class Forecast(Callback):
         if self._said or not trainer.is_global_zero:
             return
         step = trainer.global_step
-        self._first = step if self._first is None else self._first
-        if step <= self._first + _SKIPPED:
-            self._since = self._clock()
+        if self._first is None:  # slower than the others: caches are cold, and what is compiled is being compiled
+            self._first, self._since = step, self._clock()
             return
         seconds = self._clock() - self._since
         if seconds >= _LOOK:
             self._said = True
-            a_step, n_left = seconds / (step - self._first - _SKIPPED), trainer.max_steps - step
+            a_step, n_left = seconds / (step - self._first), trainer.max_steps - step
             if a_step * n_left >= _LONG:
                 self._say(self._sentence(a_step, n_left))
 
