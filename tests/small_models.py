@@ -16,6 +16,7 @@ from scbd import SCBDModel
 QUICK: dict[str, Any] = {
     "max_steps": 6,
     "batch_size": 24,
+    "lr": 1e-4,
     "enable_progress_bar": False,
     "accelerator": "cpu",
     "precision": "32-true",  # the same on every machine

@@ -48,3 +48,8 @@ def progress_bar(
         maxinterval=interval,
         disable=not (n > worth if shown is None else shown),
     )
+
+
+def say(sentence: str) -> None:
+    """Something to know meanwhile, above a bar that stays where it is."""
+    tqdm.write(sentence, file=sys.stderr)

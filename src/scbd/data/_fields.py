@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import rich.table
+import torch
 from scvi.data.fields import BaseAnnDataField
 
 from scbd.data._channels import channel_names, warn_of_channels
@@ -51,6 +52,8 @@ class ImageField(BaseAnnDataField):
             "dtype": source.dtype.name,
             "channels": names,
             "var_names": adata.var_names.astype(str).tolist(),
+            # what a network has to make do with, see the model's default; it goes where the model goes
+            "accelerated": torch.accelerator.is_available(),
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:

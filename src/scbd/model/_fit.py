@@ -14,14 +14,16 @@ from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
+from scbd._progress import say
 from scbd.data import ShuffleSampler
 from scbd.model._callbacks import BestWeights, History, LastState, Progress, TrainingInterrupted
 from scbd.model._checkpoints import BEST, LAST, WholeFiles, remove_leftovers
 from scbd.model._divergence import Divergence, TrainingDiverged
+from scbd.model._forecast import Forecast
 from scbd.model._memory import freed_memory_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from scbd.data import ImageDataModule
@@ -102,7 +104,12 @@ class Hardware(NamedTuple):
 
 
 def prepare(
-    plan: TrainingPlan, data: ImageDataModule, settings: TrainSettings, state: State | None, hardware: Hardware
+    plan: TrainingPlan,
+    data: ImageDataModule,
+    settings: TrainSettings,
+    state: State | None,
+    hardware: Hardware,
+    cheaper: Sequence[str] = (),
 ) -> Run:
     """Make ready to train; loggers, callbacks and plugins of the user's come beside ours.
 
@@ -118,6 +125,8 @@ def prepare(
         To resume from.
     hardware
         Where it runs.
+    cheaper
+        Arguments that would take less time, to be named if the run is long.
 
     Raises
     ------
@@ -135,7 +144,7 @@ def prepare(
     # checkpoints come last, whatever is said here: what others find at a step belongs to its state
     ours: list[Callback | None] = [
         divergence,
-        Progress() if settings.enable_progress_bar else None,
+        *([Progress(), Forecast(say, cheaper)] if settings.enable_progress_bar else []),
         EarlyStopping("validation_loss", patience=settings.early_stopping_patience, check_on_train_epoch_end=False)
         if settings.early_stopping
         else None,

@@ -54,11 +54,12 @@ def preparation(registered: Mapping[str, Any], settings: Mapping[str, Any]) -> P
 
 
 def encoder_for(registered: Mapping[str, Any], encoder: str | nn.Module) -> str | nn.Module:
-    """What ``"auto"`` stands for: of images a ResNet-18; of features a linear map, of many rows an MLP."""
+    """What ``"auto"`` stands for: of images what the machine bears, of features what their number does."""
     if not isinstance(encoder, str) or encoder != "auto":
         return encoder
     if "image_shape" in registered:
-        return "resnet18"
+        # models of before it was asked have a ResNet-18
+        return "resnet18" if registered.get("accelerated", True) else "small"
     return "mlp" if registered["n_rows"] >= _MANY_ROWS else "linear"
 
 

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from scbd.nn import FeatureScaling, InputTransform, Preprocess
 
 
-# of features: a linear map that begins well, and networks that begin anywhere
+# of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
 _FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
 _MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
+_SOME_STEPS = {"max_steps": 300, "lr": 1e-3}
 
 
 class SetupMixin(BaseModelClass):
@@ -244,7 +245,8 @@ class SetupMixin(BaseModelClass):
     def _training_defaults(self) -> Mapping[str, Any]:
         """Arguments of ``train`` that suit the inputs and the encoder."""
         if self._inputs.image_key is not None:
-            return {}
+            asked = self.init_params_["non_kwargs"].get("encoder")
+            return _SOME_STEPS if asked is not None and self._encoder(asked) == "small" else {}
         return _FEW_STEPS if self._is_linear else _MORE_STEPS
 
     @property

@@ -19,6 +19,7 @@ from scbd.model._contract import Sample
 from scbd.model._divergence import TrainingDiverged
 from scbd.model._environments import is_side_by_side
 from scbd.model._fit import Hardware, prepare
+from scbd.model._forecast import cheaper_than
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
 from scbd.model._plan import TrainingPlan
 from scbd.model._settings import TrainSettings, takes_settings
@@ -75,6 +76,7 @@ class TrainMixin:
         registry_: dict[str, Any]
         init_params_: dict[str, Any]
         _require: Any
+        _encoder: Any
         _registered: Any
         _source: Any
         _codes: Any
@@ -142,7 +144,8 @@ class TrainMixin:
         plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
         accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
         precision = self._precision(settings.precision, device)
-        run = prepare(plan, data, settings, state, Hardware(accelerator, devices, precision))
+        cheaper = cheaper_than(self.init_params_["non_kwargs"], self._encoder) if contrastive else []
+        run = prepare(plan, data, settings, state, Hardware(accelerator, devices, precision), cheaper)
         self.trainer = run.trainer
         run.trainer._model = self  # type: ignore[attr-defined]  # where callbacks of scvi-tools look for it
         if settings.compile:

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from scbd.model._forecast import Forecast, cheaper_than, duration
+
+
+def said(seconds_a_step: float, max_steps: int, *, rank: int = 0, first: int = 0) -> list[str]:
+    """What is said in a run whose first step takes a minute."""
+    found: list[str] = []
+    now = [0.0]
+    forecast = Forecast(found.append, ["fewer max_steps"], clock=lambda: now[0])
+    for step in range(first + 1, min(first + 60, max_steps) + 1):
+        now[0] += 60.0 if step == first + 1 else seconds_a_step
+        forecast.on_train_batch_end(SimpleNamespace(global_step=step, max_steps=max_steps, is_global_zero=not rank))
+    return found
+
+
+def test_it_is_said_once_and_the_first_step_does_not_count():
+    assert said(1.0, 1000) == ["About 17 min to go, 994 steps of 1 s. Cheaper: fewer max_steps."]
+
+
+def test_of_a_resumed_run_it_is_the_rest():
+    assert said(1.0, 1000, first=700) == ["About 5 min to go, 294 steps of 1 s. Cheaper: fewer max_steps."]
+
+
+@pytest.mark.parametrize(("seconds", "steps", "rank"), [(0.1, 1000, 0), (10.0, 4, 0), (1.0, 1000, 1)])
+def test_nothing_is_said_of_a_short_run_or_by_a_helper(seconds, steps, rank):
+    assert not said(seconds, steps, rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(100, "2 min"), (3420, "57 min"), (16_920, "4.7 h"), (200_000, "2.3 days")]
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_what_is_cheaper_depends_on_what_is_asked_for():
+    large = cheaper_than({"encoder": "auto", "style_target": "e", "image_size": None}, lambda name: "resnet18")
+    small = cheaper_than({"encoder": "auto", "style_target": None, "image_size": None}, lambda name: "small")
+    assert [part.split(" (")[0] for part in large] == [
+        *("encoder='small'", "style_target=None", "a smaller image_size", "fewer max_steps")
+    ]
+    assert small == ["a smaller image_size", "fewer max_steps"]
+    assert cheaper_than({"n_latent": 8}, str) == ["fewer max_steps"]
