@@ -10,6 +10,7 @@ from scbd.data._held_out import hold_out_environments, hold_out_perturbations
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data._splits import Split, split_by_column, stratified_split
+from scbd.data.profiles import read_cellprofiler, read_profiles
 from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.stores import (
     Crops,
@@ -59,7 +60,9 @@ __all__ = [
     "open_embedding",
     "open_screen",
     "prefetch",
+    "read_cellprofiler",
     "read_crops",
+    "read_profiles",
     "read_tensor",
     "resize_images",
     "split_by_column",
@@ -71,6 +74,7 @@ __all__ = [
 # for other packages of scbd; no part of the API
 from scbd.data._channels import check_channel_names as check_channel_names
 from scbd.data._digests import digest_cells as digest_cells
+from scbd.data._frames import read_frame as read_frame
 from scbd.data._inputs import Inputs as Inputs
 from scbd.data._inputs import check_like_registered as check_like_registered
 from scbd.data._inputs import image_source as image_source
