@@ -64,7 +64,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     if arguments.table is not None and len(arguments.plates) > 1:
         msg = "--table has the rows of one plate: convert plates one by one, then together."
         raise ValueError(msg)
-    reading = _named(arguments, "table image_key file_columns root channels")
+    reading = _named(arguments, "table image_key file_columns root channels fit")
     adata = write_screen(
         arguments.out,
         [read_crops(plate, **reading) for plate in arguments.plates],
@@ -131,7 +131,7 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     cells = open_screen(arguments.cells, image_key=arguments.image_key, **where)
     of_features = any(where.values())
     setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | (
-        where if of_features else _named(arguments, "image_key")
+        where if of_features else _named(arguments, "image_key channels")
     )
     setup = {name: value for name, value in setup.items() if value is not None}
     return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")

@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scbd.data._frames import head_of, is_table
 
@@ -44,7 +44,7 @@ _KINDS = {
         ),
         ("field", "an image", "cut crops of its cells with scbd.data.crop_cells"),
         ("ome_image", "an OME-Zarr image", "cut crops of its cells with scbd.data.crop_cells"),
-        ("ome_plate", "an OME-Zarr plate", "cut crops of its cells with scbd.data.crop_cells"),
+        ("ome_plate", "an OME-Zarr plate", "list its fields with scbd.data.read_plate, for scbd.data.crop_cells"),
         (
             "spatialdata",
             "a SpatialData store",
@@ -121,17 +121,24 @@ def _folder(path: Path) -> str:
 
 def _zarr(path: Path) -> str:
     """By the attributes of the store's root, of either format; what says nothing is taken for an AnnData."""
-    attributes: dict = {}
-    for name in ("zarr.json", ".zattrs"):
-        if (path / name).is_file():
-            try:
-                found = json.loads((path / name).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            attributes |= found.get("attributes", {}) if name == "zarr.json" else found
-    attributes |= attributes.get("ome", {})
+    attributes: dict[str, Any] = {}
+    for name, place in {"zarr.json": "attributes", ".zattrs": None}.items():
+        found = _json(path / name)
+        attributes |= found if place is None else _mapping(found.get(place))
+    attributes |= _mapping(attributes.get("ome"))
     marks = {"spatialdata_attrs": "spatialdata", "plate": "ome_plate", "multiscales": "ome_image"}
     return next((name for mark, name in marks.items() if mark in attributes), "anndata")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _mapping(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _has_features(path: Path) -> bool:

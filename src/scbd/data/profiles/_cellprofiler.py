@@ -19,7 +19,7 @@ from scbd.data._frames import head_of, read_frame
 from scbd.data.profiles._features import Missing, profiles_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -34,7 +34,7 @@ class _Export(NamedTuple):
 
     name: str
     image: Callable[[], pd.DataFrame]
-    objects: dict[str, Callable[[], pd.DataFrame]]
+    objects: Mapping[str, Callable[[], pd.DataFrame]]
 
 
 def read_cellprofiler(

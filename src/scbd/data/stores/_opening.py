@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
+from scbd.data._formats import kind_of, taken_elsewhere
 from scbd.data.stores._guard import guarded
 from scbd.data.stores._hdf5 import mapped, offset_of, open_h5
 from scbd.data.stores._results import with_results
@@ -199,11 +200,14 @@ def _opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
         path = path.root
     elif isinstance(path, str):
         path = path.removeprefix("file://")
-    is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
-    if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
-        return open_h5(Path(path))  # type: ignore[arg-type]
-    if is_path:
-        _check_inside(Path(path))  # type: ignore[arg-type]
+    if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
+        return _open_zarr(path)
+    path = Path(path)
+    if path.exists() and (kind := kind_of(path)).name not in ("anndata", "unknown"):
+        raise ValueError(taken_elsewhere(path, kind))
+    if not path.is_dir():
+        return open_h5(path)
+    _check_inside(path)
     return _open_zarr(path)
 
 
@@ -231,7 +235,8 @@ def _images(group: Any, path: Any, image_key: str) -> Any:
     obsm = group["obsm"] if "obsm" in group else {}
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
-        raise KeyError(msg)
+        has_x = "X" in group and group["X"].attrs.get("encoding-type") != "null"
+        raise KeyError(msg + " It has X: features are opened with scbd.data.open_screen(path, layer='X')." * has_x)
     return obsm[image_key]
 
 
