@@ -121,7 +121,7 @@ def test_a_table_without_image_files_is_told_of_profiles(tmp_path):
 def test_cells_with_features_and_no_images(tmp_path):
     make_wells().write_h5ad(tmp_path / "wells.h5ad")
     for read in (open_screen, read_crops):
-        with pytest.raises(KeyError, match=r"no images .* It has X: features are opened with .*open_screen.*layer='X'"):
+        with pytest.raises(KeyError, match=r"no images .* It has X: open features with .*open_screen.*layer='X'"):
             read(tmp_path / "wells.h5ad")
 
 
