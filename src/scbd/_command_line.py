@@ -30,7 +30,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"scbd {version('scbd')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_demo, _add_convert, _add_run, _add_select_alpha, _add_reproduce):
+    for add in (_add_demo, _add_inspect, _add_convert, _add_run, _add_select_alpha, _add_reproduce):
         add(commands)
     return parser
 
@@ -44,6 +44,17 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument("--max-steps", type=int, default=600, help="steps of each training run")
     demo.add_argument("--seed", type=values.seed, default=0, help="seed of everything")
     demo.set_defaults(command="demo")
+
+
+def _add_inspect(commands: Any) -> None:
+    inspect = commands.add_parser(
+        "inspect", help="say what a file or folder is, and what to type next", formatter_class=values.Help
+    )
+    inspect.add_argument("path", type=Path, help="anything")
+    inspect.add_argument("--y-key", nargs="+", help="column(s) of the perturbation")
+    inspect.add_argument("--e-key", nargs="+", help="column(s) of the environment")
+    inspect.add_argument("--sheet", type=Path, help="PNG to draw ten cells to")
+    inspect.set_defaults(command="inspect")
 
 
 def _add_convert(commands: Any) -> None:

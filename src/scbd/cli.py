@@ -1,4 +1,4 @@
-"""The command line: ``scbd demo``, ``convert``, ``run``, ``select-alpha`` and ``reproduce``."""
+"""The command line: ``scbd demo``, ``inspect``, ``convert``, ``run``, ``select-alpha`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def _demo(arguments: argparse.Namespace) -> int:
         "loss is below that of a point (ceiling), and r_c only where it beats the random encoder.\n"
         f"Table, pictures and model: {arguments.out}/"
     )
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from scbd.workflows import inspect
+
+    print(inspect(arguments.path, **_named(arguments, "y_key e_key sheet")))
     return 0
 
 
@@ -175,6 +182,7 @@ def _print(table: pd.DataFrame) -> None:
 
 _COMMANDS = {
     "demo": _demo,
+    "inspect": _inspect,
     "convert": _convert,
     "run": _run,
     "select_alpha": _select_alpha,

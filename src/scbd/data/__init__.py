@@ -74,6 +74,8 @@ __all__ = [
 # for other packages of scbd; no part of the API
 from scbd.data._channels import check_channel_names as check_channel_names
 from scbd.data._digests import digest_cells as digest_cells
+from scbd.data._formats import image_columns as image_columns
+from scbd.data._formats import kind_of as kind_of
 from scbd.data._frames import read_frame as read_frame
 from scbd.data._inputs import Inputs as Inputs
 from scbd.data._inputs import check_like_registered as check_like_registered

@@ -93,13 +93,17 @@ def _file(path: Path) -> str:
 
 
 def _table(path: Path) -> str:
-    head = head_of(path)
-    columns = set(map(str, head))
+    columns = set(map(str, head_of(path)))
     if "ImageNumber" in columns and ("ObjectNumber" in columns or path.stem.endswith("Image")):
         return "cellprofiler_table"
-    text = head.select_dtypes(exclude=["number", "bool"]).astype(str)
-    names_images = text.map(lambda value: value.lower().endswith(IMAGE_FILES)).to_numpy().any()
-    return "image_table" if names_images else "profiles"
+    return "image_table" if image_columns(path) else "profiles"
+
+
+def image_columns(path: str | os.PathLike[str]) -> list[str]:
+    """Columns of a table that name image files, by its first rows."""
+    text = head_of(path).select_dtypes(exclude=["number", "bool"]).astype(str)
+    names_images = text.map(lambda value: value.lower().endswith(IMAGE_FILES)).any()
+    return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
 
 
 def _folder(path: Path) -> str:
