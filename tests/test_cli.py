@@ -15,6 +15,7 @@ from PIL import Image
 
 import scbd
 from scbd import SCBDModel
+from scbd import _argument_values as values
 from scbd._command_line import EXPERIMENTS, parser_of_commands
 from scbd.cli import main
 from scbd.data import open_screen
@@ -107,6 +108,32 @@ def test_convert_a_table_of_files_that_lie_elsewhere(tmp_path, capsys):
     assert "There is no file" in capsys.readouterr().err
     assert main([*convert, "--root", str(tmp_path)]) == 0
     assert "6 cells of 1 × 8 × 8 uint8" in capsys.readouterr().out
+
+
+def test_convert_folders_of_crops_of_any_size(tmp_path, capsys):
+    for number, gene in enumerate("abab"):
+        (tmp_path / "crops" / gene).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (8 + number, 9, 3), dtype="uint8")
+        Image.fromarray(pixels).save(tmp_path / "crops" / gene / f"{number}.png")
+    convert = ["convert", str(tmp_path / "crops"), "--y-key", "label", "--out", str(tmp_path / "screen.h5ad")]
+    assert main(convert) == 2
+    assert "fit='pad'" in capsys.readouterr().err
+    assert main([*convert, "--fit", "pad", "--channels", "2", "0", "--image-size", "8"]) == 0
+    assert "4 cells of 2 × 8 × 8 uint8" in capsys.readouterr().out
+    screen = open_screen(tmp_path / "screen.h5ad")
+    assert screen.obs["label"].tolist() == list("aabb") and list(screen.var_names) == ["channel_2", "channel_0"]
+
+
+def test_channels_reach_the_model():
+    arguments = parser_of_commands().parse_args(
+        ["run", "x.h5ad", "--y-key", "g", "--e-key", "w", "--out", "o", "--channels", "ER", "0"]
+    )
+    assert arguments.channels == ["ER", "0"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("pad", "pad"), ("crop", "crop"), ("64", 64), ("32x64", (32, 64))])
+def test_how_crops_are_fitted(text, value):
+    assert values.fit(text) == value
 
 
 def test_what_the_system_says_is_said(tmp_path, capsys, monkeypatch):

@@ -44,7 +44,7 @@ ROOMS = {
     "_command_line": {"_argument_values", "model"},
     "baselines": {"_checks", "_keys", "_labels", "_linear_maps", "_messages", "nn", "data", "model"},
     "workflows": {
-        *("_checks", "_files", "_jobs", "_keys", "_labels", "_outputs"),
+        *("_checks", "_files", "_jobs", "_keys", "_labels", "_messages", "_outputs"),
         *("data", "datasets", "metrics", "model", "baselines", "nn", "pl"),
     },
     "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},

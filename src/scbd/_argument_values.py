@@ -64,6 +64,11 @@ def image_size(text: str) -> Any:
     return (int(height), int(width)) if width else int(height)
 
 
+def fit(text: str) -> Any:
+    """``pad``, ``crop``, or a size."""
+    return text if text in ("pad", "crop") else image_size(text)
+
+
 def word(text: str) -> str | None:
     """A word, or ``none``."""
     return None if text == "none" else text

@@ -30,7 +30,7 @@ def parser_of_commands() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"scbd {version('scbd')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_demo, _add_convert, _add_run, _add_select_alpha, _add_reproduce):
+    for add in (_add_demo, _add_inspect, _add_convert, _add_run, _add_select_alpha, _add_reproduce):
         add(commands)
     return parser
 
@@ -46,6 +46,17 @@ def _add_demo(commands: Any) -> None:
     demo.set_defaults(command="demo")
 
 
+def _add_inspect(commands: Any) -> None:
+    inspect = commands.add_parser(
+        "inspect", help="say what a file or folder is, and what to type next", formatter_class=values.Help
+    )
+    inspect.add_argument("path", type=Path, help="anything")
+    inspect.add_argument("--y-key", nargs="+", help="column(s) of the perturbation")
+    inspect.add_argument("--e-key", nargs="+", help="column(s) of the environment")
+    inspect.add_argument("--sheet", type=Path, help="PNG to draw ten cells to")
+    inspect.set_defaults(command="inspect")
+
+
 def _add_convert(commands: Any) -> None:
     convert = commands.add_parser(
         "convert",
@@ -57,17 +68,24 @@ def _add_convert(commands: Any) -> None:
         "plates",
         nargs="+",
         type=Path,
-        help=".h5ad, .h5sc, .zarr, .npz, .npy, a .csv or .parquet that names image files, or the folder of an LMDB",
+        help=".h5ad, .h5sc, .zarr, .npz, .npy, a table (.csv, .tsv, .parquet) that names image files, a folder of "
+        "images (their folders are the labels), or that of an LMDB",
     )
     convert.add_argument(
         "--out", type=values.path_or_url, required=True, help=".h5ad, .zarr, or the URL of a Zarr store"
     )
     convert.add_argument("--y-key", required=True, help="column of the perturbation, to sort by")
     convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
-    convert.add_argument("--table", type=Path, help=".csv or .parquet with a row an image, for a single plate")
+    convert.add_argument("--table", type=Path, help="table with a row an image, for a single plate")
     convert.add_argument("--file-columns", nargs="+", default=["path"], help="of a table: columns of image files")
     convert.add_argument("--root", type=Path, help="folder that paths in a table are relative to (the table's)")
-    convert.add_argument("--channels", nargs="+", help="names of the channels")
+    convert.add_argument("--channels", nargs="+", help="which to take, by name or number; names where they have none")
+    convert.add_argument(
+        "--fit",
+        type=values.fit,
+        metavar="pad|crop|SIDE|HxW",
+        help="pad or cut crops of different sizes about their middle: to the largest, the smallest, so many pixels",
+    )
     convert.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
     convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="of the stored images")
     convert.add_argument(
@@ -158,6 +176,7 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
+    parser.add_argument("--channels", nargs="+", help="of the images: which to take, by name or number")
     parser.add_argument("--layer", help="features in place of images: a layer, or X")
     parser.add_argument("--obsm-key", help="features in place of images: an obsm key")
     parser.add_argument("--control", help="perturbation of the controls")

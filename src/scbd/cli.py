@@ -1,4 +1,4 @@
-"""The command line: ``scbd demo``, ``convert``, ``run``, ``select-alpha`` and ``reproduce``."""
+"""The command line: ``scbd demo``, ``inspect``, ``convert``, ``run``, ``select-alpha`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -57,13 +57,20 @@ def _demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _inspect(arguments: argparse.Namespace) -> int:
+    from scbd.workflows import inspect
+
+    print(inspect(arguments.path, **_named(arguments, "y_key e_key sheet")))
+    return 0
+
+
 def _convert(arguments: argparse.Namespace) -> int:
     from scbd.data import read_crops, verify_screen, write_screen
 
     if arguments.table is not None and len(arguments.plates) > 1:
         msg = "--table has the rows of one plate: convert plates one by one, then together."
         raise ValueError(msg)
-    reading = _named(arguments, "table image_key file_columns root channels")
+    reading = _named(arguments, "table image_key file_columns root channels fit")
     adata = write_screen(
         arguments.out,
         [read_crops(plate, **reading) for plate in arguments.plates],
@@ -130,7 +137,7 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     cells = open_screen(arguments.cells, image_key=arguments.image_key, **where)
     of_features = any(where.values())
     setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | (
-        where if of_features else _named(arguments, "image_key")
+        where if of_features else _named(arguments, "image_key channels")
     )
     setup = {name: value for name, value in setup.items() if value is not None}
     return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")
@@ -176,6 +183,7 @@ def _print(table: pd.DataFrame) -> None:
 
 _COMMANDS = {
     "demo": _demo,
+    "inspect": _inspect,
     "convert": _convert,
     "run": _run,
     "select_alpha": _select_alpha,

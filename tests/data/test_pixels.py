@@ -66,7 +66,7 @@ def test_a_channel_that_shows_nothing_is_named(tmp_path, on_disk):
     if on_disk:
         cells.write_h5ad(tmp_path / "cells.h5ad")
         cells.obsm[IMAGE_KEY] = memory_map_h5ad(tmp_path / "cells.h5ad", f"obsm/{IMAGE_KEY}")
-    said = r"one value in every pixel of channel_1 \(255\), in 64 cells.*leave it out: adata = adata\[:, \[0, 2\]\]"
+    said = r"one value in every pixel of channel_1 \(255\), in 64 cells.*it out: channels=\['channel_0', 'channel_2'\]"
     with pytest.warns(UserWarning, match=said):
         ImageField("image", IMAGE_KEY).register_field(cells)
 

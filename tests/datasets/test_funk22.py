@@ -171,8 +171,8 @@ def test_what_is_wrong_with_tables_is_said(tmp_path):
     with pytest.raises(ValueError, match="holds no features"):
         funk22_cellprofiler(tmp_path / "cells.csv")
     (tmp_path / "cells.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match="cannot be read, or is truncated"):
+    with pytest.raises(ValueError, match="cannot be read as a table, is empty, or truncated"):
         funk22_profiles(tmp_path / "cells.parquet")
     (tmp_path / "cells.txt").write_text("")
-    with pytest.raises(ValueError, match="is neither .parquet nor .csv"):
+    with pytest.raises(ValueError, match="is no table: give one of .csv, .tsv"):
         funk22_profiles(tmp_path / "cells.txt")

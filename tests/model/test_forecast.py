@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ def said(seconds_a_step: float, max_steps: int, *, rank: int = 0, first: int = 0
     forecast = Forecast(found.append, ["fewer max_steps"], clock=lambda: now[0])
     for step in range(first + 1, min(first + 60, max_steps) + 1):
         now[0] += 60.0 if step == first + 1 else seconds_a_step
-        forecast.on_train_batch_end(SimpleNamespace(global_step=step, max_steps=max_steps, is_global_zero=not rank))
+        trainer: Any = SimpleNamespace(global_step=step, max_steps=max_steps, is_global_zero=not rank)
+        forecast.on_train_batch_end(trainer)
     return found
 
 

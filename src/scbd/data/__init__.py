@@ -11,6 +11,7 @@ from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data._splits import Split, split_by_column, stratified_split
 from scbd.data.fields import crop_cells, from_spatialdata, read_plate
+from scbd.data.profiles import read_cellprofiler, read_profiles
 from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, SlicedSource, ZarrSource
 from scbd.data.stores import (
     Crops,
@@ -62,8 +63,10 @@ __all__ = [
     "open_embedding",
     "open_screen",
     "prefetch",
+    "read_cellprofiler",
     "read_crops",
     "read_plate",
+    "read_profiles",
     "read_tensor",
     "resize_images",
     "split_by_column",
@@ -75,6 +78,9 @@ __all__ = [
 # for other packages of scbd; no part of the API
 from scbd.data._channels import check_channel_names as check_channel_names
 from scbd.data._digests import digest_cells as digest_cells
+from scbd.data._formats import image_columns as image_columns
+from scbd.data._formats import kind_of as kind_of
+from scbd.data._frames import read_frame as read_frame
 from scbd.data._inputs import Inputs as Inputs
 from scbd.data._inputs import check_like_registered as check_like_registered
 from scbd.data._inputs import image_source as image_source

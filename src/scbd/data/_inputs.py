@@ -10,10 +10,13 @@ import zarr
 
 from scbd._keys import IMAGE_KEY
 from scbd._messages import missing_key
-from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource
+from scbd.data._channels import channel_names, taken_channels, told_by_name
+from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, columns_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+    from scbd.data._channels import Channels
 
 # the layer that is no layer
 X = "X"
@@ -28,10 +31,17 @@ class Inputs(NamedTuple):
     """Layer with features, or ``"X"``."""
     obsm_key: str | None = None
     """Key of ``obsm`` with features."""
+    channels: Channels | None = None
+    """Of images those that are taken; `None` stands for all but masks."""
 
     @classmethod
     def found(
-        cls, adata: AnnData, image_key: str | None = None, layer: str | None = None, obsm_key: str | None = None
+        cls,
+        adata: AnnData,
+        image_key: str | None = None,
+        layer: str | None = None,
+        obsm_key: str | None = None,
+        channels: Channels | None = None,
     ) -> Inputs:
         """As it was said; by default images where ``obsm`` has them, else ``X``.
 
@@ -40,17 +50,23 @@ class Inputs(NamedTuple):
         KeyError
             If nothing was said, and there is neither, or there are images under another key.
         ValueError
-            If several were said.
+            If several were said, or channels of features.
         """
         said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
         given = [name for name, key in said.items() if key is not None]
         if len(given) > 1:
             msg = f"Give one of {' and '.join(given)}: a model learns from images, or from one table of features."
             raise ValueError(msg)
-        if given:
-            return cls(image_key, layer, obsm_key)
-        if IMAGE_KEY in adata.obsm:
-            return cls(image_key=IMAGE_KEY)
+        if not given and IMAGE_KEY in adata.obsm:
+            image_key = IMAGE_KEY
+        if channels is not None and image_key is None:
+            msg = f"channels={channels!r} are those of images, and there are none: leave it out, or name image_key."
+            raise ValueError(msg)
+        if channels is not None:
+            stored = cls(image_key=image_key).stored(adata)
+            channels = told_by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
+        if given or image_key:
+            return cls(image_key, layer, obsm_key, channels)
         others = [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
         if others or adata.X is None:
             also = " It has no X either, whose features could be learned from (layer='X')." if not others else ""
@@ -89,15 +105,24 @@ class Inputs(NamedTuple):
         return slot[key]
 
     def source(self, adata: AnnData) -> ImageSource:
-        """Ready to be read by row, as stored.
+        """Ready to be read by row; of images the channels that are taken.
 
         Raises
         ------
         KeyError
-            If there is nothing.
+            If there is nothing, or no such channel.
         TypeError, ValueError
             If what lies there is neither images nor features, see :class:`~scbd.data.ArraySource`.
         """
+        stored = self.stored(adata)
+        return stored if self.image_key is None else columns_of(stored, self.taken(adata, stored.shape[1])[0])
+
+    def taken(self, adata: AnnData, n_channels: int) -> tuple[list[int], list[str]]:
+        """Places and names of channels, see :func:`taken_channels`."""
+        return taken_channels(adata.var, n_channels, self.image_key or "", self.channels)
+
+    def stored(self, adata: AnnData) -> ImageSource:
+        """All that lies there; errors are those of :meth:`source`."""
         array = self.array(adata)
         if isinstance(array, pd.DataFrame):
             array = array.to_numpy()
@@ -121,7 +146,7 @@ class Inputs(NamedTuple):
 
 
 def image_source(adata: AnnData, image_key: str) -> ImageSource:
-    """Images of a table, ready to be read by row, see :meth:`Inputs.source`."""
+    """Images of a table, ready to be read by row, without masks; see :meth:`Inputs.source`."""
     return Inputs(image_key=image_key).source(adata)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._messages import head
-from scbd.data._channels import how_to_keep
 from scbd.data.sources import non_finite_rows
 
 if TYPE_CHECKING:
@@ -51,10 +50,10 @@ def check_pixels(source: ImageSource, channels: list[str], image_key: str) -> No
     if len(rows) > 1 and (low == high).any():
         same = np.flatnonzero(low == high)
         values = [f"{channels[i]} ({low[i]:g})" for i in same]
-        rest = np.flatnonzero(low != high).tolist()
+        rest = [channels[i] for i in np.flatnonzero(low != high)]
         msg = (
             f"obsm[{image_key!r}] has one value in every pixel of {', '.join(values)}, in {len(rows)} cells looked at: "
             "an empty channel, or the transparency of a picture, says nothing of cells."
-            + (f" To leave it out: {how_to_keep(rest, image_key)}." if rest else "")
+            + (f" To leave it out: channels={rest}." if rest else "")
         )
         warnings.warn(msg, UserWarning, stacklevel=2)

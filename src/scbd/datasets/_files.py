@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from scbd._files import check_file
 from scbd._progress import progress_bar
+from scbd.data import read_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
+
+    import pandas as pd
 
 _WORTH_A_BAR = 2_000
 
@@ -92,26 +93,16 @@ def existing_folder(path: str | os.PathLike[str], name: str, marker: str) -> Pat
 
 
 def read_table(path: str | os.PathLike[str], columns: Sequence[str]) -> pd.DataFrame:
-    """A ``.parquet`` or ``.csv`` with these columns, whatever others it has.
+    """A ``.parquet``, ``.csv`` or ``.tsv`` with these columns, whatever others it has.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is of neither kind, is truncated, or lacks a column.
+        If it is of another kind, is truncated, or lacks a column.
     """
-    path = Path(path)
-    readers: Mapping[str, Callable[[Path], pd.DataFrame]] = {".parquet": pd.read_parquet, ".csv": pd.read_csv}
-    check_file(path)
-    if path.suffix not in readers:
-        msg = f"{path} is neither .parquet nor .csv."
-        raise ValueError(msg)
-    try:
-        table = readers[path.suffix](path)
-    except (OSError, ValueError) as error:
-        msg = f"{path} cannot be read, or is truncated ({error})."
-        raise ValueError(msg) from error
+    table = read_frame(path)
     missing = [column for column in columns if column not in table]
     if missing:
         msg = f"{path} lacks the columns {', '.join(missing[:5])}; it has {', '.join(map(str, table.columns[:8]))}."

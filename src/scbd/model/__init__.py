@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from scbd.model._alpha import Alpha as Alpha
     from scbd.model._alpha import AutoAlpha
     from scbd.model._base import ImageModel
+    from scbd.model._confounding import contrasts_told as contrasts_told
     from scbd.model._contract import EmbeddingModule, Losses, Objective, Sample
     from scbd.model._divergence import TrainingDiverged
     from scbd.model._plan import TrainingPlan
@@ -43,6 +44,7 @@ __getattr__, __dir__ = lazy_names(
         "Sample": "scbd.model._contract",
         "TrainSettings": "scbd.model._settings",
         "TrainingDiverged": "scbd.model._divergence",
+        "contrasts_told": "scbd.model._confounding",  # for other packages of scbd; no part of the API
         "TrainingPlan": "scbd.model._plan",
     },
 )

@@ -73,6 +73,7 @@ class SetupMixin(BaseModelClass):
         e_key: str | Sequence[str],
         image_key: str | None = None,
         *,
+        channels: Sequence[str | int] | Mapping[str, str | int] | None = None,
         e_columns: EColumns | None = None,
         continuous_covariate_keys: str | Sequence[str] | None = None,
         layer: str | None = None,
@@ -100,6 +101,9 @@ class SetupMixin(BaseModelClass):
             Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
             memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channel names are read
             from ``var["channels"]``, or from ``var_names``.
+        channels
+            Those that are learned from, by name or number; by default all but masks, which scPortrait's files tell in
+            ``var["channel_mapping"]``. A mapping gives them names of the model's own.
         e_columns
             What several columns of ``e_key`` are. ``"side_by_side"``: each is an environment of its own, and z_c is to
             know none of them, as with plate and position; the default of :class:`scbd.SCBDModel`, which alone has it.
@@ -127,7 +131,7 @@ class SetupMixin(BaseModelClass):
         Raises
         ------
         KeyError
-            If a key is missing.
+            If a key or channel is missing.
         TypeError, ValueError
             If the inputs cannot be read, hold NaN or infinity (all are looked at in memory, 64 images or 4,096 rows of
             features elsewhere), images do not have the channels that ``var["channels"]`` names, or two features have
@@ -138,7 +142,7 @@ class SetupMixin(BaseModelClass):
         -----
         UserWarning
             If ``y`` and ``e`` are confounded, with the table, or ``y`` and a covariate; if an environment is a number
-            that hardly two cells share; if a channel shows nothing, or is a mask; if features have one value in all
+            that hardly two cells share; if a channel shows nothing; if features have one value in all
             cells, which are left out.
         """
         # plain text, whatever they came as: they are saved with the model
@@ -148,11 +152,11 @@ class SetupMixin(BaseModelClass):
             continuous_covariate_keys, e_key, cls.__name__, takes_several=cls._side_by_side
         )
         position_key = None if position_key is None else _plain_key(position_key)
-        image_key, layer, obsm_key = Inputs.found(adata, image_key, layer, obsm_key)
+        image_key, layer, obsm_key, channels = Inputs.found(adata, image_key, layer, obsm_key, channels)
         setup_method_args = cls._get_setup_method_args(**{k: v for k, v in locals().items() if k != "__class__"})
-        source_registry, inputs = kwargs.get("source_registry"), Inputs(image_key, layer, obsm_key)
+        source_registry, inputs = kwargs.get("source_registry"), Inputs(image_key, layer, obsm_key, channels)
         fields: list[Any] = [
-            ImageField(IMAGE_REGISTRY, image_key) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
+            ImageField(IMAGE_REGISTRY, image_key, channels) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
         ]
         labels: list[LabelField | NumberField] = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
         if position_key is not None:
@@ -331,7 +335,7 @@ class SetupMixin(BaseModelClass):
             return known_features(adata, inputs, registered)
         source, resize = inputs.source(adata), self.module.preprocess.image_size is not None
         check_like_registered(source, registered, inputs.image_key, resize=resize)
-        check_channel_names(adata.var, registered, inputs.image_key)
+        check_channel_names(adata.var, inputs.stored(adata).shape[1], registered, inputs.image_key)
         return source
 
 

@@ -6,6 +6,7 @@ from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
 from scbd.workflows._datasets import DATASETS
 from scbd.workflows._evaluate import evaluate
+from scbd.workflows._inspect import inspect
 from scbd.workflows._protocols import PROTOCOLS
 from scbd.workflows._run import run
 from scbd.workflows._runner import run_trials
@@ -33,6 +34,7 @@ __all__ = [
     "embedding_scores",
     "generalization_scores",
     "in_out_correlation",
+    "inspect",
     "run",
     "run_trials",
     "select",

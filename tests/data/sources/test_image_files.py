@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +96,98 @@ def test_files_of_another_size_or_kind_are_named(plates):
         source = FileSource(folder, [["0.png"], [f"{name}.png"]])
         with pytest.raises(ValueError, match=f"{name}.png is {what}, the first is 1 × 4 × 4 of uint8: all must be"):
             source.read(slice(None))
+
+
+def read_one(path: Path) -> np.ndarray:
+    return FileSource(path.parent, [[path.name]]).read(slice(None))[0]
+
+
+def test_pixels_of_every_kind(tmp_path):
+    grey = np.arange(20, dtype="uint16").reshape(4, 5) * 3000
+    for name in ("deep.png", "deep.tif"):
+        Image.fromarray(grey).save(tmp_path / name)
+        np.testing.assert_array_equal(read_one(tmp_path / name)[0], grey)
+    (tmp_path / "big.tif").write_bytes(tiff(grey.astype(">u2"), big_endian=True))
+    big = read_one(tmp_path / "big.tif")
+    np.testing.assert_array_equal(big[0], grey)
+    assert big.dtype == np.uint16 and big.dtype.isnative
+    whole = grey.astype("int32") * 200
+    Image.fromarray(whole).save(tmp_path / "whole.tif")
+    found = read_one(tmp_path / "whole.tif")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[0], whole)
+    Image.fromarray(grey / np.float32(7)).save(tmp_path / "real.tif")
+    np.testing.assert_array_equal(read_one(tmp_path / "real.tif")[0], grey / np.float32(7))
+
+
+def test_palettes_are_the_colours_that_they_stand_for(tmp_path):
+    colours = np.random.default_rng(0).choice([0, 80, 255], (4, 5, 3)).astype("uint8")
+    picture = Image.fromarray(colours).quantize(64)
+    assert picture.mode == "P"
+    picture.save(tmp_path / "palette.png")
+    np.testing.assert_array_equal(np.moveaxis(read_one(tmp_path / "palette.png"), 0, -1), colours)
+    mask = colours[..., 0] > 0
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    np.testing.assert_array_equal(read_one(tmp_path / "mask.png")[0], mask * np.uint8(255))
+    Image.fromarray(colours[..., :2].copy(), "LA").save(tmp_path / "two.png")
+    np.testing.assert_array_equal(np.moveaxis(read_one(tmp_path / "two.png"), 0, -1), colours[..., :2])
+
+
+def tiff(pixels: np.ndarray, big_endian: bool = False, samples: int = 1) -> bytes:
+    """A plain one, of one strip."""
+    order = ">" if big_endian else "<"
+    height, width = pixels.shape[:2]
+    bits = pixels.dtype.itemsize * 8
+    data = pixels.tobytes()
+    tags = [(256, width), (257, height), (258, bits), (259, 1), (262, 2 if samples == 3 else 1)]
+    tags += [(273, 8), (277, samples), (278, height), (279, len(data))]
+    tail = b""
+    if samples == 3:  # the bits of each, behind the directory
+        place = 8 + len(data) + 2 + 12 * len(tags) + 4
+        tail = struct.pack(f"{order}3H", bits, bits, bits)
+    directory = struct.pack(f"{order}H", len(tags))
+    for tag, value in tags:
+        if tag == 258 and samples == 3:
+            directory += struct.pack(f"{order}HHII", tag, 3, 3, place)
+        else:
+            directory += struct.pack(f"{order}HHII", tag, 4, 1, value)
+    start = struct.pack(f"{order}2sHI", b"MM" if big_endian else b"II", 42, 8 + len(data))
+    return start + data + directory + struct.pack(f"{order}I", 0) + tail
+
+
+@pytest.mark.parametrize("ending", ["tif", "png"])
+def test_colours_of_16_bits_are_not_halved(tmp_path, ending):
+    """Pillow reads the upper eight of them, and says nothing."""
+    colours = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3), dtype="uint16")
+    path = tmp_path / f"colours.{ending}"
+    if ending == "tif":
+        path.write_bytes(tiff(colours, samples=3))
+    else:
+        lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colours)
+        parts = [
+            (b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)),
+            (b"IDAT", zlib.compress(lines)),
+            (b"IEND", b""),
+        ]
+        chunks = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(ValueError, match=rf"colours.{ending} holds colours of 16 bits, of which half would be lost"):
+        read_one(path)
+
+
+def test_numbers_that_are_no_pixels(tmp_path):
+    for name, value in {"below": -1, "above": 2**24 + 1}.items():
+        Image.fromarray(np.full((4, 4), value, "int32")).save(tmp_path / f"{name}.tif")
+        with pytest.raises(ValueError, match=f"{name}.tif holds numbers of 32 bits from {value} to {value}: save"):
+            read_one(tmp_path / f"{name}.tif")
+
+
+def test_channels_of_one_cell_that_do_not_fit(plates):
+    folder = plates / "disk" / "plate 1"
+    Image.fromarray(np.zeros((4, 4), "uint16")).save(folder / "deep.png")
+    Image.fromarray(np.zeros((4, 5), "uint8")).save(folder / "wide.png")
+    with pytest.raises(ValueError, match=r"channels of row 0 differ in type .uint16 and uint8; the first is .*0.png"):
+        FileSource(folder, [["0.png", "deep.png"]])
+    with pytest.raises(ValueError, match=r"channels of row 0 differ in size .4 × 4 and 4 × 5 pixels; the first is"):
+        FileSource(folder, [["0.png", "wide.png"]])
+    assert FileSource(folder, [["0.png", "wide.png"]], fit="pad").shape == (1, 2, 5, 5)

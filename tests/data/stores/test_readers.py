@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import anndata
 import h5py
 import lmdb
@@ -34,7 +36,7 @@ def test_anndata_files(tmp_path, compression):
     write_screen(tmp_path / "c.zarr", crops, y_key="gene")
     again = read_crops(tmp_path / "c.zarr", channels=["dna", "actin"])
     assert again.channels == ["dna", "actin"] and len(again.obs) == 12
-    with pytest.raises(ValueError, match="3 names for 2 channels"):
+    with pytest.raises(KeyError, match="has no 'a' .its keys: channel_0, channel_1"):
         read_crops(tmp_path / "c.zarr", channels=["a", "b", "c"])
 
 
@@ -131,6 +133,77 @@ def test_image_files_and_their_table(tmp_path):
         source.read(np.array([3]))
 
 
+@pytest.mark.parametrize("ending", ["tsv", "csv.gz", "parquet"])
+def test_tables_of_every_kind_name_image_files(tmp_path, ending):
+    images = make_cells(8).obsm[KEY][:, :1]
+    for row, image in enumerate(images):
+        Image.fromarray(image[0]).save(tmp_path / f"{row}.png")
+    table = pd.DataFrame({"gene": list("abababab"), "path": [f"{row}.png" for row in range(8)]})
+    if ending == "parquet":
+        table.to_parquet(tmp_path / "t.parquet")
+    else:
+        table.to_csv(tmp_path / f"t.{ending}", index=False, sep="\t" if ending == "tsv" else ",")
+    check(read_crops(tmp_path / f"t.{ending}"), images, gene="abababab")
+
+
+def write_images(folder: Path, shape: tuple[int, int] = (6, 6), n: int = 3, seed: int = 0) -> np.ndarray:
+    folder.mkdir(parents=True)
+    images = np.random.default_rng(seed).integers(0, 255, (n, *shape), dtype="uint8")
+    for row, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{row}.png")
+    return images
+
+
+def test_folders_of_images(tmp_path):
+    a, b = write_images(tmp_path / "one" / "a"), write_images(tmp_path / "one" / "b", seed=1)
+    (tmp_path / "one" / "a" / ".0.png").write_bytes(b"left by a system")
+    (tmp_path / "one" / "notes.txt").write_text("")
+    crops = read_crops(tmp_path / "one")
+    check(crops, np.concatenate([a, b])[:, None], label="aaabbb")
+    assert crops.obs.index.tolist()[:2] == ["a/0.png", "a/1.png"] and crops.channels == ["channel_0"]
+    screen = write_screen(tmp_path / "s.h5ad", crops, y_key="label")
+    assert sorted(screen.obs["label"]) == list("aaabbb")
+    for number, (plate, gene) in enumerate([("p1", "x"), ("p1", "y"), ("p2", "x")]):
+        write_images(tmp_path / "two" / plate / gene, seed=number)
+    deep = read_crops(tmp_path / "two").obs
+    assert deep["folder_1"].tolist() == ["p1"] * 6 + ["p2"] * 3 and deep["label"].tolist() == list("xxxyyyxxx")
+    flat = read_crops(tmp_path / "two" / "p1" / "x", table=pd.DataFrame({"gene": list("aab")}), channels=["DNA"])
+    assert flat.obs["gene"].tolist() == list("aab") and flat.channels == ["DNA"]
+    assert not list(read_crops(tmp_path / "two" / "p1" / "x").obs)
+    write_images(tmp_path / "one" / "a" / "deeper")
+    with pytest.raises(ValueError, match="has images in folders of different depth, such as a/0.png, a/deeper"):
+        read_crops(tmp_path / "one")
+
+
+@pytest.mark.parametrize(("fit", "size"), [("pad", (9, 9)), ("crop", (4, 4)), (5, (5, 5)), ((3, 8), (3, 8))])
+def test_crops_of_different_sizes_and_of_any_proportions(tmp_path, fit, size):
+    write_images(tmp_path / "c" / "a", (6, 9))
+    write_images(tmp_path / "c" / "b", (4, 7))
+    with pytest.raises(ValueError, match=r"b.0.png is 1 × 4 × 7 .*: all must be alike. .*fit='pad' or fit='crop'"):
+        read_crops(tmp_path / "c").images.read(slice(None))
+    crops = read_crops(tmp_path / "c", fit=fit)
+    assert crops.images.shape == (6, 1, *size)
+    middle = np.asarray(Image.open(tmp_path / "c" / "b" / "1.png"))[4 // 2, 7 // 2]
+    assert crops.images.read(np.array([4]))[0, 0, size[0] // 2, size[1] // 2] == middle
+    # of arrays, whose images are of one size but not square
+    cells = make_cells(8, shape=(2, 6, 9))
+    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
+    whole = {"pad": 9, "crop": 6}.get(fit, 0)
+    expected = (whole, whole) if whole else size
+    plate = read_crops(tmp_path / "cells.h5ad", fit=fit, channels=["channel_1"])
+    assert plate.images.shape == (8, 1, *expected)
+    screen = write_screen(tmp_path / "s.zarr", plate, y_key="gene")
+    found = np.asarray(screen.obsm[KEY][:])[:, 0, expected[0] // 2, expected[1] // 2]
+    assert sorted(found.tolist()) == sorted(cells.obsm[KEY][:, 1, 3, 4].tolist())
+
+
+@pytest.mark.parametrize("fit", ["squash", 0, (3,), 2.5])
+def test_how_images_cannot_be_fitted(tmp_path, fit):
+    write_images(tmp_path / "c")
+    with pytest.raises(ValueError, match="is not known: use 'pad', 'crop', a number of pixels, or"):
+        read_crops(tmp_path / "c", fit=fit)
+
+
 def test_the_published_lmdb(tmp_path):
     crops = np.arange(6 * 4 * 100 * 100, dtype="uint16").reshape(6, 4, 100, 100)
     with lmdb.open(str(tmp_path / "ops"), map_size=2**25) as database, database.begin(write=True) as transaction:
@@ -156,9 +229,9 @@ def test_what_is_wrong_is_said(tmp_path):
         (ValueError, "cannot be read as numpy arrays .*holds Python objects", "pickled.npz", {}),
         (ValueError, "cannot be read as numpy arrays", "cut.npz", {}),
         (ValueError, "the table has 2 rows, there are 4 images", "b.npy", {"table": pd.DataFrame({"a": [1, 2]})}),
-        (ValueError, "cells.txt is neither .csv nor .parquet", "b.npy", {"table": tmp_path / "cells.txt"}),
+        (ValueError, "cells.txt is no table: give one of .csv", "b.npy", {"table": tmp_path / "cells.txt"}),
         (FileNotFoundError, "There is no file", "b.npy", {"table": tmp_path / "none.csv"}),
-        (ValueError, "cannot be read, or is truncated", "cells.parquet", {}),
+        (ValueError, "cannot be read as a table, is empty, or truncated", "cells.parquet", {}),
     ]:
         with pytest.raises(error, match=message):
             read_crops(tmp_path / name, **kwargs)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scbd._files import check_file
+from scbd._progress import progress_bar
 from scbd.data.sources._arrays import target_of
+from scbd.data.sources._fitting import Fit, centred, fitted_size
 from scbd.data.sources._kinds import check_images
 from scbd.data.sources._packed import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# of Pillow: grey of 8, 16 and 32 bits, and colours
-_MODES = ("L", "I;16", "F", "RGB", "RGBA")
+    from PIL.Image import Image
+
+# of Pillow: grey of 8, 16 and 32 bits, and colours, with transparency or without
+_MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
+# those that stand for another: black and white, and colours by their number in a palette
+_MEANT = {"1": "L", "P": "RGB", "PA": "RGBA"}
+# whole numbers up to here are the same in float32
+_EXACT = 2**24
+_WORTH_A_BAR = 20_000
 
 
 class FileSource:
@@ -35,6 +46,10 @@ class FileSource:
     paths
         Of each cell the path of its file, or of several: their channels are stacked. The pages of a TIFF and the
         colours of a PNG are channels.
+    fit
+        What images are padded with zeros to, or cut to about their middle, where they differ in size or are not square:
+        ``"pad"``, a square that holds the largest; ``"crop"``, one that lies in the smallest; or so many pixels. For a
+        word, the heads of all files are read first.
 
     Raises
     ------
@@ -47,7 +62,9 @@ class FileSource:
     in_memory = False
     concurrent = True
 
-    def __init__(self, folder: str | os.PathLike[str], paths: Sequence[Sequence[str]] | np.ndarray) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], paths: Sequence[Sequence[str]] | np.ndarray, fit: Fit | None = None
+    ) -> None:
         if not len(paths):
             msg = "The table names no file."
             raise ValueError(msg)
@@ -56,6 +73,7 @@ class FileSource:
         # of each file its folder, of which there are few, and its name
         self._folder_of = np.empty((n_files, len(paths)), dtype=np.int32)
         self._names = [Packed(self._named(paths, file)) for file in range(n_files)]
+        self._size = None if fit is None else fitted_size(fit, self._sizes() if isinstance(fit, str) else [])
         first = self._image(0)
         self.shape: tuple[int, int, int, int] = (len(paths), *first.shape)
         self.dtype = first.dtype
@@ -77,7 +95,7 @@ class FileSource:
             image = self._image(row)
             if image.shape != out.shape[1:] or image.dtype != out.dtype:
                 fact = f"{self._path(0, row)} is {_what(image)}, the first is {_what(out[0])}"
-                msg = f"{fact}: all must be alike."
+                msg = f"{fact}: all must be alike. Of other sizes they can be made by fit='pad' or fit='crop'."
                 raise ValueError(msg)
             out[place] = image
         return out
@@ -92,7 +110,27 @@ class FileSource:
         return Path(self._folders.paths[self._folder_of[file, row]], os.fsdecode(self._names[file][row]))
 
     def _image(self, row: int) -> np.ndarray:
-        return np.concatenate([_channels(self._path(file, row)) for file in range(len(self._names))])
+        images = [_channels(self._path(file, row)) for file in range(len(self._names))]
+        sizes = {image.shape[1:] for image in images}
+        if len(sizes) > 1 and self._size is None:
+            told = " and ".join(" × ".join(map(str, size)) for size in sorted(sizes))
+            msg = f"The channels of row {row} differ in size ({told} pixels; the first is {self._path(0, row)})."
+            raise ValueError(msg)
+        if {image.dtype for image in images} != {images[0].dtype}:
+            told = " and ".join(sorted({image.dtype.name for image in images}))
+            msg = f"The channels of row {row} differ in type ({told}; the first is {self._path(0, row)})."
+            raise ValueError(msg)
+        return np.concatenate(images if self._size is None else [centred(image, self._size) for image in images])
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Of all files, by their heads."""
+        files = [self._path(file, row) for row in range(len(self._folder_of[0])) for file in range(len(self._names))]
+        with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files), worth=_WORTH_A_BAR) as bar:
+            sizes = []
+            for size in pool.map(_size, files):
+                sizes.append(size)
+                bar.update()
+            return sizes
 
 
 class _Folders:
@@ -134,26 +172,53 @@ class _Folders:
 
 def _channels(path: Path) -> np.ndarray:
     """Channels of one file, ``(C, H, W)``."""
-    from PIL import Image, ImageSequence, UnidentifiedImageError
+    from PIL import ImageSequence
 
-    check_file(path)
-    try:
-        with Image.open(path) as file:
-            pages = [np.asarray(page) for page in ImageSequence.Iterator(file) if _known(page.mode, path)]
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
-        raise ValueError(msg) from error
+    with _opened(path) as file:
+        pages = [_pixels(page, path) for page in ImageSequence.Iterator(file)]
     if len({page.shape for page in pages}) > 1:
         msg = f"{path} has pages of different sizes."
         raise ValueError(msg)
     return np.concatenate([page[None] if page.ndim == 2 else np.moveaxis(page, -1, 0) for page in pages])
 
 
-def _known(mode: str, path: Path) -> bool:
-    if mode not in _MODES:
-        msg = f"{path} holds pixels of mode {mode!r}: save it as 8- or 16-bit grey, RGB or 32-bit float."
+def _size(path: Path) -> tuple[int, int]:
+    """Height and width."""
+    with _opened(path) as file:
+        return file.height, file.width
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image]:
+    from PIL import Image, UnidentifiedImageError
+
+    check_file(path)
+    try:
+        with Image.open(path) as file:
+            yield file
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
+        raise ValueError(msg) from error
+
+
+def _pixels(page: Image, path: Path) -> np.ndarray:
+    """Of one page, in a type that images may have."""
+    stored = str(getattr(page, "tile", ""))  # Pillow makes colours of 16 bits such of 8
+    if page.mode in ("RGB", "RGBA", "LA") and ";16" in stored:
+        msg = f"{path} holds colours of 16 bits, of which half would be lost: save its channels as pages, or as files."
         raise ValueError(msg)
-    return True
+    if page.mode in _MEANT:
+        page = page.convert(_MEANT[page.mode])
+    if page.mode not in _MODES:
+        msg = f"{path} holds pixels of mode {page.mode!r}: save it as 8- or 16-bit grey, RGB or 32-bit float."
+        raise ValueError(msg)
+    pixels = np.asarray(page)
+    if page.mode != "I":
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    if not (0 <= pixels.min() and pixels.max() <= _EXACT):
+        msg = f"{path} holds numbers of 32 bits from {pixels.min()} to {pixels.max()}: save it as 32-bit float."
+        raise ValueError(msg)
+    return pixels.astype(np.float32)
 
 
 def _what(image: np.ndarray) -> str:

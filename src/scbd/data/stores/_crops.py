@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from scbd._keys import IMAGE_KEY
-from scbd.data._channels import channel_names, warn_of_channels
-from scbd.data._inputs import image_source
+from scbd.data._channels import chosen_channels, taken_channels, warn_of_channels
+from scbd.data._inputs import Inputs
+from scbd.data.sources import columns_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
+    from scbd.data._channels import Channels
     from scbd.data.sources import ImageSource
 
 
@@ -84,25 +86,35 @@ class Crops:
         return f"Crops {self.name!r}: {n:,} of {size} {self.images.dtype} ({', '.join(self.channels)})"
 
 
-def crops_of(adata: AnnData, image_key: str, name: str = "cells") -> Crops:
+def crops_of(adata: AnnData, image_key: str, name: str = "cells", channels: Channels | None = None) -> Crops:
     """Crops of an AnnData.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        If there are no images at ``obsm[image_key]``, or ``var['channels']`` is not about them.
+        If there are no images at ``obsm[image_key]``, no such channel, or ``var['channels']`` is not about them.
 
     Warns
     -----
     UserWarning
-        If channels are masks, or ``var`` has fewer names than there are channels.
+        If ``var`` has fewer names than there are channels.
     """
-    source = image_source(adata, image_key)
-    return Crops(source, adata.obs, names_for(adata.var, source, image_key), name)
+    stored = Inputs(image_key=image_key).stored(adata)
+    return crops_from(stored, adata.obs, adata.var, image_key, name, channels)
 
 
-def names_for(var: pd.DataFrame, source: ImageSource, image_key: str) -> list[str]:
-    """Channels of images by the names in their table, with a warning of what is probably not wanted."""
-    names = channel_names(var, source.shape[1], image_key)
-    warn_of_channels(var, source.shape[1], image_key)
-    return names
+def crops_from(
+    stored: ImageSource, obs: pd.DataFrame, var: pd.DataFrame, image_key: str, name: str, channels: Channels | None
+) -> Crops:
+    """The same of the parts of one."""
+    warn_of_channels(var, stored.shape[1], image_key, channels)
+    places, names = taken_channels(var, stored.shape[1], image_key, channels)
+    return Crops(columns_of(stored, places), obs, names, name)
+
+
+def some_channels(crops: Crops, channels: Channels | None) -> Crops:
+    """Crops with those channels alone, see :func:`chosen_channels`; all of them by default."""
+    if channels is None:
+        return crops
+    places, names = chosen_channels(crops.channels, channels, crops.name)
+    return replace(crops, images=columns_of(crops.images, places), channels=names)

@@ -67,3 +67,13 @@ def _in_use(folder: Path) -> bool:
         folder.is_relative_to(root) and (images.is_relative_to(folder) or folder.is_relative_to(images))
         for _, root, images in list(_open)
     )
+
+
+def check_inside(folder: Path) -> None:
+    """Raise if a link leads out of a Zarr store: one from elsewhere could so name any file of this machine."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(root):
+        for entry in (Path(place, name) for name in (*folders, *files)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+                msg = f"{entry} is a link to another place, which is not followed: copy what is there into the store."
+                raise ValueError(msg)

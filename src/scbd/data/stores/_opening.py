@@ -11,7 +11,8 @@ import h5py
 import numpy as np
 
 from scbd._keys import IMAGE_KEY
-from scbd.data.stores._guard import guarded
+from scbd.data._formats import kind_of, taken_elsewhere
+from scbd.data.stores._guard import check_inside, guarded
 from scbd.data.stores._hdf5 import mapped, offset_of, open_h5
 from scbd.data.stores._results import with_results
 from scbd.data.stores._tables import BOOKKEEPING, STORE_KEY
@@ -199,11 +200,14 @@ def _opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
         path = path.root
     elif isinstance(path, str):
         path = path.removeprefix("file://")
-    is_path = isinstance(path, os.PathLike) or (isinstance(path, str) and "://" not in path)
-    if is_path and not Path(path).is_dir():  # type: ignore[arg-type]
-        return open_h5(Path(path))  # type: ignore[arg-type]
-    if is_path:
-        _check_inside(Path(path))  # type: ignore[arg-type]
+    if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
+        return _open_zarr(path)
+    path = Path(path)
+    if path.exists() and (kind := kind_of(path)).name not in ("anndata", "unknown"):
+        raise ValueError(taken_elsewhere(path, kind))
+    if not path.is_dir():
+        return open_h5(path)
+    check_inside(path)
     return _open_zarr(path)
 
 
@@ -231,7 +235,8 @@ def _images(group: Any, path: Any, image_key: str) -> Any:
     obsm = group["obsm"] if "obsm" in group else {}
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
-        raise KeyError(msg)
+        has_x = "X" in group and _holds(group["X"])
+        raise KeyError(msg + " It has X: open features with scbd.data.open_screen(path, layer='X')." * has_x)
     return obsm[image_key]
 
 
@@ -254,13 +259,12 @@ def _parts_of(group: Any) -> list[str]:
     return [*(["X"] if "X" in group else []), *inside]
 
 
+def _holds(node: Any) -> bool:
+    return node.attrs.get("encoding-type") != "null" and (hasattr(node, "shape") or bool(list(node)))
+
+
 def _say_what_is_left(group: Any, path: Any, *read: str) -> None:
-    others = {name: group[name] for name in sorted(set(group) - {*_TABLES, "obsm", *read})}
-    left = [
-        name
-        for name, other in others.items()
-        if other.attrs.get("encoding-type") != "null" and (hasattr(other, "shape") or list(other))
-    ]
+    left = [name for name in sorted(set(group) - {*_TABLES, "obsm", *read}) if _holds(group[name])]
     if left:
         msg = (
             f"{', '.join(left)} of {path} stay on disk, since scbd reads tables and what it learns from alone: load "
@@ -287,13 +291,3 @@ def free_memory() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _check_inside(folder: Path) -> None:
-    """Raise if a link leads out of a Zarr store: one from elsewhere could so name any file of this machine."""
-    root = folder.resolve()
-    for place, folders, files in os.walk(root):
-        for entry in (Path(place, name) for name in (*folders, *files)):
-            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
-                msg = f"{entry} is a link to another place, which is not followed: copy what is there into the store."
-                raise ValueError(msg)

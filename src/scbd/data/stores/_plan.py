@@ -18,6 +18,7 @@ from anndata.utils import make_index_unique
 
 from scbd._labels import label_values
 from scbd.data._digests import digest_cells
+from scbd.data.sources import DerivedSource, source_at_rest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ class ScreenPlan:
 
     def __post_init__(self) -> None:
         """Most sources are read from one thread at a time; plates may share one."""
-        self._turns.update((id(plate.images), Lock()) for plate in self.plates)
+        self._turns.update((id(source_at_rest(plate.images)), Lock()) for plate in self.plates)
 
     @property
     def channels(self) -> list[str]:
@@ -134,7 +135,7 @@ class ScreenPlan:
     def turn(self, number: int) -> AbstractContextManager:
         """To be held while a plate is read."""
         source = self.plates[number].images
-        return nullcontext() if getattr(source, "concurrent", False) else self._turns[id(source)]
+        return nullcontext() if getattr(source, "concurrent", False) else self._turns[id(source_at_rest(source))]
 
     def _converted(self, raw: np.ndarray, number: int, rows: np.ndarray) -> np.ndarray:
         self._check_finite(raw, number, rows)
@@ -177,6 +178,7 @@ class ScreenPlan:
             self.block_size,
             *self.channels,
             None if scale is None else scale.tolist(),
+            *(plate.images.said for plate in self.plates if isinstance(plate.images, DerivedSource)),
         ]
         digest.update(json.dumps(rest).encode())
         return digest.hexdigest()

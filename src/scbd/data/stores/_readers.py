@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,21 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scbd._files import check_file
 from scbd._keys import IMAGE_KEY
-from scbd.data.sources import ArraySource
-from scbd.data.sources._image_files import FileSource
-from scbd.data.sources._lmdb_crops import LMDBSource, lmdb_keys, parsed_keys
-from scbd.data.sources._sliced import SlicedSource
-from scbd.data.stores._crops import Crops, crops_of, names_for
+from scbd._messages import head
+from scbd.data._formats import HDF5, IMAGE_FILES, kind_of, taken_elsewhere
+from scbd.data._frames import read_frame
+from scbd.data._inputs import Inputs
+from scbd.data.sources import ArraySource, CentredSource, FileSource, LMDBSource, SlicedSource, fitted_size
+from scbd.data.sources._lmdb_crops import lmdb_keys, parsed_keys
+from scbd.data.stores._crops import Crops, crops_from, some_channels
 from scbd.data.stores._opening import open_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HDF5 = (".h5ad", ".h5sc", ".h5", ".hdf5")
+    from scbd.data._channels import Channels
+    from scbd.data.sources import Fit
 
 
 def read_crops(
@@ -33,8 +36,9 @@ def read_crops(
     table: str | os.PathLike[str] | pd.DataFrame | None = None,
     image_key: str = IMAGE_KEY,
     file_columns: str | Sequence[str] = "path",
-    channels: Sequence[str] | None = None,
+    channels: Channels | None = None,
     root: str | os.PathLike[str] | None = None,
+    fit: Fit | None = None,
 ) -> Crops:
     """Crops of a file or folder, for :func:`write_screen`. Images are not loaded but where the format leaves no choice.
 
@@ -47,20 +51,27 @@ def read_crops(
         - ``.zarr``: an AnnData with images there;
         - ``.npz``: images at ``image_key`` (or the one array of four dimensions), columns of the table at other keys;
         - ``.npy``: images, memory-mapped, with ``table``;
-        - ``.csv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG;
+        - ``.csv``, ``.tsv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG;
+        - a folder of images, one a cell: the folder that an image lies in becomes ``obs["label"]``, those above it
+          ``folder_1``, …; what is in the names of the files is in the names of the cells;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
-        A frame, ``.csv`` or ``.parquet`` with a row for each image, in place of the file's own.
+        A frame, or file of one, with a row for each image, in place of the file's own.
     image_key
         Where the images are.
     file_columns
         Columns with the paths of a table's images; several are stacked as channels.
     channels
-        Names of the channels, in place of the file's own, or numbers.
+        Which are taken, by name or number, in this order; a mapping gives them new names. By default all but masks,
+        which scPortrait's files tell. Channels without names get those of a list that is as long.
     root
         Folder that a table's paths are relative to, by default the one where the table lies. Paths may be absolute, and
         folders in there may be links to others; a path that leaves it by name is refused, so that a table from
         elsewhere cannot name any file of this machine. Where yours names files all over it, give ``"/"``.
+    fit
+        Crops of different sizes, or that are not square, are padded with zeros or cut about their middle: ``"pad"`` to
+        a square that holds the largest, ``"crop"`` to one that lies in the smallest, a number or ``(height, width)``
+        to so many pixels. By default they must be alike, and stay as they are.
 
     Returns
     -------
@@ -71,7 +82,7 @@ def read_crops(
     FileNotFoundError
         If there is nothing at ``path``.
     KeyError, TypeError, ValueError
-        If it is of another kind, truncated, or holds no images and table that fit.
+        If it is of another kind (which, and what takes it), truncated, or holds no images and table that fit.
 
     Examples
     --------
@@ -80,51 +91,52 @@ def read_crops(
     >>> crops.images.shape, list(crops.obs.columns[:2])
     ((240, 4, 32, 32), ['gene', 'sgRNA'])
     """
-    path = Path(path)
-    if not path.exists():
-        msg = f"There is nothing at {path}."
-        raise FileNotFoundError(msg)
-    if (path / "data.mdb").is_file():
-        crops = _lmdb(path)
-    elif path.suffix in _HDF5:
-        crops = _hdf5(path, image_key)
-    elif path.suffix == ".zarr":
-        crops = _zarr(path, image_key)
-    elif path.suffix in (".npz", ".npy"):
+    path, kind = Path(path), kind_of(path)
+    columns = [file_columns] if isinstance(file_columns, str) else list(file_columns)
+    if kind.name == "anndata":
+        crops = (_hdf5 if path.suffix in HDF5 else _zarr)(path, image_key, channels)
+    elif kind.name == "arrays":
         crops = _arrays(path, image_key)
-    elif path.suffix in (".csv", ".parquet"):
-        columns = [file_columns] if isinstance(file_columns, str) else list(file_columns)
-        crops = _files(path, columns, path.parent if root is None else Path(root))
+    elif kind.name in ("image_table", "profiles"):
+        crops = _files(path, columns, path.parent if root is None else Path(root), fit)
+    elif kind.name == "image_folder":
+        crops = _folder(path, fit)
+    elif kind.name == "lmdb":
+        crops = _lmdb(path)
     else:
-        msg = (
-            f"{path} is of no known kind: give .h5ad, .h5sc, .zarr, .npz, .npy, a .csv or .parquet that names files of "
-            "images, or the folder of an LMDB."
-        )
-        raise ValueError(msg)
+        raise ValueError(taken_elsewhere(path, kind))
     obs = crops.obs if table is None else _table(table)
-    return Crops(crops.images, obs, crops.channels if channels is None else list(channels), str(path))
+    crops = _fitted(replace(crops, obs=obs, name=str(path)), fit)
+    return crops if kind.name == "anndata" else some_channels(crops, channels)
 
 
-def _hdf5(path: Path, image_key: str) -> Crops:
+def _fitted(crops: Crops, fit: Fit | None) -> Crops:
+    """Images of one size on another canvas; those in files have it already."""
+    if fit is None or isinstance(crops.images, FileSource):
+        return crops
+    size, stored = fitted_size(fit, [crops.images.shape[2:]]), crops.images.shape[2:]  # type: ignore[list-item]
+    return crops if size == stored else replace(crops, images=CentredSource(crops.images, size))
+
+
+def _hdf5(path: Path, image_key: str, channels: Channels | None) -> Crops:
     """Memory-mapped where that can be done, else read through the library."""
     parts, images = open_tables(path, image_key)
     if isinstance(images, h5py.Dataset):
         source: Any = SlicedSource(images, f"obsm[{image_key!r}] of {path}")
     else:
         source = ArraySource(images, f"obsm[{image_key!r}] of {path}")
-    names = names_for(parts.get("var", pd.DataFrame()), source, image_key)
-    return Crops(source, parts["obs"], names, str(path))
+    return crops_from(source, parts["obs"], parts.get("var", pd.DataFrame()), image_key, str(path), channels)
 
 
-def _zarr(path: Path, image_key: str) -> Crops:
+def _zarr(path: Path, image_key: str, channels: Channels | None) -> Crops:
     """By the offsets of its chunks where that can be done, else through the library."""
     parts, images = open_tables(path, image_key)
     adata = AnnData(**parts | {"obsm": {image_key: images}})
     try:
-        return crops_of(adata, image_key, str(path))
+        source: Any = Inputs(image_key=image_key).stored(adata)
     except ValueError:
         source = SlicedSource(images, f"obsm[{image_key!r}] of {path}")
-        return Crops(source, adata.obs, names_for(adata.var, source, image_key), str(path))
+    return crops_from(source, adata.obs, adata.var, image_key, str(path), channels)
 
 
 def _arrays(path: Path, image_key: str) -> Crops:
@@ -152,19 +164,43 @@ def _arrays(path: Path, image_key: str) -> Crops:
     return Crops(source, pd.DataFrame(columns, index=_unnamed(n).index), channels, str(path))
 
 
-def _files(path: Path, columns: list[str], root: Path) -> Crops:
+def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops:
     table = _table(path)
     missing = [column for column in columns if column not in table]
     if missing:
-        msg = f"{path} has no column {missing[0]!r} (it has: {', '.join(map(str, table))}): name it with file_columns."
+        msg = (
+            f"{path} has no column {missing[0]!r} (it has: {head(table, 12)}): name the columns of image files with "
+            "file_columns; a table of features is read by scbd.data.read_profiles."
+        )
         raise KeyError(msg)
     unnamed = np.flatnonzero((table[columns].isna() | (table[columns] == "")).any(axis=1).to_numpy())
     if unnamed.size:
         msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
         raise ValueError(msg)
-    source = FileSource(root, table[columns].astype(str).to_numpy())
+    source = FileSource(root, table[columns].astype(str).to_numpy(), fit)
     names = columns if len(columns) == source.shape[1] else _numbered(source.shape[1])
     return Crops(source, table.drop(columns=columns), names, str(path))
+
+
+def _folder(path: Path, fit: Fit | None) -> Crops:
+    """Each image is a cell, the folder that it lies in its label, those above, if any, further columns."""
+    found = sorted(
+        Path(place, name).relative_to(path)
+        for place, _, names in os.walk(path)
+        for name in names
+        if name.lower().endswith(IMAGE_FILES) and not name.startswith(".")
+    )
+    depths = {len(file.parts): file for file in reversed(found)}
+    if len(depths) > 1:
+        told = head(sorted(depths.values()))
+        msg = f"{path} has images in folders of different depth, such as {told}: give one of them."
+        raise ValueError(msg)
+    folders = np.array([file.parts[:-1] for file in found], dtype=object).reshape(len(found), -1)
+    names = [*(f"folder_{i + 1}" for i in range(folders.shape[1] - 1)), "label"][-folders.shape[1] :]
+    index = [file.as_posix() for file in found]
+    obs = pd.DataFrame(folders, index=index, columns=names if folders.shape[1] else []).astype("category")
+    source = FileSource(path, [[name] for name in index], fit)
+    return Crops(source, obs, _numbered(source.shape[1]), str(path))
 
 
 def _lmdb(path: Path) -> Crops:
@@ -176,17 +212,7 @@ def _lmdb(path: Path) -> Crops:
 def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
     if isinstance(table, pd.DataFrame):
         return table
-    path = Path(table)
-    readers: dict[str, Any] = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
-    if path.suffix not in readers:
-        msg = f"{path} is neither .csv nor .parquet."
-        raise ValueError(msg)
-    check_file(path)
-    try:
-        found = readers[path.suffix](path)
-    except (OSError, ValueError) as error:
-        msg = f"{path} cannot be read, or is truncated ({error})."
-        raise ValueError(msg) from error
+    found = read_frame(table)
     return found.set_axis(found.index.astype(str))
 
 

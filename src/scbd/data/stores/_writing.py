@@ -17,7 +17,7 @@ from scbd._progress import progress_bar
 from scbd.data._prefetch import worked_on, workers
 from scbd.data.stores._containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores._conversion import conversion
-from scbd.data.stores._crops import Crops, crops_of
+from scbd.data.stores._crops import Crops, crops_of, some_channels
 from scbd.data.stores._opening import open_screen
 from scbd.data.stores._plan import screen_plan
 from scbd.data.stores._readers import read_crops
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
     from scbd._sizes import ImageSize
+    from scbd.data._channels import Channels
     from scbd.data.stores._plan import ScreenPlan
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
@@ -41,6 +42,7 @@ def write_screen(
     *,
     y_key: str,
     image_key: str = IMAGE_KEY,
+    channels: Channels | None = None,
     image_size: ImageSize | None = None,
     dtype: Literal["uint8", "uint16", "float16", "float32"] | None = None,
     intensity_range: Sequence[float] | Sequence[Sequence[float]] | None = None,
@@ -77,6 +79,8 @@ def write_screen(
         Column of the perturbation.
     image_key
         Key of the images in ``obsm``, where plates have them and in the screen.
+    channels
+        Which are written, by name or number, in this order; a mapping gives them new names. By default all but masks.
     image_size
         Resize to so many pixels a side (bilinear, antialiased); crops that are not square want a pair
         ``(height, width)``, which may stretch them.
@@ -129,7 +133,7 @@ def write_screen(
     if not given:
         msg = "There is no plate to write: give at least one."
         raise ValueError(msg)
-    crops = [_crops(plate, image_key, f"plate {number}") for number, plate in enumerate(given)]
+    crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     convert = conversion(crops, image_size, dtype, intensity_range, seed)
     plan = screen_plan(crops, y_key, convert, block_size, seed)
     container: Container
@@ -206,7 +210,9 @@ def _check_target(target: Any, compression: str | None) -> None:
         raise FileExistsError(msg)
 
 
-def _crops(plate: Plate, image_key: str, name: str) -> Crops:
+def _crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
     if isinstance(plate, Crops):
-        return plate
-    return crops_of(plate, image_key, name) if isinstance(plate, AnnData) else read_crops(plate, image_key=image_key)
+        return some_channels(plate, channels)
+    if isinstance(plate, AnnData):
+        return crops_of(plate, image_key, name, channels)
+    return read_crops(plate, image_key=image_key, channels=channels)

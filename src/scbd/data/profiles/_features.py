@@ -1,0 +1,135 @@
+"""Which columns of a table are features, and what becomes of values that are missing."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+
+from scbd._messages import head, missing_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = logging.getLogger(__name__)
+
+Missing: TypeAlias = Literal["drop", "median", "keep"]
+
+# what CellProfiler, pycytominer and CytoTable call columns that number, name or place things
+_ABOUT = re.compile(
+    r"^(Metadata|Image)_|(^|_)(Location|Parent|FileName|PathName|URL)_|(^|_)(Image|Object|Table)Number$"
+    r"|^Unnamed: |Number_Object_Number|ClosestObjectNumber|AreaShape_Center_|BoundingBox(Minimum|Maximum)_"
+)
+# and what others call them
+_NAMES = set(
+    "plate well site field tile fov replicate batch row col column cell cell_id object index label uid barcode count "
+    "i j x y z path image".split()
+)
+# features that are missing in more of the rows are left out, rather than the rows
+_MOSTLY_THERE = 0.05
+
+
+def profiles_of(table: pd.DataFrame, obs_columns: Iterable[str], missing: Missing, where: str) -> AnnData:
+    """Features of a table in ``X``, what else it says in ``obs``.
+
+    Parameters
+    ----------
+    table
+        A row a cell or a well; its index becomes the names.
+    obs_columns
+        Columns of numbers that are no features, beside those that go by a known name.
+    missing
+        What becomes of missing and infinite values, see :func:`scbd.data.read_profiles`.
+    where
+        What errors call the table.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    ValueError
+        If there is no row or no feature, no row is left, or two columns have one name.
+    """
+    if missing not in get_args(Missing):
+        msg = f"missing={missing!r} is not known: use {', '.join(map(repr, get_args(Missing)))}."
+        raise ValueError(msg)
+    table = table.rename(columns=str)
+    _check(table, obs_columns, where)
+    said = set(obs_columns)
+    is_feature = [
+        table[column].dtype.kind in "fiu" and column not in said and not is_about(column) for column in table.columns
+    ]
+    features = table.columns[is_feature]
+    if not len(features):
+        msg = f"{where} has no column of numbers that is a feature; it has: {head(table.columns, 8)}."
+        raise ValueError(msg)
+    obs = table.drop(columns=features)
+    logger.info("%s: %d features; in obs: %s.", where, len(features), head(obs.columns, 20))
+    values = table[features].to_numpy(np.float32)
+    values[~np.isfinite(values)] = np.nan
+    rows, kept = np.ones(len(values), dtype=bool), np.ones(len(features), dtype=bool)
+    if missing != "keep":
+        rows, kept = _mended(values, features, missing, where)
+    cells = AnnData(X=values[np.ix_(rows, kept)], obs=_tidy(obs[rows]))
+    cells.var_names = features[kept]
+    return cells
+
+
+def is_about(column: str) -> bool:
+    """Whether a column goes by the name of something that is no measurement."""
+    return bool(_ABOUT.search(column)) or column.lower() in _NAMES
+
+
+def _check(table: pd.DataFrame, obs_columns: Iterable[str], where: str) -> None:
+    if table.empty:
+        msg = f"{where} has no row: there is nothing to read."
+        raise ValueError(msg)
+    if not table.columns.is_unique:
+        twice = table.columns[table.columns.duplicated()]
+        msg = f"{where} has {len(twice)} columns whose name is there twice ({head(twice)}): rename or drop them."
+        raise ValueError(msg)
+    for column in obs_columns:
+        if column not in table:
+            raise KeyError(missing_key(f"{where} (columns)", column, table.columns[:20], "obs_columns"))
+
+
+def _mended(values: np.ndarray, features: pd.Index, missing: Missing, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows and features are kept; what is missing in those is filled in place where that was asked for."""
+    absent = np.isnan(values)
+    kept = absent.mean(axis=0) <= _MOSTLY_THERE
+    said = []
+    if not kept.all():
+        said.append(
+            f"{(~kept).sum()} of {len(kept)} features are missing in more than {_MOSTLY_THERE:.0%} of the rows, and "
+            f"are left out ({head(features[~kept])})"
+        )
+    holes = absent[:, kept]
+    rows = ~holes.any(axis=1)
+    if missing == "median" and not rows.all():
+        said.append(f"{holes.sum():,} missing values in {(~rows).sum():,} rows are replaced by the feature's median")
+        for column in np.flatnonzero(kept)[holes.any(axis=0)]:
+            values[absent[:, column], column] = np.nanmedian(values[:, column])
+        rows[:] = True
+    elif not rows.all():
+        said.append(
+            f"{(~rows).sum():,} of {len(rows):,} rows have missing or infinite values, and are left out; "
+            "missing='median' keeps them"
+        )
+    if not (kept.any() and rows.any()):
+        msg = f"{where}: {'; '.join(said)}. Nothing is left: read it with missing='keep', and look at it."
+        raise ValueError(msg)
+    if said:
+        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=4)
+    return rows, kept
+
+
+def _tidy(obs: pd.DataFrame) -> pd.DataFrame:
+    """Text as categories, which can be written to any file."""
+    text = [column for column in obs if obs[column].dtype.kind == "O"]
+    obs = obs.assign(**{column: obs[column].map(str, na_action="ignore").astype("category") for column in text})
+    return obs.set_axis(obs.index.astype(str))

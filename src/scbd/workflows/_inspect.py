@@ -1,0 +1,170 @@
+"""What lies at a path, and what would be read of it: for a person, before anything is converted or trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from anndata import AnnData
+
+from scbd._keys import IMAGE_KEY
+from scbd._labels import as_columns, label_values
+from scbd._messages import head
+from scbd.data import Crops, image_columns, kind_of, open_screen, read_cellprofiler, read_crops, read_profiles
+from scbd.model import contrasts_told
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    import pandas as pd
+
+# cells whose pixels are looked at, and of these such that are drawn
+_SAMPLED, _DRAWN = 64, 10
+_PIXELS = ("arrays", "lmdb", "image_folder", "image_table")
+
+
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    y_key: str | Sequence[str] | None = None,
+    e_key: str | Sequence[str] | None = None,
+    sheet: str | os.PathLike[str] | None = None,
+) -> str:
+    """Say what a file or folder is, what would be read of it, and what to type next. Nothing is written but the sheet.
+
+    Parameters
+    ----------
+    path
+        Anything; see :func:`scbd.data.read_crops` and :func:`scbd.data.read_profiles` for what can be read.
+    y_key, e_key
+        Columns of perturbation and environment, where they are known: says how much of the one can be told from the
+        other.
+    sheet
+        PNG to draw ten random cells to.
+
+    Returns
+    -------
+    Lines: kind, number of cells, channels with the range of their pixels in 64 cells (or number of features), columns
+    that could be labels with how many cells each value has, and the next command. If it cannot be read, why.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing.
+    KeyError, ValueError
+        If a key is no column, or ``sheet`` is asked for of what has no images.
+
+    Examples
+    --------
+    >>> adata.write_h5ad("screen.h5ad")
+    >>> print(scbd.workflows.inspect("screen.h5ad", y_key="gene", e_key="well"))  # doctest: +ELLIPSIS
+    screen.h5ad is an AnnData.
+    240 cells of 4 × 32 × 32 uint8
+    ...
+    Next: scbd run screen.h5ad --y-key gene --e-key well --out results
+    """
+    path = Path(path)
+    kind = kind_of(path)
+    lines = [f"{path} is {kind.about}."]
+    columns = image_columns(path) if kind.name == "image_table" else []
+    reader = _reader(kind.name, columns)
+    if reader is None:
+        return "\n".join([*lines, f"Next: {kind.remedy}."])
+    try:
+        cells = reader(path)
+    except (OSError, KeyError, TypeError, ValueError, ImportError) as error:
+        return "\n".join([*lines, f"It cannot be read as it is: {error.args[-1] if error.args else error}"])
+    lines += _of_images(cells, sheet) if isinstance(cells, Crops) else _of_features(cells, sheet)
+    lines += _of_labels(cells.obs)
+    if y_key is not None and e_key is not None:
+        lines.append(_of_design(cells.obs, as_columns(y_key), as_columns(e_key)))
+    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, columns, y_key, e_key)}"])
+
+
+def _reader(kind: str, columns: list[str]) -> Callable[[Path], Crops | AnnData] | None:
+    if kind in _PIXELS:
+        return lambda path: read_crops(path, file_columns=columns or "path")
+    readers: dict[str, Any] = {
+        "anndata": _of_anndata,
+        "profiles": read_profiles,
+        "deepprofiler": read_profiles,
+        "cellprofiler": read_cellprofiler,
+    }
+    return readers.get(kind)
+
+
+def _of_anndata(path: Path) -> Crops | AnnData:
+    """Images where it has them, else features."""
+    try:
+        return read_crops(path)
+    except KeyError as error:
+        if "layer='X'" not in str(error):
+            raise
+        return open_screen(path, layer="X")
+
+
+def _of_images(crops: Crops, sheet: str | os.PathLike[str] | None) -> list[str]:
+    n, *shape = crops.images.shape
+    rows = np.sort(np.random.default_rng(0).choice(n, min(n, _SAMPLED), replace=False))
+    images = crops.images.read(rows)
+    lines = [f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}"]
+    for name, channel in zip(crops.channels, np.moveaxis(images, 1, 0), strict=True):
+        low, high = channel.min(), channel.max()
+        told = f"{low:g} in every pixel: leave it out" if low == high else f"{low:g} to {high:g}"
+        lines.append(f"  channel {name}: {told}")
+    if sheet is not None:
+        import matplotlib.pyplot as plt
+
+        from scbd import pl
+
+        drawn = np.sort(np.random.default_rng(0).permutation(len(rows))[:_DRAWN])
+        some = AnnData(obs=crops.obs.iloc[rows[drawn]], obsm={IMAGE_KEY: images[drawn]})
+        figure = pl.cells(some, rows=range(len(drawn)))[0, 0].figure
+        figure.savefig(sheet, dpi=150)
+        plt.close(figure)
+        lines.append(f"Ten of them: {sheet}")
+    return lines
+
+
+def _of_features(cells: AnnData, sheet: str | os.PathLike[str] | None) -> list[str]:
+    if sheet is not None:
+        msg = "There are no images to draw: leave the sheet out."
+        raise ValueError(msg)
+    values = np.asarray(cells.X)
+    constant = cells.var_names[(values == values[:1]).all(axis=0)]
+    told = f" ({len(constant)} of one value: {head(constant)})" if len(constant) else ""
+    return [f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features{told}"]
+
+
+def _of_labels(obs: pd.DataFrame) -> list[str]:
+    """Columns that some cells share a value of, with the most frequent."""
+    lines = []
+    for column in obs:
+        counts = obs[column].value_counts()
+        if 1 < len(counts) <= len(obs) / 2 and obs[column].dtype.kind != "f":
+            most = head(f"{value} {count:,}" for value, count in counts.items())
+            lines.append(f"  column {column}: {len(counts):,} values ({most})")
+    return lines or ["No column has values that several cells share: labels are missing, give a table."]
+
+
+def _of_design(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[str]) -> str:
+    y, e = (label_values(obs, columns).cat.codes.to_numpy() for columns in (y_columns, e_columns))
+    return (
+        f"{contrasts_told(y, e):.0%} of what {' × '.join(e_columns)} can differ in is seen at equal "
+        f"{' × '.join(y_columns)}; the rest is confounded"
+    )
+
+
+def _next(path: Path, kind: str, cells: Crops | AnnData, columns: list[str], y_key: Any, e_key: Any) -> str:
+    y, e = (" ".join(as_columns(key)) if key is not None else "…" for key in (y_key, e_key))
+    if kind == "anndata" and path.suffix == ".h5ad":
+        features = "" if isinstance(cells, Crops) else "--layer X "
+        return f"scbd run {path} {features}--y-key {y} --e-key {e} --out results"
+    if isinstance(cells, Crops):
+        files = f"--file-columns {' '.join(columns)} " if columns else ""
+        return f"scbd convert {path} {files}--y-key {y} --out screen.h5ad"
+    name = "read_cellprofiler" if kind == "cellprofiler" else "read_profiles"
+    code = f"python -c \"import scbd; scbd.data.{name}('{path}').write_h5ad('profiles.h5ad')\""
+    return f"{code}, then scbd run profiles.h5ad --layer X --y-key {y} --e-key {e} --out results"

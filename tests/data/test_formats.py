@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells, make_wells
+from PIL import Image
+
+import scbd
+from scbd.data import open_screen, read_cellprofiler, read_crops, read_profiles
+from scbd.data._formats import _KINDS, kind_of
+
+
+def store(attributes: dict, version: int) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        path.mkdir()
+        if version == 3:
+            text = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+            (path / "zarr.json").write_text(json.dumps(text))
+        else:
+            (path / ".zgroup").write_text('{"zarr_format": 2}')
+            (path / ".zattrs").write_text(json.dumps(attributes))
+
+    return write
+
+
+def folder(name: str, content: bytes) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        (path / "inside").mkdir(parents=True)
+        (path / "inside" / name).write_bytes(content)
+
+    return write
+
+
+def database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as opened:
+        pd.DataFrame({"ImageNumber": [1]}).to_sql("Per_Image", opened)
+
+
+def embedded(path: Path) -> None:
+    np.savez(path, features=np.zeros((3, 2)), locations=np.zeros((3, 2)))
+
+
+def lmdb(path: Path) -> None:
+    path.mkdir()
+    (path / "data.mdb").write_bytes(b"")
+
+
+def picture(path: Path) -> None:
+    Image.fromarray(np.zeros((4, 4), "uint8")).save(path)
+
+
+FILES: list[tuple[str, Callable[[Path], object], str]] = [
+    ("a.h5ad", lambda path: make_cells(4).write_h5ad(path), "anndata"),
+    ("a.zarr", store({"encoding-type": "anndata"}, 3), "anndata"),
+    ("a.zarr", store({}, 2), "anndata"),
+    ("image.zarr", store({"multiscales": [{}]}, 2), "ome_image"),
+    ("image.ome.zarr", store({"ome": {"multiscales": [{}]}}, 3), "ome_image"),
+    ("image_without_ending", store({"ome": {"multiscales": [{}]}}, 3), "ome_image"),
+    ("plate.zarr", store({"plate": {"wells": []}}, 2), "ome_plate"),
+    ("plate.zarr", store({"ome": {"plate": {}}}, 3), "ome_plate"),
+    ("sdata.zarr", store({"spatialdata_attrs": {"version": "0.2"}}, 3), "spatialdata"),
+    ("field.tiff", picture, "field"),
+    ("field.PNG", picture, "field"),
+    ("a.npy", lambda path: np.save(path, np.zeros((2, 1, 4, 4))), "arrays"),
+    ("a.npz", lambda path: np.savez(path, images=np.zeros((2, 1, 4, 4))), "arrays"),
+    ("features.npz", embedded, "deepprofiler"),
+    ("t.csv", lambda path: path.write_text("gene,file\na,x/1.TIF\n"), "image_table"),
+    ("t.tsv", lambda path: path.write_text("gene\tarea\na\t1\n"), "profiles"),
+    ("t.parquet", lambda path: make_wells().to_df().to_parquet(path), "profiles"),
+    ("empty.parquet", lambda path: make_wells().to_df().head(0).to_parquet(path), "profiles"),
+    ("Cells.csv", lambda path: path.write_text("ImageNumber,ObjectNumber\n1,1\n"), "cellprofiler_table"),
+    ("MyExpt_Image.csv", lambda path: path.write_text("Count,ImageNumber\n1,1\n"), "cellprofiler_table"),
+    ("out.sqlite", database, "cellprofiler"),
+    ("out", folder("MyExpt_Image.csv", b"ImageNumber\n1\n"), "cellprofiler"),
+    ("crops", folder("1.png", b""), "image_folder"),
+    ("lmdb", lmdb, "lmdb"),
+    ("notes.txt", lambda path: path.write_text("hello"), "unknown"),
+    ("empty", lambda path: path.mkdir(), "unknown"),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "expected"), FILES, ids=[f"{name}-{kind}" for name, _, kind in FILES])
+def test_what_lies_at_a_path(tmp_path, name, write, expected):
+    """And that whoever is asked, but cannot take it, says which function can."""
+    write(tmp_path / name)
+    kind = kind_of(tmp_path / name)
+    assert kind.name == expected
+    # tables are taken at their word
+    taken = [("image_table", read_profiles), ("profiles", read_crops), ("cellprofiler", read_profiles)]
+    for read in (read_crops, read_profiles, read_cellprofiler, open_screen):
+        if kind.name in ("unknown", "anndata") or f"scbd.data.{read.__name__}" in kind.remedy:
+            continue
+        if (kind.name, read) in taken:
+            continue
+        if read is read_cellprofiler and (tmp_path / name).is_dir():
+            continue  # it says what such a folder lacks
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {kind.about}: {kind.remedy}.")):
+            read(tmp_path / name)
+
+
+def test_functions_that_are_named_exist():
+    named = {name for kind in _KINDS.values() for name in re.findall(r"scbd\.data\.(\w+)", kind.remedy)}
+    assert all(hasattr(scbd.data, name) for name in named) and "read_crops" in named
+
+
+def test_a_table_without_image_files_is_told_of_profiles(tmp_path):
+    make_wells().to_df().to_csv(tmp_path / "wells.csv")
+    with pytest.raises(KeyError, match=r"no column 'path' .*file_columns; a table of features .*read_profiles"):
+        read_crops(tmp_path / "wells.csv")
+
+
+def test_cells_with_features_and_no_images(tmp_path):
+    make_wells().write_h5ad(tmp_path / "wells.h5ad")
+    for read in (open_screen, read_crops):
+        with pytest.raises(KeyError, match=r"no images .* It has X: open features with .*open_screen.*layer='X'"):
+            read(tmp_path / "wells.h5ad")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"attributes": 3}'])
+def test_stores_that_say_nothing_that_can_be_read(tmp_path, text):
+    (tmp_path / "a.zarr").mkdir()
+    (tmp_path / "a.zarr" / "zarr.json").write_text(text)
+    assert kind_of(tmp_path / "a.zarr").name == "anndata"

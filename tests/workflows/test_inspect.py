@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import shlex
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells, make_wells
+from PIL import Image
+
+from scbd.cli import main
+from scbd.workflows import inspect
+
+KEY = "single_cell_images"
+
+
+def write_pictures(folder: Path, n: int = 8) -> list[str]:
+    names = [f"{row % 2}/{row}.png" for row in range(n)]
+    for row, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(row).integers(1, 200, (6, 6, 4), dtype="uint8")
+        pixels[..., 3] = 255
+        Image.fromarray(pixels, "RGBA").save(folder / name)
+    return names
+
+
+def write_table(path: Path) -> None:
+    names = write_pictures(path.parent)
+    pd.DataFrame({"gene": list("aabb") * 2, "well": list("xy") * 4, "file": names}).to_csv(path, index=False)
+
+
+def write_portrait(path: Path) -> None:
+    cells = make_cells()
+    cells.var["channels"], cells.var["channel_mapping"] = ["nucleus", "DAPI"], ["mask", "image_channel"]
+    cells.write_h5ad(path, compression="gzip")
+
+
+def write_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        image = pd.DataFrame({"ImageNumber": [1, 2], "Image_Metadata_Well": ["A", "B"]})
+        image.to_sql("Per_Image", database, index=False)
+        cells = pd.DataFrame({"ImageNumber": [1, 1, 2, 2], "ObjectNumber": [1, 2, 1, 2], "Cells_Area": [1.0, 2, 3, 4]})
+        cells.to_sql("Per_Cells", database, index=False)
+
+
+def write_plate(path: Path) -> None:
+    path.mkdir()
+    (path / ".zattrs").write_text(json.dumps({"plate": {}}))
+
+
+def write_broken(path: Path) -> None:
+    path.write_bytes(b"\x89HDF\r\n\x1a\n and no more")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "lines", "command"),
+    [
+        (
+            "screen.h5ad",
+            lambda path: make_cells().write_h5ad(path),
+            ["is an AnnData", "96 cells of 2 × 16 × 16 uint8", "channel channel_0: ", "column gene: 4 values (gene_"],
+            "scbd run {} --y-key gene --e-key well --out results",
+        ),
+        (
+            "wells.h5ad",
+            lambda path: make_wells().write_h5ad(path),
+            ["72 cells or wells of 10 features", "column plate: 4 values"],
+            "scbd run {} --layer X --y-key gene --e-key well --out results",
+        ),
+        (
+            "cells.h5sc",
+            write_portrait,
+            ["96 cells of 1 × 16 × 16", "channel DAPI"],
+            "scbd convert {} --y-key gene --out",
+        ),
+        (
+            "cells.csv",
+            write_table,
+            ["names image files", "channel channel_3: 255 in every pixel: leave it out"],
+            "columns",
+        ),
+        (
+            "pictures",
+            write_pictures,
+            ["a folder of images", "8 cells of 4 × 6 × 6", "column label: 2"],
+            "scbd convert {}",
+        ),
+        ("crops.npy", lambda path: np.save(path, make_cells().obsm[KEY]), ["No column has values"], "scbd convert {}"),
+        (
+            "wells.parquet",
+            lambda path: make_wells().to_df().assign(constant=1.0, gene="a").to_parquet(path),
+            ["72 cells or wells of 11 features (1 of one value: constant)"],
+            "scbd.data.read_profiles('{}').write_h5ad('profiles.h5ad')",
+        ),
+        (
+            "out.sqlite",
+            write_database,
+            ["4 cells or wells of 1 features", "column Metadata_Well: 2"],
+            "read_cellprofiler",
+        ),
+        ("plate.zarr", write_plate, ["is an OME-Zarr plate"], "scbd.data.read_plate"),
+        ("field.tif", lambda path: Image.new("L", (9, 9)).save(path), ["is an image"], "scbd.data.crop_cells"),
+        ("notes.txt", lambda path: path.write_text("hello"), ["of no known kind"], "give .h5ad"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Transforming to str index")
+def test_ten_odd_files(tmp_path, name, write, lines, command):
+    write(tmp_path / name)
+    keys = {"y_key": "gene", "e_key": "well"} if name == "screen.h5ad" else {}
+    said = inspect(tmp_path / name, **keys)
+    assert all(line in said for line in lines), said
+    wanted = (
+        command.format(tmp_path / name) if keys else command.format(tmp_path / name).replace("gene --e-key well", "…")
+    )
+    assert wanted.split(" --y-key")[0] in said.splitlines()[-1]
+    if keys:
+        assert "% of what well can differ in is seen at equal gene" in said and said.endswith(wanted)
+
+
+def test_what_is_said_next_can_be_typed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_table(Path("cells.csv"))
+    said = inspect("cells.csv", y_key=["gene"]).splitlines()[-1]
+    assert main(shlex.split(said.removeprefix("Next: scbd "))) == 0
+    assert "8 cells of 4 × 6 × 6 uint8: screen.h5ad" in capsys.readouterr().out
+
+
+def test_a_sheet_on_the_command_line(tmp_path, capsys):
+    make_cells().write_h5ad(tmp_path / "c.h5ad")
+    assert main(["inspect", str(tmp_path / "c.h5ad"), "--sheet", str(tmp_path / "s.png"), "--y-key", "gene"]) == 0
+    assert "Ten of them: " in capsys.readouterr().out and np.asarray(Image.open(tmp_path / "s.png")).std() > 30
+
+
+def test_what_is_wrong_is_said(tmp_path, capsys):
+    write_broken(tmp_path / "cut.h5ad")
+    assert "It cannot be read as it is: " in inspect(tmp_path / "cut.h5ad")
+    assert main(["inspect", str(tmp_path / "none")]) == 2
+    assert "There is nothing at" in capsys.readouterr().err
+    make_wells().write_h5ad(tmp_path / "w.h5ad")
+    with pytest.raises(ValueError, match="There are no images to draw"):
+        inspect(tmp_path / "w.h5ad", sheet=tmp_path / "s.png")
+    with pytest.raises(KeyError, match="Did you mean 'plate'"):
+        inspect(tmp_path / "w.h5ad", y_key="compound", e_key="plat")
