@@ -81,12 +81,12 @@ def scored(system: str, model: dict[str, Any], training: dict[str, Any] | None =
 
 
 def test_an_embedding_is_scored_as_it_is_and_standardised_and_what_is_aligned_already_once():
-    truth = scored("obsm", {"key": "X_oracle"})
+    truth = scored("obsm", {"obsm_key": "X_oracle"})
     assert truth["relationship_map_unseen"] > truth["chance: relationship_map_unseen"]
     assert {name.removeprefix("standardised: ") for name in truth if name.startswith("standardised")} == {
         name for name in truth if ": " not in name
     }
-    aligned = scored("obsm, sphering, TVN", {"key": "X_oracle"})
+    aligned = scored("obsm, sphering, TVN", {"obsm_key": "X_oracle"})
     assert not any(name.startswith("standardised") for name in aligned) and "chance: e_probe_f1" in aligned
     assert aligned["e_probe_quadratic_f1"] != truth["e_probe_quadratic_f1"]
 

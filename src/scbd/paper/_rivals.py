@@ -75,7 +75,7 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     bound = training | {"max_steps": steps, "batch_size": size}
     warm_up = {"kl_warmup_steps": steps // 2}
     systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("obsm", {"key": "X_oracle"}, {}),
+        ("obsm", {"obsm_key": "X_oracle"}, {}),
         ("pixel PCA", {"n_components": 64}, {}),
         *((f"pixel PCA, {c}", {"n_components": 64} | _SETTINGS.get(c, {}), {}) for c in _CORRECTIONS),
         ("random encoder", contrastive | {"alpha": 0.0}, training | UNTRAINED),

@@ -43,10 +43,10 @@ SYSTEMS: dict[str, type[ImageModel]] = {
 }
 
 
-def _stored(adata: AnnData, *, key: str) -> np.ndarray:
+def _stored(adata: AnnData, *, obsm_key: str) -> np.ndarray:
     """An embedding of any origin, which the table holds."""
-    check_keys(adata, [key])
-    return np.asarray(adata.obsm[key])
+    check_keys(adata, [obsm_key])
+    return np.asarray(adata.obsm[obsm_key])
 
 
 # embeddings that are computed, not learned
