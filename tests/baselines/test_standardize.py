@@ -46,6 +46,19 @@ def test_constant_is_what_varies_by_rounding_whatever_the_unit(unit):
     np.testing.assert_allclose(found[:, 1], 0, atol=1e-6 * unit)
 
 
+@pytest.mark.parametrize("scale", [True, False])
+def test_nothing_is_left_of_what_environments_alone_differ_in(scale):
+    """A probe scales what it reads: the rounding of 6e-15 told 34 wells apart with an F1 of .24."""
+    rng = np.random.default_rng(1)
+    well = rng.integers(0, 34, 5000)
+    constant = rng.normal(size=34)[well][:, None]
+    assert not standardize_by_environment(constant, well, scale=scale).any()
+    # of cells that nothing was learned from, a difference is kept
+    odd = np.r_[constant, constant[:1] + 1.0]
+    moved = standardize_by_environment(odd, np.r_[well, well[:1]], fit=np.arange(5000), scale=scale)
+    assert moved[-1] == pytest.approx(1.0) and not moved[:-1].any()
+
+
 def test_an_environment_without_rows_to_learn_from_is_named():
     cells, well, control = wells(30)
     with pytest.raises(ValueError, match="1 environments have fewer than two controls \\(such as '2'\\)"):

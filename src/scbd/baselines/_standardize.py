@@ -12,6 +12,9 @@ from scbd.baselines._tables import environment_codes, read_table
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+# of a value, below which a difference from the mean of a constant feature is none
+_ROUNDING = 1e-6
+
 
 def standardize_by_environment(
     features: ArrayLike,
@@ -61,5 +64,7 @@ def standardize_by_environment(
         here = codes == code
         mean, factor = mean_and_factor(table.features[here & table.reference])
         centred = table.features[here] - mean
+        # of what is constant here, rounding is left: a probe that scales it would read the environment from it
+        centred[(factor == 0) & (np.abs(centred) <= _ROUNDING * np.abs(mean))] = 0
         corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred
     return corrected
