@@ -39,7 +39,8 @@ class Seen(Callback):
 def test_it_learns_from_each_batch_as_the_encoder_embedded_it_before_its_step(settings):
     model = make_model(**settings)
     seen = Seen(model)
-    model.train(**QUICK | {"seed": 3}, lr=0.01, weight_decay=0.2, online_head=True, callbacks=[seen])
+    how = QUICK | {"seed": 3, "lr": 0.01, "weight_decay": 0.2}
+    model.train(**how, online_head=True, callbacks=[seen])
     torch.manual_seed(3)
     head = nn.Linear(model.module.content.n_features, 4)
     optimizer = torch.optim.AdamW(head.parameters(), lr=0.01, weight_decay=0.2)
