@@ -18,9 +18,10 @@ EXPERIMENTS = (
     "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015"
 ).split()
 _HOW_LONG = (
-    "How long: with the default encoder, two CPU cores learn from 200 to 400 cells of 4 × 64 × 64 pixels a second. The "
-    "default length, 400 passes over up to 20,000 cells, is then one to two hours for 4,000 cells; more are work for "
-    "a GPU. --encoder small and --max-steps make it minutes. Killed and called again with --resume, it goes on."
+    "How long: without a GPU, the default is the small encoder for 300 steps: about a quarter of an hour on two CPU "
+    "cores for 4,000 cells or more of 4 × 64 × 64 pixels. With a GPU it is a ResNet-18 for 400 passes over up to "
+    "20,000 cells. Each run says in its first seconds how long it will take, and what would be cheaper. Killed and "
+    "called again with --resume, it goes on."
 )
 
 

@@ -8,20 +8,26 @@ import pytest
 from scbd.model._forecast import Forecast, cheaper_than, duration
 
 
-def said(seconds_a_step: float, max_steps: int, *, rank: int = 0, first: int = 0) -> list[str]:
-    """What is said in a run whose first step takes a minute."""
+def said(seconds_a_step: float, max_steps: int, *, rank: int = 0, first: int = 0, batches: int = 1) -> list[str]:
+    """What is said in a run whose first step takes a minute, and each step so many batches."""
     found: list[str] = []
     now = [0.0]
     forecast = Forecast(found.append, ["fewer max_steps"], clock=lambda: now[0])
     for step in range(first + 1, min(first + 60, max_steps) + 1):
-        now[0] += 60.0 if step == first + 1 else seconds_a_step
-        trainer: Any = SimpleNamespace(global_step=step, max_steps=max_steps, is_global_zero=not rank)
-        forecast.on_train_batch_end(trainer)
+        for batch in range(1, batches + 1):
+            now[0] += (60.0 if step == first + 1 else seconds_a_step) / batches
+            done = step if batch == batches else step - 1
+            trainer: Any = SimpleNamespace(global_step=done, max_steps=max_steps, is_global_zero=not rank)
+            forecast.on_train_batch_end(trainer)
     return found
 
 
 def test_it_is_said_once_and_the_first_step_does_not_count():
     assert said(1.0, 1000) == ["About 17 min to go, 994 steps of 1 s. Cheaper: fewer max_steps."]
+
+
+def test_gradients_of_many_seconds_may_be_accumulated():
+    assert said(24.0, 1000, batches=4) == ["About 12.5 h to go, 999 steps of 45 s. Cheaper: fewer max_steps."]
 
 
 def test_of_a_resumed_run_it_is_the_rest():

@@ -208,6 +208,8 @@ def test_new_cells_are_scored_without_those_that_were_learned_from(tmp_path, mon
 def test_nothing_is_run_when_something_is_wrong(tmp_path):
     for bad, message in [
         (Trial("domain generalization", "mnist", "SCBD"), "A trial names 'mnist', which is not known"),
+        (Trial("domain generalization", "pixel PCA", "SCBD"), "A trial names 'pixel PCA', which is not known"),
+        (Trial("pixel PCA", "simulated_screen", "SCBD"), "A trial names 'pixel PCA', which is not known"),
         (
             Trial("domain generalization", "pacs", "SCDB"),
             "A trial names 'SCDB'.*use one of SCBD, random encoder, oracle, ERM",

@@ -39,7 +39,7 @@ def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[st
         )
         raise ValueError(msg)
     if len(var) != n_channels:
-        return _numbered(n_channels)
+        return numbered(n_channels)
     return [str(name) for name in (var["channels"] if named else var.index)]
 
 
@@ -206,7 +206,8 @@ def how_to_keep(channels: list[int], image_key: str) -> str:
     return f"adata = adata[:, {channels}].copy(), then {images} = {images}[:, {channels}]"
 
 
-def _numbered(n: int) -> list[str]:
+def numbered(n: int) -> list[str]:
+    """How channels are called that have no names."""
     return [f"channel_{i}" for i in range(n)]
 
 

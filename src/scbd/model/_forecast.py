@@ -47,7 +47,7 @@ class Forecast(Callback):
             self._first, self._since = step, self._clock()
             return
         seconds = self._clock() - self._since
-        if seconds >= _LOOK:
+        if seconds >= _LOOK and step > self._first:  # of accumulated gradients, several batches are one step
             self._said = True
             a_step, n_left = seconds / (step - self._first), trainer.max_steps - step
             if a_step * n_left >= _LONG:

@@ -127,12 +127,13 @@ def run_trials(
 def _check_names(trials: Iterable[Trial]) -> None:
     """Raise a ValueError that names what there is, if a trial names what is not."""
     for trial in trials:
-        for name, known in (
-            (trial.dataset, DATASETS),
-            (trial.system, SYSTEMS | FEATURES | RIVALS),
-            (trial.protocol, PROTOCOLS),
+        systems = SYSTEMS | FEATURES | RIVALS
+        for name, known, is_known in (
+            (trial.dataset, DATASETS, trial.dataset in DATASETS),
+            (trial.system, systems, trial.system in systems or is_computed(trial.system)),
+            (trial.protocol, PROTOCOLS, trial.protocol in PROTOCOLS),
         ):
-            if name not in known and not is_computed(name):
+            if not is_known:
                 msg = f"A trial names {name!r}, which is not known: use one of {', '.join(map(str, known))}."
                 raise ValueError(msg)
 

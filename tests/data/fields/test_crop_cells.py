@@ -245,9 +245,9 @@ def test_channels_by_name_whatever_their_order(field):
     found = crop_cells(images, cells, size=8, channels=["ER", "DNA"])
     assert found.channels == ["ER", "DNA"]
     np.testing.assert_array_equal(pixels(found)[:, :, 4, 4], [field[[2, 0], 20, 20], field[[0, 2], 20, 20]])
-    with pytest.raises(KeyError, match=r"Field 'b' has no 'actin' \(its keys: ER, RNA, DNA\)"):
+    with pytest.raises(KeyError, match=r"Field 'b' \(channels\) has no 'actin' \(its keys: ER, RNA, DNA\)"):
         crop_cells(images, cells, size=8, channels=["actin"])
-    with pytest.raises(KeyError, match="Field 'a' has no '3'"):
+    with pytest.raises(ValueError, match="Field 'a' has 3 channels, of the numbers 0 to 2: there is no 3"):
         crop_cells(images, cells, size=8, channels=[3])
 
 
@@ -279,7 +279,7 @@ CELLS = cells_at((20, 20), (10, 10), field=["a", "b"])
         (FIELDS, CELLS, {"physical": True}, r"not known of 2 of 2 fields \(a, b\): give pixel_size"),
         (FIELDS, CELLS, {"pixel_size": -1}, "Pixel sizes are positive: that of field 'a'"),
         (FIELDS, CELLS, {"pixel_size": 1, "resample_to": 0}, "Pixel sizes are positive: resample_to is 0"),
-        (FIELDS, CELLS, {"channels": []}, "channels is empty"),
+        (FIELDS, CELLS, {"channels": []}, r"channels=\[\]: name at least one of channel_0, channel_1"),
         ({"a": FIELDS["a"], "b": FIELDS["b"][:1]}, CELLS, {}, r"Field 'b' has 1 channels .* field 'a' has 2"),
         ({"a": FIELDS["a"], "b": FIELDS["b"] * 1.0}, CELLS, {}, "pixels must be of one dtype"),
         ({"a": FIELDS["a"].astype(int)}, CELLS[:1], {}, "cast it to one of uint8"),

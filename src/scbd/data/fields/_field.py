@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.data.sources import channels_last
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -158,7 +160,7 @@ def axes_of(shape: tuple[int, ...], where: str) -> str:
             "one, or their maximum, for example image[0].max(axis=1) of (time, channels, depth, height, width)."
         )
         raise ValueError(msg)
-    if len(shape) == 3 and shape[2] <= 5 and min(shape[:2]) > 16:
+    if len(shape) == 3 and channels_last(*shape):
         msg = (
             f"{where} has shape {tuple(shape)}, which looks like (height, width, channels), a field is (channels, "
             "height, width): turn it with np.moveaxis(image, -1, 0)."

@@ -144,7 +144,7 @@ class FieldSource:
             If a field is damaged (which).
         """
         out = target_of(self, rows, out)
-        numbers = np.arange(self.shape[0])[rows] if isinstance(rows, slice) else np.asarray(rows)
+        numbers = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else np.asarray(rows)
         order = np.lexsort([self._part_of[numbers], self._view_of[numbers]])
         parts = np.stack([self._view_of[numbers], self._part_of[numbers]])[:, order]
         breaks = np.flatnonzero((parts[:, 1:] != parts[:, :-1]).any(axis=0)) + 1

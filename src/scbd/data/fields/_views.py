@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from scbd._messages import head, missing_key
+from scbd._messages import head
+from scbd.data._channels import chosen_channels, numbered
 from scbd.data.fields._opening import check_broken
 from scbd.data.fields._source import View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from scbd.data._channels import Channels
     from scbd.data.fields._field import Field
     from scbd.data.fields._opening import Fields
 
@@ -98,7 +98,11 @@ def extents(sizes: np.ndarray, size: int, resample_to: float | None) -> list[tup
 
 
 def views_of(
-    fields: Fields, masks: Fields | None, names: Sequence[str], channels: Any, windows: list[tuple[int, int]]
+    fields: Fields,
+    masks: Fields | None,
+    names: Sequence[str],
+    channels: Channels | None,
+    windows: list[tuple[int, int]],
 ) -> tuple[list[View], list[str]]:
     """How crops are cut out of each field, and names of their channels.
 
@@ -129,25 +133,12 @@ def views_of(
     return views, named[0]
 
 
-def _chosen(field: Field, name: str, channels: Any) -> tuple[list[int], list[str]]:
+def _chosen(field: Field, name: str, channels: Channels | None) -> tuple[list[int], list[str]]:
     """Numbers of a field's channels, and how they are called."""
-    n = field.shape[0]
-    known = field.channels or [f"channel_{number}" for number in range(n)]
+    known = field.channels or numbered(field.shape[0])
     if channels is None:
-        return list(range(n)), known
-    numbers = []
-    asked = list(channels.values() if isinstance(channels, Mapping) else channels)
-    for one in [channels] if isinstance(channels, str) else asked:
-        if isinstance(one, Integral) and 0 <= int(one) < n:
-            numbers.append(int(one))
-        elif not isinstance(one, Integral) and known.count(one) == 1:
-            numbers.append(known.index(one))
-        else:
-            raise KeyError(missing_key(f"Field {name!r}", str(one), known, "channels"))
-    if not numbers:
-        msg = "channels is empty: name at least one."
-        raise ValueError(msg)
-    return numbers, [str(key) for key in channels] if isinstance(channels, Mapping) else [known[i] for i in numbers]
+        return list(range(len(known))), known
+    return chosen_channels(known, channels, f"Field {name!r}")
 
 
 def _pair(*sizes: Any) -> tuple[float, float]:

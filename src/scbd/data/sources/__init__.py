@@ -3,7 +3,15 @@
 from scbd.data.sources._arrays import ArraySource, ImageSource, count_rows, non_finite_rows, target_of
 from scbd.data.sources._derived import CentredSource, ColumnSource, DerivedSource
 from scbd.data.sources._image_files import FileSource
-from scbd.data.sources._kinds import FEATURES, IMAGE_DTYPES, IMAGES, InputKind, check_features, check_images
+from scbd.data.sources._kinds import (
+    FEATURES,
+    IMAGE_DTYPES,
+    IMAGES,
+    InputKind,
+    channels_last,
+    check_features,
+    check_images,
+)
 from scbd.data.sources._lmdb_crops import LMDBSource
 from scbd.data.sources._sliced import SlicedSource
 from scbd.data.sources._zarr_arrays import ZarrSource
@@ -22,6 +30,7 @@ __all__ = [
     "ImageSource",
     "LMDBSource",
     "ZarrSource",
+    "channels_last",
     "check_features",
     "check_images",
     "count_rows",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from scbd.data.sources._arrays import ImageSource
 
 
-class DerivedSource:
+class DerivedSource(ABC):
     """Rows of another source, with something done to each.
 
     Parameters
@@ -52,9 +53,9 @@ class DerivedSource:
         self._make(self.source.read(rows), out)
         return out
 
+    @abstractmethod
     def _make(self, read: np.ndarray, out: np.ndarray) -> None:
         """What becomes of rows."""
-        raise NotImplementedError
 
 
 class ColumnSource(DerivedSource):

@@ -28,7 +28,6 @@ _MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
 _MEANT = {"1": "L", "P": "RGB", "PA": "RGBA"}
 # whole numbers up to here are the same in float32
 _EXACT = 2**24
-_WORTH_A_BAR = 20_000
 
 
 class FileSource:
@@ -125,7 +124,7 @@ class FileSource:
     def _sizes(self) -> list[tuple[int, int]]:
         """Of all files, by their heads."""
         files = [self._path(file, row) for row in range(len(self._folder_of[0])) for file in range(len(self._names))]
-        with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files), worth=_WORTH_A_BAR) as bar:
+        with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files)) as bar:
             sizes = []
             for size in pool.map(_size, files):
                 sizes.append(size)

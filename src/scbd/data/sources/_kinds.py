@@ -24,7 +24,7 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     if 0 in shape:
         msg = f"{where} has shape {shape}: there is nothing to read along an axis of length 0."
         raise ValueError(msg)
-    if _channels_last(*shape[1:]):
+    if channels_last(*shape[1:]):
         n, first, second, third = shape
         msg = (
             f"{where} has shape {shape}, which looks like (cells, height, width, channels), images must be (cells, "
@@ -37,7 +37,7 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
         raise TypeError(msg)
 
 
-def _channels_last(first: int, second: int, third: int) -> bool:
+def channels_last(first: int, second: int, third: int) -> bool:
     """Whether these are height, width and channels rather than channels, height and width.
 
     No crop is so narrow and has so many channels, be it as many as it is high (squares, turned), or 16 and more of at

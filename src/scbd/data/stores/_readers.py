@@ -15,6 +15,7 @@ from anndata import AnnData
 
 from scbd._keys import IMAGE_KEY
 from scbd._messages import head
+from scbd.data._channels import numbered
 from scbd.data._formats import HDF5, IMAGE_FILES, kind_of, taken_elsewhere
 from scbd.data._frames import read_frame
 from scbd.data._inputs import Inputs
@@ -150,7 +151,7 @@ def _arrays(path: Path, image_key: str) -> Crops:
         msg = f"{path} cannot be read as numpy arrays ({error}): it is truncated, foreign, or holds Python objects."
         raise ValueError(msg) from error
     if path.suffix == ".npy":
-        return Crops(ArraySource(images, str(path)), _unnamed(len(images)), _numbered(images.shape[1]), str(path))
+        return Crops(ArraySource(images, str(path)), _unnamed(len(images)), numbered(images.shape[1]), str(path))
     candidates = [key for key, values in arrays.items() if values.ndim == 4]
     key = image_key if image_key in arrays else candidates[0] if len(candidates) == 1 else None
     if key is None:
@@ -160,7 +161,7 @@ def _arrays(path: Path, image_key: str) -> Crops:
     n, n_channels = source.shape[:2]
     columns = {key: values for key, values in arrays.items() if values.shape == (n,)}
     names = arrays.get("channels", np.empty(0))
-    channels = names.astype(str).tolist() if names.shape == (n_channels,) else _numbered(n_channels)
+    channels = names.astype(str).tolist() if names.shape == (n_channels,) else numbered(n_channels)
     return Crops(source, pd.DataFrame(columns, index=_unnamed(n).index), channels, str(path))
 
 
@@ -178,7 +179,7 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
         msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
         raise ValueError(msg)
     source = FileSource(root, table[columns].astype(str).to_numpy(), fit)
-    names = columns if len(columns) == source.shape[1] else _numbered(source.shape[1])
+    names = columns if len(columns) == source.shape[1] else numbered(source.shape[1])
     return Crops(source, table.drop(columns=columns), names, str(path))
 
 
@@ -200,13 +201,13 @@ def _folder(path: Path, fit: Fit | None) -> Crops:
     index = [file.as_posix() for file in found]
     obs = pd.DataFrame(folders, index=index, columns=names if folders.shape[1] else []).astype("category")
     source = FileSource(path, [[name] for name in index], fit)
-    return Crops(source, obs, _numbered(source.shape[1]), str(path))
+    return Crops(source, obs, numbered(source.shape[1]), str(path))
 
 
 def _lmdb(path: Path) -> Crops:
     keys = lmdb_keys(path)
     source = LMDBSource(path, keys)
-    return Crops(source, parsed_keys(keys), _numbered(source.shape[1]), str(path))
+    return Crops(source, parsed_keys(keys), numbered(source.shape[1]), str(path))
 
 
 def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
@@ -218,7 +219,3 @@ def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
 
 def _unnamed(n: int) -> pd.DataFrame:
     return pd.DataFrame(index=pd.RangeIndex(n).astype(str))
-
-
-def _numbered(n: int) -> list[str]:
-    return [f"channel_{i}" for i in range(n)]
