@@ -161,7 +161,12 @@ def _add_reproduce(commands: Any) -> None:
 
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cells", type=values.path_or_url, help="an .h5ad or .zarr with images in obsm, or features")
+    parser.add_argument(
+        "cells",
+        type=values.path_or_url,
+        help="an .h5ad or .zarr with images or features; a table of features (.csv, .tsv, .parquet); or the output of "
+        "CellProfiler or DeepProfiler",
+    )
     parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
     parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
     parser.add_argument(

@@ -130,15 +130,13 @@ _TRAINING = (
 
 
 def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
-    from scbd.data import open_screen
+    from scbd.workflows import open_cells
 
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
-    where = _named(arguments, "layer obsm_key")
-    cells = open_screen(arguments.cells, image_key=arguments.image_key, **where)
-    of_features = any(where.values())
-    setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | (
-        where if of_features else _named(arguments, "image_key channels")
-    )
+    cells, where = open_cells(arguments.cells, **_named(arguments, "image_key layer obsm_key"))
+    if "image_key" in where:
+        where |= _named(arguments, "channels")
+    setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | where
     setup = {name: value for name, value in setup.items() if value is not None}
     return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")
 

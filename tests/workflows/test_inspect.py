@@ -94,13 +94,13 @@ def write_broken(path: Path) -> None:
             "wells.parquet",
             lambda path: make_wells().to_df().assign(constant=1.0, gene="a").to_parquet(path),
             ["72 cells or wells of 11 features (1 of one value: constant)"],
-            "scbd.data.read_profiles('{}').write_h5ad('profiles.h5ad')",
+            "scbd run {} --y-key gene --e-key well --out results",
         ),
         (
             "out.sqlite",
             write_database,
             ["4 cells or wells of 1 features", "column Metadata_Well: 2"],
-            "read_cellprofiler",
+            "scbd run {} --y-key gene --e-key well --out results",
         ),
         ("plate.zarr", write_plate, ["is an OME-Zarr plate"], "scbd.data.read_plate"),
         ("field.tif", lambda path: Image.new("L", (9, 9)).save(path), ["is an image"], "scbd.data.crop_cells"),
@@ -119,6 +119,17 @@ def test_ten_odd_files(tmp_path, name, write, lines, command):
     assert wanted.split(" --y-key")[0] in said.splitlines()[-1]
     if keys:
         assert "% of what well can differ in is seen at equal gene" in said and said.endswith(wanted)
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Transforming to str index")
+def test_a_table_of_features_is_trained_on_as_it_lies(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wells = make_wells()
+    wells.to_df().join(wells.obs).to_csv("wells.csv", index=False)
+    said = inspect("wells.csv", y_key="compound", e_key="plate").splitlines()[-1]
+    typed = shlex.split(said.removeprefix("Next: scbd "))
+    assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
+    assert "feature PCA" in capsys.readouterr().out and Path("results/metrics.csv").is_file()
 
 
 def test_what_is_said_next_can_be_typed(tmp_path, capsys, monkeypatch):

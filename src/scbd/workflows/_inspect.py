@@ -11,8 +11,9 @@ from anndata import AnnData
 from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd._messages import head
-from scbd.data import Crops, image_columns, kind_of, open_screen, read_cellprofiler, read_crops, read_profiles
+from scbd.data import Crops, image_columns, kind_of, open_screen, read_crops
 from scbd.model import contrasts_told
+from scbd.workflows._opening import TABLES
 
 if TYPE_CHECKING:
     import os
@@ -86,13 +87,7 @@ def inspect(
 def _reader(kind: str, columns: list[str]) -> Callable[[Path], Crops | AnnData] | None:
     if kind in _PIXELS:
         return lambda path: read_crops(path, file_columns=columns or "path")
-    readers: dict[str, Any] = {
-        "anndata": _of_anndata,
-        "profiles": read_profiles,
-        "deepprofiler": read_profiles,
-        "cellprofiler": read_cellprofiler,
-    }
-    return readers.get(kind)
+    return _of_anndata if kind == "anndata" else TABLES.get(kind)
 
 
 def _of_anndata(path: Path) -> Crops | AnnData:
@@ -159,12 +154,8 @@ def _of_design(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[
 
 def _next(path: Path, kind: str, cells: Crops | AnnData, columns: list[str], y_key: Any, e_key: Any) -> str:
     y, e = (" ".join(as_columns(key)) if key is not None else "…" for key in (y_key, e_key))
-    if kind == "anndata" and path.suffix == ".h5ad":
-        features = "" if isinstance(cells, Crops) else "--layer X "
-        return f"scbd run {path} {features}--y-key {y} --e-key {e} --out results"
-    if isinstance(cells, Crops):
+    if isinstance(cells, Crops) and (kind, path.suffix) != ("anndata", ".h5ad"):
         files = f"--file-columns {' '.join(columns)} " if columns else ""
         return f"scbd convert {path} {files}--y-key {y} --out screen.h5ad"
-    name = "read_cellprofiler" if kind == "cellprofiler" else "read_profiles"
-    code = f"python -c \"import scbd; scbd.data.{name}('{path}').write_h5ad('profiles.h5ad')\""
-    return f"{code}, then scbd run profiles.h5ad --layer X --y-key {y} --e-key {e} --out results"
+    features = "--layer X " if kind == "anndata" and not isinstance(cells, Crops) else ""
+    return f"scbd run {path} {features}--y-key {y} --e-key {e} --out results"

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import make_cells, make_wells
+
+from scbd.workflows import open_cells
+
+
+def test_screens_are_opened_where_they_lie(tmp_path):
+    cells = make_cells()
+    cells.obsm["other"] = cells.obsm.pop("single_cell_images")
+    cells.obsm["X_dino"] = np.ones((cells.n_obs, 3), "float32")
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    found, where = open_cells(tmp_path / "cells.h5ad", image_key="other")
+    assert where == {"image_key": "other"} and "other" in found.obsm
+    found, where = open_cells(tmp_path / "cells.h5ad", obsm_key="X_dino")
+    assert where == {"obsm_key": "X_dino"} and found.obsm["X_dino"].shape == (cells.n_obs, 3)
+
+
+@pytest.mark.parametrize("layer", [None, "X"])
+@pytest.mark.parametrize(("ending", "write"), [("csv", "to_csv"), ("parquet", "to_parquet")])
+@pytest.mark.filterwarnings("ignore:Transforming to str index")
+def test_tables_of_features_are_read(ending, write, layer, tmp_path):
+    wells = make_wells()
+    getattr(wells.to_df().join(wells.obs).reset_index(drop=True), write)(tmp_path / f"wells.{ending}", index=False)
+    found, where = open_cells(tmp_path / f"wells.{ending}", layer=layer)
+    assert where == {"layer": "X"}
+    np.testing.assert_allclose(found.X, wells.X, rtol=1e-6)
+    assert found.obs["compound"].tolist() == wells.obs["compound"].tolist()
+
+
+def test_what_a_table_does_not_have_is_said(tmp_path):
+    make_wells().to_df().to_csv(tmp_path / "wells.csv")
+    for asked in ({"layer": "scaled"}, {"obsm_key": "X_dino"}):
+        with pytest.raises(ValueError, match=f"is a table of features, which has no {next(iter(asked))}: leave that"):
+            open_cells(tmp_path / "wells.csv", **asked)
+    with pytest.raises(FileNotFoundError):
+        open_cells(tmp_path / "no.csv")
