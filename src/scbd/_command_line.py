@@ -196,6 +196,9 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default="auto",
         help="small, resnet18, resnet50, densenet121; of features linear or mlp; auto: what suits the cells",
     )
+    model.add_argument(
+        "--norm", choices=["batch", "instance", "group"], default="batch", help="of images: what normalises activations"
+    )
     model.add_argument("--n-latent", type=int, help="dimension of both embeddings (64; of linear 300)")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
     model.add_argument("--smoothing", type=float, help="of the perturbations, 0 for none (2/3; of features 0)")

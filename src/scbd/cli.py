@@ -120,7 +120,7 @@ def _select_alpha(arguments: argparse.Namespace) -> int:
 
 # arguments that are passed on under their own names
 _MODEL = (
-    "encoder n_latent temperature smoothing positives invariance image_size intensity standardize augment clip "
+    "encoder norm n_latent temperature smoothing positives invariance image_size intensity standardize augment clip "
     "whitening"
 )
 _TRAINING = (

@@ -37,6 +37,15 @@ def test_it_learns_the_perturbation_and_predicts_by_name(trained):
     )
 
 
+def test_it_takes_the_norm_of_its_encoder():
+    cells = make_cells()
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    kinds = {type(part).__name__ for part in ERMModel(cells, encoder="small", norm="group").module.modules()}
+    assert "GroupNorm" in kinds and "BatchNorm2d" not in kinds
+    with pytest.raises(ValueError, match="norm='layer' is not known"):
+        ERMModel(cells, encoder="small", norm="layer")
+
+
 def test_its_loss_is_cross_entropy_of_a_linear_head_on_its_embedding(trained):
     r = torch.from_numpy(trained.get_latent_representation())
     assert r.shape == (96, 256)

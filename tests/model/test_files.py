@@ -31,6 +31,19 @@ def test_save_and_load(trained, tmp_path):
     assert not np.array_equal(loaded.get_latent_representation(), expected)
 
 
+def test_a_norm_by_name_is_saved_as_a_name(tmp_path):
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = SCBDModel(cells, encoder="small", norm="group")
+    model.train(**QUICK)
+    model.save(tmp_path / "model")
+    loaded = SCBDModel.load(tmp_path / "model", cells)  # no Python object in it
+    np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
+    for block in (loaded.module.content, loaded.module.style):
+        assert sum(isinstance(module, torch.nn.GroupNorm) for module in block.modules()) == 4
+    assert model.training_settings_["precision"] == "32-true"
+
+
 def test_load_without_data(trained, tmp_path):
     trained.save(tmp_path / "model")
     model = SCBDModel.load(tmp_path / "model", adata=False)

@@ -16,7 +16,7 @@ from scbd.nn import Features, gather
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from scbd.nn import FeatureScaling, InputTransform, Preprocess
+    from scbd.nn import FeatureScaling, InputTransform, Norm, Preprocess
 
 
 class Outputs(NamedTuple):
@@ -51,6 +51,8 @@ class ClassifierModule(EmbeddingModule):
         Number of different y and e.
     transform
         What features pass before the encoder.
+    norm
+        Of an encoder by name, see :func:`scbd.nn.build_encoder`.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class ClassifierModule(EmbeddingModule):
         n_labels: int,
         n_environments: int,
         transform: InputTransform | None = None,
+        norm: Norm = "batch",
     ) -> None:
         super().__init__(preprocess)
-        self.content = Features(encoder, preprocess.output_shape, transform)
+        self.content = Features(encoder, preprocess.output_shape, transform, norm=norm)
         self.head = nn.Linear(self.content.n_features, n_labels)
         self.n_environments = n_environments
 
@@ -141,12 +144,13 @@ class ClassifierModel(ImageModel):
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the module."""
         encoder = self._encoder(encoder)
-        settings = {"whitening": "auto", "whitening_kwargs": None} | preprocess
-        whitening, how = settings.pop("whitening"), settings.pop("whitening_kwargs")
+        settings = {"whitening": "auto", "whitening_kwargs": None, "norm": "batch"} | preprocess
+        whitening, how, norm = (settings.pop(name) for name in ("whitening", "whitening_kwargs", "norm"))
         self.module = self._module(
             self._preprocess(**settings),
             encoder=encoder,
             transform=self._transform(encoder, whitening, settings=how),
+            norm=norm,
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
             **objective,

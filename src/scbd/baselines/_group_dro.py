@@ -69,8 +69,9 @@ class GroupDROModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
-        features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see :class:`scbd.SCBDModel`.
+        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`, and
+        ``norm``; of features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see
+        :class:`scbd.SCBDModel`.
 
     References
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,12 @@ HARD_SCREEN: dict[str, Any] = {
     "interaction": 0.5,
     "well_imbalance": 0.3,
 }
+_COUNTS = ("n_complexes", "genes_per_complex", "guides_per_gene", "n_wells", "n_plate_maps")
+_SIZES = (
+    *("effect_size", "effect_spread", "interaction", "well_effect", "plate_effect", "position_effect"),
+    *("camera_effect", "density_effect", "well_imbalance"),
+)
+_SHARES = ("active", "confounding", "control_fraction")
 _BLOCK = 512
 
 
@@ -165,39 +171,77 @@ def simulated_screen(
     >>> best - pixels > 0.02  # the regret of the pixels
     True
     """
-    counts = {"n_complexes": n_complexes, "genes_per_complex": genes_per_complex, "guides_per_gene": guides_per_gene}
-    counts |= {"n_wells": n_wells, "n_plate_maps": n_plate_maps}
-    sizes = {"effect_size": effect_size, "effect_spread": effect_spread, "interaction": interaction}
-    sizes |= {"well_effect": well_effect, "plate_effect": plate_effect, "position_effect": position_effect}
-    sizes |= {"camera_effect": camera_effect, "density_effect": density_effect, "well_imbalance": well_imbalance}
-    shares = {"active": active, "confounding": confounding, "control_fraction": control_fraction}
-    _check(n_cells, image_size, counts, sizes, shares)
+    # every argument by its name: nothing else is defined yet
+    cells = simulated_cells(locals())
+    return cells.with_obsm({IMAGE_KEY: _crops(cells, image_size)})
+
+
+class SimulatedCells(NamedTuple):
+    """Cells before anybody has photographed them."""
+
+    obs: pd.DataFrame
+    oracle: np.ndarray
+    """What is shown, in units of its standard deviation between cells: float32 ``(n_cells, 8)``."""
+    parameters: np.ndarray
+    """What :func:`draw` draws, float ``(n_cells, 8)``."""
+    wells: pd.DataFrame
+    """How the images of each well look."""
+    well: np.ndarray
+    """Of each cell its row of ``wells``."""
+    truth: dict[str, Any]
+    rng: np.random.Generator
+
+    def with_obsm(self, obsm: Mapping[str, np.ndarray]) -> AnnData:
+        """The cells and the truth about them, with more in ``obsm``."""
+        from anndata import AnnData
+
+        var = pd.DataFrame(index=list(CHANNELS))
+        return AnnData(obs=self.obs, var=var, obsm={**obsm, "X_oracle": self.oracle}, uns={"truth": self.truth})
+
+
+def simulated_cells(arguments: Mapping[str, Any]) -> SimulatedCells:
+    """What :func:`simulated_screen` photographs.
+
+    Parameters
+    ----------
+    arguments
+        All of :func:`simulated_screen`, by name.
+
+    Raises
+    ------
+    ValueError
+        As said there.
+    """
+    n_cells, plate_wells = arguments["n_cells"], arguments["plate_wells"]
+    counts, sizes, shares = ({name: arguments[name] for name in names} for names in (_COUNTS, _SIZES, _SHARES))
+    _check(n_cells, arguments["image_size"], counts, sizes, shares)
     _check_plates(plate_wells, counts, sizes | shares)
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(arguments["seed"])
     # draws what came later, so that older screens stay as they were
     more = rng.spawn(1)[0]
-    phenotypes, complexes = phenotypes_of(rng, more, n_complexes, genes_per_complex, sizes | shares)
-    library = guides_of(rng, list(phenotypes.index), guides_per_gene)
-    where = places(n_wells, plate_wells)
+    library = (counts["n_complexes"], counts["genes_per_complex"])
+    phenotypes, complexes = phenotypes_of(rng, more, *library, sizes | shares)
+    guides = guides_of(rng, list(phenotypes.index), counts["guides_per_gene"])
+    where = places(counts["n_wells"], plate_wells)
     wells = looks(rng, more, where, plate_wells, sizes)
-    cells = cells_of(rng, n_cells, library, control_fraction)
+    cells = cells_of(rng, n_cells, guides, shares["control_fraction"])
     genes = pd.Categorical(cells["gene"], phenotypes.index)
-    design = {"well_imbalance": well_imbalance, "confounding": confounding, "n_plate_maps": n_plate_maps}
-    well = wells_of_cells(rng, more, genes, wells["density"].to_numpy(), pd.factorize(where["plate"])[0], design)
-    strength = strengths(more, wells, interaction)
+    density, plate = wells["density"].to_numpy(), pd.factorize(where["plate"])[0]
+    well = wells_of_cells(rng, more, genes, density, plate, arguments)
+    strength = strengths(more, wells, sizes["interaction"])
 
     mean = phenotypes.to_numpy()[genes.codes] * cells["efficacy"].to_numpy()[:, None] * strength.to_numpy()[well]
     sd = np.array(list(PHENOTYPES.values()))
     shown = mean + rng.normal(size=mean.shape) * sd
-    obsm = {IMAGE_KEY: _images(rng, shown, wells, well, image_size), "X_oracle": (shown / sd).astype(np.float32)}
-    truth = {"phenotypes": phenotypes, "efficacy": library.set_index("sgRNA")[["efficacy"]], "wells": wells}
+    parameters = np.exp(shown)
+    # where cells are crowded they are smaller, their nuclei less so
+    for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
+        parameters[:, list(PHENOTYPES).index(name)] /= density[well] ** power
+    truth = {"phenotypes": phenotypes, "efficacy": guides.set_index("sgRNA")[["efficacy"]], "wells": wells}
     truth |= {"strengths": strength, "network": _network(complexes)}
-
-    from anndata import AnnData
-
     obs = _obs(cells.assign(complex=cells["gene"].map(complexes)), where, well)
-    return AnnData(obs=obs, var=pd.DataFrame(index=list(CHANNELS)), obsm=obsm, uns={"truth": truth})
+    return SimulatedCells(obs, (shown / sd).astype(np.float32), parameters, wells, well, truth, rng)
 
 
 def _obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
@@ -213,18 +257,13 @@ def _network(complexes: pd.Series) -> pd.DataFrame:
     return network
 
 
-def _images(
-    rng: np.random.Generator, shown: np.ndarray, wells: pd.DataFrame, well: np.ndarray, size: int
-) -> np.ndarray:
-    """Cells drawn and photographed in their wells, uint8 ``(n_cells, 4, size, size)``."""
-    parameters = np.exp(shown)
-    # where cells are crowded they are smaller, their nuclei less so
-    for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
-        parameters[:, list(PHENOTYPES).index(name)] /= wells["density"].to_numpy()[well] ** power
-    images = np.empty((len(shown), len(CHANNELS), size, size), dtype=np.uint8)
-    for start in range(0, len(shown), _BLOCK):
+def _crops(cells: SimulatedCells, size: int) -> np.ndarray:
+    """Cells drawn and photographed in their wells one by one, uint8 ``(n_cells, 4, size, size)``."""
+    images = np.empty((len(cells.obs), len(CHANNELS), size, size), dtype=np.uint8)
+    for start in range(0, len(images), _BLOCK):
         rows = slice(start, start + _BLOCK)
-        images[rows] = photograph(rng, draw(rng, parameters[rows], size), wells.iloc[well[rows]], size)
+        drawn = draw(cells.rng, cells.parameters[rows], size)
+        images[rows] = photograph(cells.rng, drawn, cells.wells.iloc[cells.well[rows]], size)
     return images
 
 

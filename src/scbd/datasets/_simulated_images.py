@@ -60,8 +60,20 @@ def _disk(radius: np.ndarray, sharpness: float) -> np.ndarray:
 
 
 def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame, size: int) -> np.ndarray:
-    """What the microscope makes of ideal images in their wells: focus, stain, illumination, background, noise."""
-    unit = np.linspace(-1, 1, size, dtype=np.float32)
+    """What the microscope makes of ideal images in their wells: focus, stain, illumination, background, noise.
+
+    Parameters
+    ----------
+    rng
+        Draws the noise.
+    images
+        Of one cell or of many, ``(n, 4, side, side)``; overwritten.
+    wells
+        A row an image.
+    size
+        Pixels a side of what was drawn as one cell.
+    """
+    unit = np.linspace(-1, 1, images.shape[-1], dtype=np.float32)
     for blur in wells["blur"].unique():
         of_well = (wells["blur"] == blur).to_numpy()
         sigma = float(blur) * size / 64

@@ -29,7 +29,7 @@ from scbd.nn import (
 )
 
 if TYPE_CHECKING:
-    from scbd.nn import FeatureScaling, InputTransform, Likelihood, Preprocess
+    from scbd.nn import FeatureScaling, InputTransform, Likelihood, Norm, Preprocess
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
@@ -75,6 +75,8 @@ class SCBDModule(EmbeddingModule):
         Name or module, see :func:`scbd.nn.build_encoder`; each block has its own.
     transform
         What features pass before an encoder; each block has its own.
+    norm
+        Of encoders by name, see :func:`scbd.nn.build_encoder`.
     n_latent
         Dimension of both embeddings.
     alpha
@@ -108,6 +110,7 @@ class SCBDModule(EmbeddingModule):
         *,
         encoder: str | nn.Module,
         transform: InputTransform | None = None,
+        norm: Norm = "batch",
         n_latent: int,
         alpha: Alpha,
         temperature: float,
@@ -142,9 +145,9 @@ class SCBDModule(EmbeddingModule):
         # what the labels were set up with says it: no part of the weights
         self.register_buffer("covariates", None, persistent=False)
         self.set_covariates(covariates)
-        self.content = Block(encoder, preprocess.output_shape, n_latent, transform)
+        self.content = Block(encoder, preprocess.output_shape, n_latent, transform, norm=norm)
         if style_target:
-            self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform))
+            self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform), norm=norm)
         self.decoder: AdditiveDecoder | None = None  # comes with train_decoder
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scbd.data import ImageDataModule
     from scbd.model._alpha import Alpha
     from scbd.model._preparation import WhiteningChoice
-    from scbd.nn import Intensity
+    from scbd.nn import Intensity, Norm
 
 # trained in bfloat16 they end where float32 does: docs/performance.md
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
@@ -93,6 +93,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         nothing before others.
     whitening_kwargs
         Its further arguments, such as ``regularization``.
+    norm
+        What normalises activations of an encoder of images by name, ``"batch"``, ``"instance"`` or ``"group"``, see
+        :func:`scbd.nn.build_encoder`.
     registry
         Used by :meth:`load` for a model without data.
 
@@ -128,6 +131,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         clip: float | None = 20.0,
         whitening: WhiteningChoice = "auto",
         whitening_kwargs: Mapping[str, Any] | None = None,
+        norm: Norm = "batch",
         registry: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(adata, registry)
@@ -141,6 +145,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             preprocess,
             encoder=encoder,
             transform=transform,
+            norm=norm,
             n_latent=n_latent_for(encoder, n_latent, preprocess.output_shape[0], transform),
             alpha=alpha,
             temperature=temperature,
@@ -153,7 +158,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         )
         self.health_: dict[str, float] = {}
         self.decoder_settings_ = {}
-        self._unharmed_by_bfloat16 = encoder in _UNHARMED_BY_BFLOAT16
+        self._unharmed_by_bfloat16 = encoder in _UNHARMED_BY_BFLOAT16 and norm == "batch"
 
     @property
     def health(self) -> dict[str, float]:

@@ -53,5 +53,6 @@ from scbd.nn._loss_inputs import check_temperature as check_temperature
 from scbd.nn._losses import InvarianceReduction as InvarianceReduction
 from scbd.nn._networks import FEATURE_ENCODERS as FEATURE_ENCODERS
 from scbd.nn._networks import IdentityLinear as IdentityLinear
+from scbd.nn._networks import Norm as Norm
 from scbd.nn._preprocess import Intensity as Intensity
 from scbd.nn._transform import Whitening as Whitening

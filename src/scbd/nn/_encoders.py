@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from scbd.nn._networks import Norm
     from scbd.nn._transform import InputTransform
 
 Representation = Literal["embedding", "intermediate"]
@@ -37,6 +38,8 @@ class Features(nn.Module):
         ``(C, H, W)`` of images, or ``(F,)`` of features, as they come.
     transform
         What features pass before the encoder.
+    norm
+        Of an encoder by name, see :func:`build_encoder`.
 
     Attributes
     ----------
@@ -58,12 +61,17 @@ class Features(nn.Module):
     """
 
     def __init__(
-        self, encoder: str | nn.Module, input_shape: tuple[int, ...], transform: InputTransform | None = None
+        self,
+        encoder: str | nn.Module,
+        input_shape: tuple[int, ...],
+        transform: InputTransform | None = None,
+        *,
+        norm: Norm = "batch",
     ) -> None:
         super().__init__()
         seen = input_shape if transform is None else transform.output_shape
         self.transform = transform
-        self.encoder = exact_small_maps(build_encoder(encoder, seen[0], of_features=len(seen) == 1))
+        self.encoder = exact_small_maps(build_encoder(encoder, seen[0], of_features=len(seen) == 1, norm=norm))
         self.n_features, stages = _dry_run(self.encoder, seen)
         self.n_stages = len(stages)
         self._tap = Tap()
@@ -109,7 +117,7 @@ class Block(Features):
 
     Parameters
     ----------
-    encoder, input_shape, transform
+    encoder, input_shape, transform, norm
         See :class:`Features`.
     n_latent
         Dimension ``D`` of the embedding.
@@ -137,8 +145,10 @@ class Block(Features):
         input_shape: tuple[int, ...],
         n_latent: int,
         transform: InputTransform | None = None,
+        *,
+        norm: Norm = "batch",
     ) -> None:
-        super().__init__(encoder, input_shape, transform)
+        super().__init__(encoder, input_shape, transform, norm=norm)
         n_features = self.n_features
         self.projection: nn.Module
         if isinstance(self.encoder, IdentityLinear):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
 
@@ -12,6 +13,15 @@ from scbd.nn._weights import load_weights
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+
+
+Norm = Literal["batch", "instance", "group"]
+# divides the widths of all encoders by name
+_N_GROUPS = 8
+_INSTEAD: dict[str, Callable[[int], nn.Module]] = {
+    "instance": partial(nn.InstanceNorm2d, affine=True),
+    "group": partial(nn.GroupNorm, _N_GROUPS),
+}
 
 
 def small_encoder(n_channels: int) -> nn.Module:
@@ -86,6 +96,7 @@ def build_encoder(
     n_channels: int,
     *,
     of_features: bool = False,
+    norm: Norm = "batch",
     weights: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
     """Make an encoder from its name, or an independent copy of a module.
@@ -100,6 +111,11 @@ def build_encoder(
         Number of image channels ``C``, or of features ``F``.
     of_features
         Whether the inputs are features.
+    norm
+        What normalises activations of an encoder of images that is named: ``"batch"``, by statistics of all cells,
+        which training keeps; ``"instance"``, each channel of each image by its own mean and variance, so that what an
+        image has of stain and contrast is gone, and a new plate needs nothing (but maps must be larger than a pixel);
+        ``"group"``, eight groups of channels of an image together.
     weights
         File of a state dict under torchvision's names, for ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``, such as
         one learned on photographs; random weights by default. What comes out can be given to any model as its encoder.
@@ -109,7 +125,7 @@ def build_encoder(
     FileNotFoundError
         If the weights are not there.
     ValueError
-        If the name is not known, or the weights do not fit.
+        If the name or ``norm`` is not known, the weights do not fit, or a norm is asked for of what has none to choose.
     TypeError
         If ``encoder`` is neither a name nor a module.
 
@@ -121,6 +137,13 @@ def build_encoder(
     """
     if weights is not None and encoder not in _WITH_WEIGHTS:
         msg = f"weights are for the encoders {', '.join(_WITH_WEIGHTS)}, not for {encoder!r}: leave them out."
+        raise ValueError(msg)
+    if norm not in get_args(Norm):
+        msg = f"norm={norm!r} is not known: use one of {', '.join(get_args(Norm))}."
+        raise ValueError(msg)
+    if norm != "batch" and (of_features or isinstance(encoder, nn.Module) or weights is not None):
+        what = "encoders of features" if of_features else "a module of your own" if weights is None else "weights"
+        msg = f"norm={norm!r} is for encoders of images by name, and not for {what}: leave it out."
         raise ValueError(msg)
     if isinstance(encoder, nn.Module):
         return copy.deepcopy(encoder)
@@ -136,6 +159,16 @@ def build_encoder(
         msg = f"{what}: use one of {', '.join(known)}, or pass a torch.nn.Module."
         raise ValueError(msg)
     built = known[encoder](n_channels)
+    if norm != "batch":
+        _replace_norms(built, _INSTEAD[norm])
     if weights is not None:
         load_weights(built, encoder, weights)
     return built
+
+
+def _replace_norms(network: nn.Module, make: Callable[[int], nn.Module]) -> None:
+    """Another normalisation in place of each BatchNorm (MONAI's own argument reaches the first of a ResNet alone)."""
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, make(child.num_features))
