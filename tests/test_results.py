@@ -11,11 +11,8 @@ import pytest
 
 from scbd.paper import EXPERIMENTS
 from scbd.paper._reproduce import finished, report
-from scbd.workflows import _systems
 
 DOCS = Path(__file__).parents[1] / "docs"
-# whose rows of alpha="auto" are of the rule until November 2026, as the page says: to be run again
-OF_THE_RULE_BEFORE = {"cmnist-alphas", "screen-map", "screen-neighbours", "screen-variance"}
 FOLDERS = sorted(path for path in (DOCS / "results").glob("*") if path.is_dir())
 
 
@@ -25,9 +22,7 @@ def test_the_page_shows_results():
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_tables_are_made_of_their_rows(folder, tmp_path, monkeypatch):
-    if folder.name in OF_THE_RULE_BEFORE:
-        monkeypatch.setattr(_systems, "RULES_OF_ALPHA", 0)
+def test_tables_are_made_of_their_rows(folder, tmp_path):
     frame = finished(EXPERIMENTS[folder.name].trials("small", None), folder)
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert sorted(frame["key"]) == [json.loads(line)["key"] for line in lines]
