@@ -38,8 +38,8 @@ ROOMS = {
     "datasets": {"_files", "_keys", "_linear_maps", "_progress", "data"},
     "pl": {"_keys", "_threads"},
     "model": {
-        *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_numbers", "_progress", "_sizes"),
-        *("nn", "data"),
+        *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_linear_maps", "_messages", "_numbers"),
+        *("_progress", "_sizes", "nn", "data"),
     },
     "_command_line": {"_argument_values", "model"},
     "baselines": {"_checks", "_keys", "_labels", "_linear_maps", "_messages", "nn", "data", "model"},

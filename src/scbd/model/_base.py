@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from scvi.model.base import BaseModelClass
 from scvi.model.base._constants import SAVE_KEYS
 
+from scbd.model._adapt import AdaptMixin
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import check_saved_model, plain, restored
 from scbd.model._predict import PredictMixin
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
-class ImageModel(TrainMixin, PredictMixin, EmbedMixin, SetupMixin, BaseModelClass):
+class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, BaseModelClass):
     """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
 
     A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. See

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scbd.data import ImageSource
+    from scbd.model._adapted import AdaptedCells
     from scbd.model._contract import BlockName, EmbeddingModule
     from scbd.nn import Representation
 
@@ -44,6 +45,7 @@ class EmbedMixin:
         _source: Any
         _inputs: Any
         _controls: Any
+        _adapted_cells: Any
 
     def get_latent_representation(
         self,
@@ -53,6 +55,7 @@ class EmbedMixin:
         block: str = "c",
         representation: str = "embedding",
         center: Center = "auto",
+        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
         out: np.ndarray | str | os.PathLike[str] | None = None,
         enable_progress_bar: bool | None = None,
@@ -78,6 +81,9 @@ class EmbedMixin:
             in what it differs from them, and its length by how much; `None`: z as the losses see it, on the unit
             sphere. By default centred for features, where ``setup_anndata`` was told of controls. Of ``"embedding"``
             alone.
+        adapt_key
+            The ``key`` of :meth:`adapt`: each cell is embedded by what was learned of its own environment there; cells
+            of others as the training cells, which a log message tells of environments that the model does not know.
         out
             Where to write: an array of the right shape, or the path of an ``.npy`` file (memory-mapped, for what does
             not fit in memory; it appears under its name when complete).
@@ -103,7 +109,8 @@ class EmbedMixin:
         self._check_if_trained(warn=True)
         block_name = self._block(block)
         kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
-        source = self._source(self._require(adata))
+        adata = self._require(adata)
+        source = self._source(adata)
         return embed(
             self.module,
             source,
@@ -111,6 +118,7 @@ class EmbedMixin:
             block=block_name,
             representation=kind,
             centers=self._centers(center, kind),
+            adapted=self._adapted_cells(adata, adapt_key),
             batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
             out=out,
             enable_progress_bar=enable_progress_bar,
@@ -124,6 +132,7 @@ class EmbedMixin:
         blocks: Sequence[str] | None = None,
         representation: str = "embedding",
         center: Center = "auto",
+        adapt_key: str | Sequence[str] | None = None,
         dtype: Literal["float32", "float16"] = "float32",
         batch_size: int | None = None,
         block_size: int | None = None,
@@ -144,7 +153,7 @@ class EmbedMixin:
             As for :meth:`get_latent_representation`.
         blocks
             ``["c", "s"]``: those that the model has by default. Each image is read once for all of them.
-        representation, center
+        representation, center, adapt_key
             As for :meth:`get_latent_representation`.
         dtype
             Of the file. Half precision halves it, and moves a component of a unit vector by less than .0005.
@@ -189,6 +198,7 @@ class EmbedMixin:
             {block: f"X_{name}_{block}" for block in named},
             representation=kind,
             centers=self._centers(center, kind),
+            adapted=self._adapted_cells(adata, adapt_key),
             dtype=dtype,
             batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
             block_size=count_or("block_size", block_size, BLOCK_SIZE),
@@ -252,6 +262,7 @@ def embed(
     block: BlockName,
     representation: Representation,
     centers: Mapping[BlockName, np.ndarray],
+    adapted: AdaptedCells | None,
     batch_size: int,
     out: np.ndarray | str | os.PathLike[str] | None,
     enable_progress_bar: bool | None,
@@ -264,7 +275,7 @@ def embed(
     try:
         parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
         wanted = [part if rows is None else rows[part] for part in parts]
-        with bar, closing(embedded(module, source, wanted, [block], representation, centers)) as batches:
+        with bar, closing(embedded(module, source, wanted, [block], representation, centers, adapted)) as batches:
             for part, values in zip(parts, batches, strict=True):
                 target[part] = values[block]
                 bar.update(len(values[block]))

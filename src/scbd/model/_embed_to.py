@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from scbd.data import ImageSource
+    from scbd.model._adapted import AdaptedCells
     from scbd.model._contract import BlockName, EmbeddingModule
     from scbd.nn import Representation
 
@@ -38,6 +39,7 @@ def embed_to(
     *,
     representation: Representation,
     centers: Mapping[BlockName, np.ndarray],
+    adapted: AdaptedCells | None,
     dtype: str,
     batch_size: int,
     block_size: int,
@@ -51,9 +53,8 @@ def embed_to(
     _check(path, dtype)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
-    settings = {
-        "digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays, *_told(centers)])
-    }
+    told = [*_told(centers), *([] if adapted is None else [adapted.digest()])]
+    settings = {"digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays, *told])}
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path, sum(shape[0] * shape[1] * kind.itemsize for shape, kind in arrays.values()))
     file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
@@ -67,7 +68,7 @@ def embed_to(
         for block, stop in zip(todo, stops, strict=True)
         for start in range(block * rows, stop, batch_size)
     ]
-    with bar, closing(embedded(module, source, parts, list(blocks), representation, centers)) as batches:
+    with bar, closing(embedded(module, source, parts, list(blocks), representation, centers, adapted)) as batches:
         for block, stop in zip(todo, stops, strict=True):
             values = {key: np.empty((stop - block * rows, *shape[1:]), kind) for key, (shape, kind) in arrays.items()}
             for start in range(0, stop - block * rows, batch_size):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from scbd.data import ImageSource
+    from scbd.model._adapted import AdaptedCells
     from scbd.model._contract import BlockName, EmbeddingModule
     from scbd.nn import Representation
 
@@ -27,8 +28,11 @@ def embedded(
     blocks: Sequence[BlockName],
     representation: Representation,
     centers: Mapping[BlockName, np.ndarray],
+    adapted: AdaptedCells | None = None,
 ) -> Generator[dict[BlockName, np.ndarray]]:
     """Blocks of one part of the rows after the other, less their centres, float32; each input is read once.
+
+    Cells that are ``adapted`` go by the adaptation to their environment.
 
     Raises
     ------
@@ -44,7 +48,10 @@ def embedded(
             # left before the caller goes on, who may be interrupted and train
             with torch.inference_mode():
                 check_finite_inputs(inputs, part)
-                values = {name: module.embed(inputs, name, representation).float().cpu().numpy() for name in blocks}
+                if adapted is not None:
+                    values = adapted.embed(module, inputs, part, blocks, representation)
+                else:
+                    values = {name: module.embed(inputs, name, representation).float().cpu().numpy() for name in blocks}
             for embedding in values.values():
                 _check_finite_embedding(module, embedding, part)
             for name, center in centers.items():

@@ -43,6 +43,7 @@ class PredictMixin:
         indices: Sequence[int] | np.ndarray | None = None,
         *,
         return_proba: bool = False,
+        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Predict the perturbation of cells by the linear head that learned with the encoder.
@@ -58,6 +59,8 @@ class PredictMixin:
             Rows, in this order; all by default.
         return_proba
             Return probabilities, ``(len(indices), n_labels)``, in the order of the registered categories.
+        adapt_key
+            As for :meth:`get_latent_representation`.
         batch_size
             Cells in a forward pass; 512 by default.
 
@@ -73,7 +76,12 @@ class PredictMixin:
         head = self._head()
         r = torch.from_numpy(
             self.get_latent_representation(
-                adata, indices, representation="intermediate", center=None, batch_size=batch_size
+                adata,
+                indices,
+                representation="intermediate",
+                center=None,
+                adapt_key=adapt_key,
+                batch_size=batch_size,
             )
         )
         with torch.inference_mode():

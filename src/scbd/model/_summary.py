@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scbd._keys import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
+from scbd._messages import head
 from scbd.model._environments import covariates
 from scbd.nn import Features
 
@@ -30,6 +31,7 @@ def summary(model: ImageModel) -> str:
         lines += [
             ("state", f"trained{how}"),
             *model._outcome(),
+            *_adaptations(model),
             ("next", model._next),
         ]
     else:
@@ -54,6 +56,12 @@ def _inputs(model: ImageModel) -> list[tuple[str, str]]:
         ("images", f"{shapes[0]} {known['dtype']} ({', '.join(known['channels'])})"),
         ("", f"→ {shapes[1]}, intensity {preprocess.intensity}"),
     ]
+
+
+def _adaptations(model: ImageModel) -> list[tuple[str, str]]:
+    known = model.adaptations
+    names = [f"{name} of {key}" for key, name in zip(known["key"], known["environment"], strict=True)]
+    return [("adapted", head(names))] if names else []
 
 
 def parameters(module: nn.Module) -> str:

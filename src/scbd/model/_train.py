@@ -84,6 +84,7 @@ class TrainMixin:
         _positions: Any
         _numbers: Any
         _find_centers: Any
+        _remember: Any
         _head_beside: Any
         _keep_head: Any
         to_device: Any
@@ -246,10 +247,14 @@ class TrainMixin:
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
             self.training_settings_ = run.settings
             self.is_trained_ = True
-            self.centers_: dict[str, np.ndarray] = {}  # were those of other weights
+            # were those of other weights
+            self.centers_: dict[str, np.ndarray] = {}
+            self.looks_: dict[str, Any] = {}
+            self.adaptations_: dict[str, Any] = {}
             self._keep_head(run.head)
         if moved and (run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt))):
             self._find_centers()
+            self._remember()
         if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
             self._after_training(run.data)
         if run.error is not None:

@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
+from scbd.nn._alignment import Alignment as Alignment
+from scbd.nn._alignment import ChannelSums as ChannelSums
+from scbd.nn._alignment import Moments as Moments
+from scbd.nn._alignment import align as align
 from scbd.nn._decoders import Likelihood as Likelihood
 from scbd.nn._design import Environments as Environments
 from scbd.nn._distributed import agree_on_buffers as agree_on_buffers

@@ -1,0 +1,78 @@
+"""Cells of several environments in one batch, each embedded by what was learned of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from scbd.model._adaptation import put_in
+from scbd.nn import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from scbd._linear_maps import LinearMap
+    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.nn import Representation
+
+
+class Adaptation(NamedTuple):
+    """To one environment."""
+
+    buffers: Mapping[str, Tensor]
+    """Statistics of normalisation by their names in the module."""
+    maps: Mapping[BlockName, LinearMap]
+    """What embeddings pass at the end, of blocks that have such a map."""
+
+    def embed(self, module: EmbeddingModule, inputs: Tensor, block: BlockName, kind: Representation) -> np.ndarray:
+        """Embed inputs as stored, float32 ``(B, D)``."""
+        with put_in(module, self.buffers):
+            z = module.embed(inputs, block, kind).float().cpu()
+        if kind == "embedding" and block in self.maps:
+            z = torch.from_numpy(self.maps[block](z.numpy()))
+            if isinstance(module.network(block), Block):  # back onto the unit sphere
+                z = F.normalize(z, dim=1)
+        return z.numpy()
+
+
+class AdaptedCells(NamedTuple):
+    """Which cells of a table go by which adaptation."""
+
+    codes: np.ndarray
+    """Place of each cell's adaptation, int64 ``(N,)``; -1 for cells that are embedded without."""
+    adaptations: Sequence[Adaptation]
+
+    def embed(
+        self,
+        module: EmbeddingModule,
+        inputs: Tensor,
+        part: slice | np.ndarray,
+        blocks: Sequence[BlockName],
+        kind: Representation,
+    ) -> dict[BlockName, np.ndarray]:
+        """Embed the inputs of these rows of the table."""
+        codes, none = self.codes[part], Adaptation({}, {})
+        values = {block: np.empty((len(codes), module.width(block, kind)), dtype=np.float32) for block in blocks}
+        for code in np.unique(codes):
+            chosen = np.flatnonzero(codes == code)
+            adaptation = none if code < 0 else self.adaptations[code]
+            for block in blocks:
+                values[block][chosen] = adaptation.embed(module, inputs[torch.from_numpy(chosen)], block, kind)
+        return values
+
+    def digest(self) -> str:
+        """Of all that embeddings depend on."""
+        digest = hashlib.sha256(self.codes.tobytes())
+        for buffers, maps in self.adaptations:
+            parts = {name: values.cpu().numpy() for name, values in buffers.items()}
+            parts |= {f"{block}.{name}": part for block, m in maps.items() for name, part in m._asdict().items()}
+            for name, part in sorted(parts.items()):
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import IMAGE_KEY, make_cells, make_wells
+from torch import nn
+
+from scbd import SCBDModel
+from scbd.baselines import ERMModel, VAEModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+CONTROL = "gene_0"
+
+
+def trained(cells, kind=SCBDModel, *, control=CONTROL, steps=30, **settings):
+    kind.setup_anndata(cells, y_key="gene", e_key="well", control=control)
+    model = kind(cells, **{"encoder": "small"} | settings)
+    model.train(max_steps=steps, batch_size=48, lr=1e-3, accelerator="cpu", precision="32-true", train_size=1.0)
+    return model
+
+
+def photographed(cells, gain=1.6, offset=35.0):
+    """The same cells by another camera."""
+    new = cells.copy()
+    new.obsm[IMAGE_KEY] = (new.obsm[IMAGE_KEY] * gain + offset).astype(np.float32)
+    new.obs["plate"] = pd.Categorical(["next month"] * new.n_obs)
+    return new
+
+
+def distance(z, truth):
+    return float(np.linalg.norm(z - truth, axis=1).mean())
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return make_cells(240, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def model(cells):
+    return trained(cells)
+
+
+@pytest.fixture(autouse=True)
+def _as_trained(request):
+    if "model" in request.fixturenames:
+        request.getfixturevalue("model").forget_adaptations()
+
+
+@pytest.mark.parametrize("using", ["auto", "controls", "all"])
+@pytest.mark.parametrize("block", ["c", "s"])
+def test_cells_of_another_camera_are_embedded_as_they_were(model, cells, using, block):
+    new = photographed(cells)
+    truth = model.get_latent_representation(cells, block=block)
+    raw = distance(model.get_latent_representation(new, block=block), truth)
+    table = model.adapt(new, "plate", using=using)
+    adapted = distance(model.get_latent_representation(new, block=block, adapt_key="plate"), truth)
+    assert adapted < 0.15 * raw
+    assert table["distance_after"].item() < 0.5 * table["distance_before"].item()
+
+
+def test_controls_are_right_where_a_new_plate_holds_other_perturbations(model, cells):
+    """Controls, and of the others one perturbation alone: of all cells, the mean is that of the perturbation."""
+    chosen = np.flatnonzero(cells.obs["gene"].isin([CONTROL, "gene_3"]))
+    new, truth = photographed(cells[chosen]), model.get_latent_representation(cells, chosen)
+    found = {}
+    for using in ("controls", "all"):
+        model.adapt(new, "plate", using=using)
+        found[using] = distance(model.get_latent_representation(new, adapt_key="plate"), truth)
+    assert found["controls"] < 0.5 * found["all"]
+
+
+def test_each_layer_is_left_by_controls_as_in_training(cells):
+    """The definition: behind every normalisation, the mean of controls is that of the reference.
+
+    All controls are one batch, so that nothing is approximate but for what is shrunk.
+    """
+    network = nn.Sequential(
+        *(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.GELU(), nn.Conv2d(6, 8, 3, stride=2), nn.BatchNorm2d(8)),
+        *(nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(8)),
+    )
+    model = trained(cells, encoder=network, style_target=None, n_latent=4)
+    new, controls = photographed(cells), np.flatnonzero(cells.obs["gene"] == CONTROL)
+    model.adapt(new, "plate")
+    means = {}
+
+    def look(name):
+        def keep(layer, _inputs, outputs):
+            normalised = outputs.transpose(0, 1).flatten(1).mean(1)
+            means[name] = (normalised - layer.bias) / layer.weight
+
+        return keep
+
+    layers = {name: layer for name, layer in model.module.named_modules() if "BatchNorm" in type(layer).__name__}
+    for name, layer in layers.items():
+        layer.register_forward_hook(look(name))
+    model.get_latent_representation(new, controls)
+    raw = {name: values.numpy() for name, values in means.items()}
+    model.get_latent_representation(new, controls, adapt_key="plate")
+    assert len(means) == 3
+    for name, values in means.items():
+        wanted = model.looks_["controls"]["moments"][name][0]
+        assert np.abs(raw[name] - wanted).max() > 0.5
+        np.testing.assert_allclose(values.numpy(), wanted, atol=0.05)
+
+
+def test_adapting_leaves_the_model_and_other_cells_as_they_were(model, cells):
+    before = {name: values.clone() for name, values in model.module.state_dict().items()}
+    z = model.get_latent_representation(cells)
+    new = photographed(cells)
+    model.adapt(new, "plate", linear_map=True)
+    model.get_latent_representation(new, adapt_key="plate")
+    for name, values in model.module.state_dict().items():
+        torch.testing.assert_close(values, before[name], rtol=0, atol=0)
+    np.testing.assert_array_equal(model.get_latent_representation(cells), z)
+
+
+def test_cells_of_several_plates_go_by_their_own(model, cells, caplog):
+    """In any order and batches; those that the model was not adapted to as they are, which the log tells."""
+    new = photographed(cells)
+    new.obs["plate"] = pd.Categorical(np.array(["P1", "P2", "old"])[np.arange(cells.n_obs) % 3])
+    new.obsm[IMAGE_KEY][1::3] *= 0.5
+    model.adapt(new[new.obs["plate"] != "old"].copy(), "plate")
+    whole = model.get_latent_representation(new, adapt_key="plate")
+    assert "old of 'plate': the model was not adapted to them" in caplog.text
+    for plate in ("P1", "P2", "old"):
+        rows = np.flatnonzero(new.obs["plate"] == plate)
+        key = None if plate == "old" else "plate"
+        alone = model.get_latent_representation(new[rows].copy(), adapt_key=key)
+        np.testing.assert_allclose(whole[rows], alone, atol=1e-5)
+    order = np.random.default_rng(0).permutation(cells.n_obs)
+    shuffled = model.get_latent_representation(new, order, adapt_key="plate", batch_size=11)
+    np.testing.assert_allclose(shuffled, whole[order], atol=1e-5)
+
+
+def test_a_linear_map_brings_controls_to_the_mean_of_those_of_the_training(model, cells):
+    rng = np.random.default_rng(0)
+    new = photographed(cells)
+    new.obsm[IMAGE_KEY][:, 0, :8] += rng.uniform(0, 60)  # no gain and no offset: nothing that a statistic takes out
+    plain, mapped = (model.adapt(new, "plate", linear_map=linear_map).iloc[0] for linear_map in (False, True))
+    assert mapped["distance_after"] < 0.5 * plain["distance_after"]
+    assert mapped["linear_map"]
+    z = model.get_latent_representation(new, adapt_key="plate")
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+
+
+def test_an_adaptation_is_listed_saved_and_forgotten(model, cells, tmp_path):
+    new = photographed(cells)
+    new.obs["batch"] = "B1"
+    raw = model.get_latent_representation(new)
+    model.adapt(new, "plate")
+    model.adapt(new, ["plate", "batch"], using="all")
+    assert model.adaptations["environment"].tolist() == ["next month", "next month × B1"]
+    assert model.adaptations["using"].tolist() == ["controls", "all"]
+    assert "adapted   next month of plate, next month × B1 of plate × batch" in str(model)
+    z = model.get_latent_representation(new, adapt_key="plate")
+    assert distance(z, raw) > 0.01
+    model.save(tmp_path / "model")
+    loaded = SCBDModel.load(tmp_path / "model")
+    pd.testing.assert_frame_equal(loaded.adaptations, model.adaptations)
+    np.testing.assert_allclose(loaded.get_latent_representation(new, adapt_key="plate"), z, atol=1e-6)
+    # without its training cells, it adapts to what comes next
+    new.obs["plate"] = "the month after"
+    assert loaded.adapt(new, "plate")["environment"].tolist() == ["the month after"]
+    np.testing.assert_allclose(loaded.get_latent_representation(new, adapt_key="plate"), z, atol=1e-5)
+    loaded.forget_adaptations("plate", ["the month after"])
+    assert len(loaded.adaptations) == 2
+    loaded.forget_adaptations("plate")
+    assert loaded.adaptations["key"].tolist() == ["plate × batch"]
+    loaded.forget_adaptations()
+    assert loaded.adaptations.empty
+    with pytest.raises(KeyError, match="not adapted to any value of 'plate': call adapt"):
+        loaded.get_latent_representation(new, adapt_key="plate")
+
+
+def test_training_on_forgets_what_was_of_other_weights(cells):
+    model = trained(cells, steps=2)
+    model.adapt(photographed(cells), "plate")
+    looks = model.looks_["all"]["mean"]["c"]
+    model.train(max_steps=1, batch_size=48, accelerator="cpu", precision="32-true")
+    assert model.adaptations.empty
+    assert not np.array_equal(model.looks_["all"]["mean"]["c"], looks)
+
+
+def test_a_file_is_written_by_the_adaptation(model, cells, tmp_path):
+    new = photographed(cells)
+    model.adapt(new, "plate")
+    written = model.embed_to(tmp_path / "z.h5ad", new, adapt_key="plate", batch_size=64, block_size=64)
+    for block in ("c", "s"):
+        z = model.get_latent_representation(new, block=block, adapt_key="plate", batch_size=64)
+        np.testing.assert_allclose(np.asarray(written.obsm[f"X_scbd_{block}"]), z, atol=1e-6)
+
+
+def test_a_classifier_names_cells_of_another_camera(cells):
+    model = trained(cells, ERMModel, steps=60)
+    new = photographed(cells, gain=2.5, offset=100)
+    right = (model.predict(cells) == cells.obs["gene"]).mean()
+    raw = (model.predict(new) == cells.obs["gene"]).mean()
+    model.adapt(new, "plate")
+    adapted = (model.predict(new, adapt_key="plate") == cells.obs["gene"]).mean()
+    assert right > 0.8 > raw + 0.2
+    assert adapted > right - 0.1
+
+
+def test_a_decoder_is_not_adapted(cells):
+    """Only what embedding passes."""
+    VAEModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = VAEModel(cells, n_latent=4, image_size=16)
+    model.train(max_steps=2, batch_size=24, accelerator="cpu", precision="32-true")
+    model.adapt(photographed(cells), "plate")
+    buffers = model.adaptations_["plate"]["next month"]["buffers"]
+    assert not [name for name in buffers if "decoder" in name]
+    assert buffers
+
+
+@pytest.mark.parametrize("encoder", ["linear", "mlp"])
+def test_features_of_another_plate_are_embedded_as_they_were(encoder):
+    wells = make_wells(n_plates=6, n_controls=20)
+    SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
+    model = SCBDModel(wells, encoder=encoder, n_latent=4)
+    model.train(max_steps=5, train_size=1.0)
+    new = wells.copy()
+    scale = np.random.default_rng(0).uniform(1.5, 3, wells.n_vars)
+    new.X = (new.X * scale + 10).astype(np.float32)
+    new.obs["batch"] = "far away"
+    truth = model.get_latent_representation(wells)
+    raw = distance(model.get_latent_representation(new), truth)
+    model.adapt(new, "batch", using="all")
+    # one environment of six plates, which the reference has within
+    assert distance(model.get_latent_representation(new, adapt_key="batch"), truth) < 0.6 * raw
+    table = model.adapt(new[new.obs["plate"] == "plate_1"].copy(), "batch")
+    assert table["using"].item() == "controls"
+
+
+def test_environments_of_the_training_are_left_as_they_are(model, cells):
+    new = photographed(cells)
+    new.obs["well"] = pd.Categorical(np.where(np.arange(cells.n_obs) < 120, "well_0", "well_new"))
+    assert model.adapt(new, "well")["environment"].tolist() == ["well_new"]
+    z = model.get_latent_representation(new, adapt_key="well")
+    np.testing.assert_allclose(z[:120], model.get_latent_representation(new)[:120], atol=1e-5)
+    with pytest.raises(ValueError, match="trained on all 3 environments of 'well': none is new"):
+        model.adapt(cells, "well")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"using": "some"}, ValueError, "using='some' is not known"),
+        ({"max_cells": 1}, ValueError, "max_cells=1 cannot be"),
+        ({"key": "plaet"}, KeyError, "Did you mean 'plate'"),
+    ],
+)
+def test_bad_settings_get_a_sentence(model, cells, change, error, said):
+    with pytest.raises(error, match=said):
+        model.adapt(photographed(cells), **{"key": "plate"} | change)
+
+
+def test_what_cannot_be_adapted_to_leaves_the_model_as_it_was(model, cells):
+    new = photographed(cells)
+    of_one = new[new.obs["gene"] != CONTROL].copy()
+    with pytest.raises(ValueError, match=r"Two controls .* fewer of next month \(0\)\. using='all' takes all"):
+        model.adapt(of_one, "plate", using="controls")
+    broken = new.copy()
+    broken.obsm[IMAGE_KEY][np.flatnonzero(new.obs["gene"] == CONTROL)[3]] = np.nan
+    broken.obs["plate"] = pd.Categorical(np.where(np.arange(new.n_obs) % 2, "a", "b"))
+    before = {name: values.clone() for name, values in model.module.state_dict().items()}
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        model.adapt(broken, "plate")
+    assert model.adaptations.empty
+    for name, values in model.module.state_dict().items():
+        torch.testing.assert_close(values, before[name], rtol=0, atol=0)
+    del new.obs["gene"]
+    with pytest.raises(ValueError, match="does not know which cells these are"):
+        model.adapt(new, "plate", using="controls")
+    assert model.adapt(new, "plate")["using"].item() == "all"
+    with pytest.raises(KeyError, match="not adapted to B of 'plate'"):
+        model.forget_adaptations("plate", ["B"])
+    with pytest.raises(ValueError, match="needs the key"):
+        model.forget_adaptations(environments=["next month"])
+
+
+def test_where_nothing_is_normalised_there_is_nothing_to_adapt(cells):
+    model = trained(cells, steps=1, norm="group", standardize=False)
+    with pytest.raises(ValueError, match="there is nothing to adapt"):
+        model.adapt(photographed(cells), "plate")
+    with_scale = trained(cells, steps=1, norm="group")
+    with_scale.adapt(photographed(cells), "plate")
+    assert set(with_scale.adaptations_["plate"]["next month"]["buffers"]) == {"preprocess.mean", "preprocess.sd"}
+
+
+def test_without_training_controls_their_look_is_not_known(cells):
+    kept = cells[cells.obs["gene"] != CONTROL].copy()
+    model = trained(kept, control=None, steps=1)
+    with pytest.raises(ValueError, match="does not know which cells these are"):
+        model.adapt(photographed(cells), "plate", using="controls")
+    model.looks_ = {}
+    with pytest.raises(ValueError, match="train it for a step at least"):
+        model.adapt(photographed(cells), "plate")
