@@ -14,8 +14,9 @@ from scbd.model import TrainSettings
 EXPERIMENTS = (
     "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations cmnist-long "
     "cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems vlcs-systems screen-systems "
-    "screen-rivals cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas "
-    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015"
+    "screen-rivals screen-wells cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas "
+    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015 "
+    "new-plates new-plates-cpjump1"
 ).split()
 _HOW_LONG = (
     "How long: without a GPU, the default is the small encoder for 300 steps: about a quarter of an hour on two CPU "

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*Co
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
 # only tables
 UNDRAWN = {"cmnist-variance", "counterfactuals", "screen-neighbours"}
-UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015"}
+UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015", "new-plates", "new-plates-cpjump1"}
 
 
 def mnist(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from scbd.paper import (
     _long_run,
     _maps,
     _neighbours,
+    _new_plates,
     _profiles,
     _rivals,
     _screens,
@@ -53,6 +54,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     **_counterfactuals.EXPERIMENTS,
     **_screens.EXPERIMENTS,
     **_profiles.EXPERIMENTS,
+    **_new_plates.EXPERIMENTS,
 }
 
 

@@ -13,6 +13,7 @@ from scbd.paper._variants import by_variant
 from scbd.workflows import CHANCE, UNTRAINED, Trial
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     import pandas as pd
@@ -66,10 +67,7 @@ _PROBES = {
 
 def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """New cells and unseen genes of a hard screen: every system, as it is and standardised, and every correction."""
-    encoder, training = SIZES[budget]
-    training = training | {"weight_decay": 0.01, "load_best": False}
-    small = {"encoder": encoder["encoder"]}
-    contrastive = small | OURS | {"n_latent": 64}
+    small, contrastive, training = _settings(budget)
     # decoders are slow: twice the time of a contrastive run at a fifth of its images, at the small budget
     steps, size = {"smoke": (20, 64), "small": (400, 256), "paper": (training["max_steps"], 1024)}[budget]
     bound = training | {"max_steps": steps, "batch_size": size}
@@ -87,11 +85,34 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("mcVAE", {"n_latent": 64} | warm_up, bound),
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, 0.003, "auto")),
     ]
+    return _trials(systems, _SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
+
+
+def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """The same screen with 384 wells on 16 plates, a twelfth of the cells in each: SCBD without and with invariance."""
+    _, contrastive, training = _settings(budget)
+    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("obsm", {"obsm_key": "X_oracle"}, {}),
+        *((f"pixel PCA{c}", {"n_components": 64}, {}) for c in ("", ", TVN")),
+        *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, "auto")),
+    ]
+    wells = {"n_wells": 384, "plate_wells": 24}
+    return _trials(systems, _SCREEN | _CELLS[budget] | wells, range(seeds_of(n_seeds, budget, 3, 3)))
+
+
+def _settings(budget: Budget) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Of a model of any kind, of a contrastive one, and of training."""
+    encoder, training = SIZES[budget]
+    small = {"encoder": encoder["encoder"]}
+    return small, small | OURS | {"n_latent": 64}, training | {"weight_decay": 0.01, "load_best": False}
+
+
+def _trials(
+    systems: Iterable[tuple[str, dict[str, Any], dict[str, Any]]], screen: dict[str, Any], seeds: Iterable[int]
+) -> list[Trial]:
     return [
-        Trial(
-            "new cells and perturbations", "simulated_screen_fold", system, seed, _SCREEN | _CELLS[budget], model, how
-        )
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
+        Trial("new cells and perturbations", "simulated_screen_fold", system, seed, screen, model, how)
+        for seed in seeds
         for system, model, how in systems
     ]
 
@@ -122,4 +143,7 @@ def rivals_report(frame: pd.DataFrame, out: Path) -> str:
     return table(lines, ["name"], _SCORES | HEALTH)
 
 
-EXPERIMENTS = {"screen-rivals": Experiment(screen_rivals, rivals_report)}
+EXPERIMENTS = {
+    "screen-rivals": Experiment(screen_rivals, rivals_report),
+    "screen-wells": Experiment(screen_wells, rivals_report),
+}

@@ -10,7 +10,12 @@ from scbd import datasets
 from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns
 from scbd.data import Inputs, digest_cells
-from scbd.workflows._folds import breinig2015_fold, cpjump1_fold, simulated_screen_fold
+from scbd.workflows._folds import (
+    breinig2015_fold,
+    cpjump1_fold,
+    simulated_screen_fold,
+    simulated_screen_plates,
+)
 
 if TYPE_CHECKING:
     import os
@@ -136,5 +141,8 @@ DATASETS = {
     "rxrx1": Dataset(datasets.rxrx1, "sirna", "experiment"),
     "simulated_screen": _screen(datasets.simulated_screen, **_SIMULATED),
     "simulated_screen_fold": _screen(simulated_screen_fold, group_key="plate", **_SIMULATED),
+    "simulated_screen_plates": _screen(
+        simulated_screen_plates, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
+    ),
     "vlcs": Dataset(datasets.vlcs, "class", "domain"),
 }

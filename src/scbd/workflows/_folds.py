@@ -131,3 +131,35 @@ def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 
         cells.obs.iloc[getattr(parts, name), cells.obs.columns.get_loc("split")] = name
     cells.obs["unseen"] = np.isin(np.arange(cells.n_obs), held)
     return cells[~cells.obs["unseen"].to_numpy() | (cells.obs["split"] == "test").to_numpy()].copy()
+
+
+def simulated_screen_plates(*, seed: int = 0, fold: int = 0, **screen: Any) -> AnnData:
+    """A simulated screen of which a plate is not learned from.
+
+    Parameters
+    ----------
+    seed
+        Of the screen.
+    fold
+        Which plate, from 0 on.
+    **screen
+        Arguments of :func:`scbd.datasets.simulated_screen`.
+
+    Returns
+    -------
+    Cells with ``obs["split"]``: ``"test"`` on that plate, ``"validation"`` one in forty of the others.
+
+    Raises
+    ------
+    ValueError
+        If the screen has one plate, or not so many.
+    """
+    cells = datasets.simulated_screen(seed=seed, **screen)
+    plates = cells.obs["plate"].astype(str).to_numpy()
+    names = np.unique(plates)
+    if not 0 <= fold < len(names) or len(names) < 2:
+        msg = f"fold={fold}: the screen has {len(names)} plates, of which one is left out and others are learned from."
+        raise ValueError(msg)
+    validation = np.random.default_rng([seed, fold]).random(cells.n_obs) < 0.025
+    cells.obs["split"] = np.where(plates == names[fold], "test", np.where(validation, "validation", "train"))
+    return cells

@@ -11,6 +11,7 @@ from scbd.baselines import CORRECTIONS
 from scbd.data import hold_out_environments, stratified_split
 from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._new_environments import new_environment_scores
 from scbd.workflows._profile_scores import across_environments, profile_scores
 from scbd.workflows._rivals import RIVALS, Table
 from scbd.workflows._scores import (
@@ -100,6 +101,12 @@ def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, 
     return side_by_side(frame) | ({} if model is None else health_scores(model)), model
 
 
+def new_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Embed cells of environments that were not learned from, in every way there is to do so."""
+    model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+    return new_environment_scores(adata, model, dataset) | health_scores(model), model
+
+
 def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b)."""
     training = dict(trial.training)
@@ -168,6 +175,7 @@ PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "batch correction": batch_correction,
     "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
+    "new environments": new_environments,
     "new cells and perturbations": new_cells_and_perturbations,
     "labels across environments": labels_across_environments,
     "selection": selection,
