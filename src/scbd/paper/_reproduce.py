@@ -179,7 +179,7 @@ def finished(trials: Sequence[Trial], out: Path) -> pd.DataFrame:
     if frame.empty:
         return frame
     frame = frame[frame["key"].isin(list(order))].sort_values("key", key=lambda keys: keys.map(order))
-    if "final_alpha" in frame:  # of a number it says nothing new
+    if {"final_alpha", "alpha"} <= set(frame):  # of a number it says nothing new
         frame = frame.assign(final_alpha=frame["final_alpha"].where(frame["alpha"] == "auto"))
     return _with_controls(frame).dropna(axis="columns", how="all")
 
