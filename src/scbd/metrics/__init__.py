@@ -25,6 +25,7 @@ from scbd.metrics._retrieval import retrieval
 from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
 from scbd.metrics._scib import scib_scores
 from scbd.metrics._summary import rank, styled, summarise
+from scbd.metrics._uncertainty import profile_uncertainty
 from scbd.metrics._variance import variance_table
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "label_probe",
     "perturbation_effects",
     "predict_labels",
+    "profile_uncertainty",
     "proximity_bias",
     "rank",
     "relationship_area",

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scbd.metrics import profile_uncertainty
+
+KEYS: dict[str, Any] = {"y_key": "gene", "unit_key": "well"}
+
+
+def table(z, genes, wells) -> AnnData:
+    obs = pd.DataFrame({"gene": genes, "well": wells}, index=[f"c{i}" for i in range(len(z))])
+    return AnnData(obs=obs, obsm={"X": np.asarray(z, dtype=np.float32)})
+
+
+def cells_of(n_genes: int, n_wells: int, n_cells: int, well_sd: float, seed: int = 0, width: int = 8) -> AnnData:
+    """Genes without effect; what a well adds is its own for each gene."""
+    rng = np.random.default_rng(seed)
+    of_well = well_sd * rng.normal(size=(n_genes, n_wells, 1, width))
+    z = (of_well + rng.normal(size=(n_genes, n_wells, n_cells, width))).reshape(-1, width)
+    genes = np.repeat([f"g{i:03}" for i in range(n_genes)], n_wells * n_cells)
+    wells = np.tile(np.repeat([f"w{i:02}" for i in range(n_wells)], n_cells), n_genes)
+    return table(z, genes, wells)
+
+
+@pytest.mark.parametrize("n_wells", [3, 20])
+def test_the_error_is_that_of_wells(n_wells):
+    """Profiles are 0 in truth: their squared length is their error."""
+    found = profile_uncertainty(cells_of(200, n_wells, 10, well_sd=1.0), "X", **KEYS)
+    truth = np.sqrt(np.square(found["length"]).mean())
+    assert np.sqrt(np.square(found["standard_error"]).mean()) == pytest.approx(truth, rel=0.1)
+    assert truth == pytest.approx(np.sqrt(8 * (1 / n_wells + 1 / (10 * n_wells))), rel=0.1)
+    assert found["standard_error_of_cells"].mean() < 0.6 * truth  # as if cells were independent
+    assert (found["n_units"] == n_wells).all() and (found["n_cells"] == 10 * n_wells).all()
+
+
+def test_without_well_effects_both_errors_are_one():
+    found = profile_uncertainty(cells_of(100, 20, 10, well_sd=0.0), "X", **KEYS)
+    assert found["standard_error"].mean() == pytest.approx(found["standard_error_of_cells"].mean(), rel=0.1)
+
+
+def test_wells_that_agree_have_one_direction():
+    adata = cells_of(40, 4, 5, well_sd=0.3)
+    strong = (adata.obs["gene"] >= "g020").to_numpy()
+    adata.obsm["X"][strong, 0] += 10
+    found = profile_uncertainty(adata, "X", **KEYS)
+    assert found["direction"].iloc[20:].min() > 0.98 > 0.9 > found["direction"].iloc[:20].mean()
+
+
+def test_profiles_are_seen_from_the_controls():
+    adata = cells_of(6, 4, 5, well_sd=0.3)
+    adata.obsm["X"] += 7
+    plain, seen = (profile_uncertainty(adata, "X", **KEYS, control=control) for control in (None, "g003"))
+    assert plain["length"].min() > 15 and seen["length"].max() < 3
+    assert seen.loc["g003", "length"] == pytest.approx(0, abs=1e-4)
+    np.testing.assert_allclose(seen["standard_error"], plain["standard_error"], rtol=0.2)
+
+
+@given(seed=st.integers(0, 20), n_cells=st.lists(st.integers(1, 6), min_size=2, max_size=5))
+def test_draws_are_those_of_the_naive_form(seed, n_cells):
+    """Wells of unequal size, drawn one by one with all of their cells."""
+    rng = np.random.default_rng(seed)
+    wells = np.repeat(np.arange(len(n_cells)), n_cells)
+    z = rng.normal(size=(len(wells), 3)) + 2 * rng.normal(size=(len(n_cells), 3))[wells]
+    found = profile_uncertainty(table(z, "g", [f"w{w}" for w in wells]), "X", **KEYS, n_draws=3000).iloc[0]
+    z = z.astype(np.float32).astype(float)
+    errors = []
+    for _ in range(3000):
+        drawn = np.concatenate([np.flatnonzero(wells == w) for w in rng.integers(len(n_cells), size=len(n_cells))])
+        errors.append(((z[drawn].mean(0) - z.mean(0)) ** 2).sum() * len(n_cells) / (len(n_cells) - 1))
+    assert found["standard_error"] == pytest.approx(np.sqrt(np.mean(errors)), rel=0.1)
+    assert found["length"] == pytest.approx(np.linalg.norm(z.mean(0)), rel=1e-5)
+
+
+def test_of_a_single_well_nothing_is_known(caplog):
+    adata = cells_of(3, 2, 4, well_sd=1.0)
+    adata = adata[~((adata.obs["gene"] == "g001") & (adata.obs["well"] == "w01"))].copy()
+    found = profile_uncertainty(adata, "X", **KEYS)
+    assert np.isnan(found.loc["g001", ["standard_error", "direction"]]).all()
+    assert np.isfinite(found.drop("g001")).all(axis=None)
+    assert "1 perturbations are in one unit, and their error is not known (g001)" in caplog.text
+
+
+def test_bad_input_gets_a_sentence():
+    adata = cells_of(2, 2, 2, well_sd=1.0)
+    with pytest.raises(KeyError, match="obs has no 'wel'"):
+        profile_uncertainty(adata, "X", y_key="gene", unit_key="wel")
+    with pytest.raises(ValueError, match="No row has the control 'none'"):
+        profile_uncertainty(adata, "X", **KEYS, control="none")
+    with pytest.raises(ValueError, match="n_draws=0 cannot be"):
+        profile_uncertainty(adata, "X", **KEYS, n_draws=0)
+    adata.obsm["X"][0, 0] = np.nan
+    with pytest.raises(ValueError, match="rep has NaN"):
+        profile_uncertainty(adata, "X", **KEYS)
