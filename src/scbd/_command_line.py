@@ -245,6 +245,7 @@ def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     train.add_argument(
         "--lr", type=float, default=TrainSettings.lr, help="learning rate (0.0001; of features with mlp 0.001)"
     )
+    train.add_argument("--encoder-lr", type=float, help="of encoders, where it is another (0 freezes them)")
     train.add_argument("--weight-decay", type=float, default=TrainSettings.weight_decay, help="weight decay")
     train.add_argument(
         "--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0"

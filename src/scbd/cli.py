@@ -124,7 +124,7 @@ _MODEL = (
     "whitening"
 )
 _TRAINING = (
-    "max_steps max_epochs batch_size perturbations_per_batch lr weight_decay split load_best early_stopping "
+    "max_steps max_epochs batch_size perturbations_per_batch lr encoder_lr weight_decay split load_best early_stopping "
     "accelerator precision preload compile"
 )
 

@@ -5,7 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import make_cells, make_wells
 from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
+
+from scbd import SCBDModel
+from scbd.baselines import ERMModel, VAEModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -95,3 +99,56 @@ def test_a_run_that_accumulates_gradients_resumes_where_a_step_ends(tmp_path, in
     resumed.train(**how, checkpoint_dir=tmp_path, ckpt_path="last")
     whole.train(**how)
     assert_same(weights(resumed), weights(whole))
+
+
+def moved(before, after):
+    """Names of what training has changed."""
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_frozen_encoders_stay_as_they_are_statistics_included():
+    model = make_model()
+    before = weights(model)
+    model.train(**QUICK | {"encoder_lr": 0})
+    changed = moved(before, weights(model))
+    assert any(".projection." in name for name in changed)
+    assert not any(".encoder." in name for name in changed)
+    before = weights(model)
+    model.train(**QUICK)  # again as ever
+    assert any(".encoder." in name for name in moved(before, weights(model)))
+
+
+def test_encoders_learn_at_a_rate_of_their_own():
+    """The first step of AdamW moves a weight by its rate, whatever its gradient."""
+    cells = make_cells()
+    one = QUICK | {"max_steps": 1, "weight_decay": 0.0, "lr": 1e-2}
+    distances = {}
+    for rate in (None, 1e-4):
+        model = make_model(cells)
+        before = weights(model)
+        model.train(**one | {"encoder_lr": rate})
+        after = weights(model)
+        for part in ("encoder.0.weight", "projection.0.weight"):
+            (name,) = [name for name in before if name.startswith("content") and name.endswith(part)]
+            distances[rate, part] = float((after[name] - before[name]).abs().median())
+    assert distances[None, "encoder.0.weight"] == pytest.approx(1e-2, rel=0.05)
+    assert distances[1e-4, "encoder.0.weight"] == pytest.approx(1e-4, rel=0.05)
+    assert distances[None, "projection.0.weight"] == distances[1e-4, "projection.0.weight"]
+
+
+def test_a_rate_of_encoders_that_cannot_be_gets_a_sentence():
+    cells = make_cells()
+    with pytest.raises(ValueError, match="encoder_lr=-1 cannot be"):
+        make_model(cells).train(**QUICK | {"encoder_lr": -1})
+    VAEModel.setup_anndata(cells, y_key="gene", e_key="well")
+    with pytest.raises(ValueError, match="encoder_lr is for models with an encoder by name"):
+        VAEModel(cells, n_latent=4).train(**QUICK | {"encoder_lr": 0.1})
+    wells = make_wells()
+    SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
+    with pytest.raises(ValueError, match="leaves nothing to learn"):
+        SCBDModel(wells, encoder="linear", n_latent=4).train(**QUICK | {"encoder_lr": 0})
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = ERMModel(cells, encoder="small")
+    before = weights(model)
+    model.train(**QUICK | {"encoder_lr": 0})
+    assert all(name.startswith(("head.", "preprocess.")) for name in moved(before, weights(model)))

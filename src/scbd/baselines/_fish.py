@@ -127,7 +127,7 @@ class FishPlan(TrainingPlan):
         sampler = self.trainer.datamodule.train_sampler  # type: ignore[attr-defined]
         assert isinstance(sampler, AlternatingSampler)
         return FishAdamW(
-            self.module.parameters(),
+            self.parameter_groups(),
             lr=self.lr,
             weight_decay=self.weight_decay,
             meta_lr=self.meta_lr,

@@ -8,7 +8,7 @@ import lightning.pytorch as L
 import torch
 
 from scbd.model._health import shape_of
-from scbd.nn import agree_on_buffers
+from scbd.nn import Features, agree_on_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,8 @@ class TrainingPlan(L.LightningModule):
         What is trained: an :class:`EmbeddingModule`, or something around one.
     lr, weight_decay
         Of AdamW.
+    encoder_lr
+        The rate of encoders, where it is another; 0 freezes them.
     n_steps_alpha_warmup
         Steps over which alpha rises linearly from 0 (as ``ramp`` does from 0 to 1); 0 for none.
     seed
@@ -66,6 +68,7 @@ class TrainingPlan(L.LightningModule):
         *,
         lr: float = 1e-4,
         weight_decay: float = 0.01,
+        encoder_lr: float | None = None,
         n_steps_alpha_warmup: int = 0,
         seed: int = 0,
         first_step: int = 0,
@@ -78,6 +81,10 @@ class TrainingPlan(L.LightningModule):
         self._beside: list[Callback] = [] if head is None else [head]
         self.lr = lr
         self.weight_decay = weight_decay
+        self.encoder_lr = encoder_lr
+        self._encoders = [part for part in module.modules() if isinstance(part, Features)]
+        if encoder_lr is not None:
+            self._check_encoders()
         self.n_steps_alpha_warmup = n_steps_alpha_warmup
         self.seed = seed
         self.first_step = first_step
@@ -89,7 +96,28 @@ class TrainingPlan(L.LightningModule):
         """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
         # one kernel for all parameters; Lightning refuses to clip gradients for it
         fused = self.module.device.type in ("cpu", "cuda") and not self.trainer.gradient_clip_val
-        return torch.optim.AdamW(self.module.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+        return torch.optim.AdamW(self.parameter_groups(), lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Parameters to optimise, with a rate where it is their own; encoders are frozen, or freed."""
+        for part in self._encoders:
+            part.freeze(self.encoder_lr == 0)
+        if self.encoder_lr is None:
+            return [{"params": list(self.module.parameters())}]
+        own = [parameter for part in self._encoders for parameter in part.encoder.parameters()]
+        known = set(map(id, own))
+        others = [parameter for parameter in self.module.parameters() if id(parameter) not in known]
+        return [{"params": others}, *([{"params": own, "lr": self.encoder_lr}] if self.encoder_lr else [])]
+
+    def _check_encoders(self) -> None:
+        """Raise a ValueError unless there are encoders, and something behind them."""
+        if not self._encoders:
+            msg = "encoder_lr is for models with an encoder by name, or of your own: leave it out."
+            raise ValueError(msg)
+        own = {id(parameter) for part in self._encoders for parameter in part.encoder.parameters()}
+        if self.encoder_lr == 0 and own.issuperset(map(id, self.module.parameters())):
+            msg = "encoder_lr=0 leaves nothing to learn: this encoder embeds by itself. Leave it out."
+            raise ValueError(msg)
 
     def configure_callbacks(self) -> list[Callback]:
         """What learns beside the module."""

@@ -54,6 +54,10 @@ class TrainSettings:
         processor; of features 50 steps with ``"linear"``, 400 with others.
     lr, weight_decay
         Of AdamW; the rate by default 0.0001, and 0.001 with ``"small"``, and of features with others than ``"linear"``.
+    encoder_lr
+        The rate of the encoders, where what is behind them (projections, heads) should learn faster, as behind an
+        encoder that has learned elsewhere: a tenth of ``lr``, say. 0 freezes them, the running statistics of batch
+        normalisation included, and spares their backward pass. By default ``lr``.
     batch_size
         Cells a batch; larger batches hold more pairs and are better, up to memory. By default 2,048, or all
         training cells if they are fewer.
@@ -130,6 +134,7 @@ class TrainSettings:
     max_epochs: int | None = _count(None)
     lr: float | None = _number(None)
     weight_decay: float = _number(0.01)
+    encoder_lr: float | None = _number(None)
     batch_size: int | None = _count(None, least=2)
     perturbations_per_batch: int | str | None = _count("auto", also=(str, type(None)))
     neighbours: bool | Literal["auto"] = "auto"
@@ -189,8 +194,10 @@ class TrainSettings:
     @property
     def plan(self) -> dict[str, Any]:
         """Arguments of the plan: the rates, wherever they were given, and others."""
-        lr = _LR if self.lr is None else self.lr
-        return {"lr": lr, "weight_decay": self.weight_decay} | dict(self.plan_kwargs or {})
+        rates = {"lr": _LR if self.lr is None else self.lr, "weight_decay": self.weight_decay}
+        if self.encoder_lr is not None:
+            rates["encoder_lr"] = self.encoder_lr
+        return rates | dict(self.plan_kwargs or {})
 
 
 def _options() -> list[Field[Any]]:

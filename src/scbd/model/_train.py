@@ -216,7 +216,7 @@ class TrainMixin:
             "first_step": data.first_step,
             **objective.settings,
             **self._plan_settings,
-            **{name: settings.plan[name] for name in ("lr", "weight_decay")},
+            **{name: settings.plan[name] for name in ("lr", "weight_decay", "encoder_lr") if name in settings.plan},
             "online_head": settings.online_head or None,  # runs of before there was one say nothing
             "plan": dict(settings.plan_kwargs or {}),
             "model": self._model_settings,

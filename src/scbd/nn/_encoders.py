@@ -47,6 +47,8 @@ class Features(nn.Module):
         Dimension ``R`` of the representation.
     n_stages
         Number of stages on the way there, see :meth:`watched`.
+    frozen
+        Whether the encoder is, see :meth:`freeze`.
 
     Raises
     ------
@@ -69,6 +71,7 @@ class Features(nn.Module):
         norm: Norm = "batch",
     ) -> None:
         super().__init__()
+        self.frozen = False
         seen = input_shape if transform is None else transform.output_shape
         self.transform = transform
         self.encoder = exact_small_maps(build_encoder(encoder, seen[0], of_features=len(seen) == 1, norm=norm))
@@ -83,6 +86,25 @@ class Features(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Intermediate representations ``(B, R)`` of preprocessed inputs ``(B, C, H, W)`` or ``(B, F)``."""
         return self.encoder(inputs if self.transform is None else self.transform(inputs))
+
+    def freeze(self, frozen: bool) -> None:
+        """Keep the encoder as it is, weights and running statistics, while what is behind it learns; or let it learn.
+
+        Parameters
+        ----------
+        frozen
+            Whether it stays.
+        """
+        self.frozen = frozen
+        self.encoder.requires_grad_(not frozen)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Features:
+        """Go into training mode, or out of it; an encoder that is frozen stays out."""
+        super().train(mode)
+        if self.frozen:
+            self.encoder.eval()
+        return self
 
     def width(self, representation: Representation) -> int:
         """Dimension of what :meth:`represent` returns."""
