@@ -20,7 +20,7 @@ def test_ways_to_embed_a_new_plate_are_lines_of_a_table(tmp_path):
     scores = {"y AUROC": 0.7, "y F1": 0.1, "new or old": 0.9}
     adapted = {f"adapted on controls: {name}": value / 2 for name, value in scores.items()}
     rows = [
-        {"key": "a", "system": "SCBD", "alpha": "auto", "norm": None} | scores | adapted,
+        {"key": "a", "system": "SCBD", "alpha": None, "norm": None} | scores | adapted,
         {"key": "b", "system": "SCBD", "alpha": "auto", "norm": "instance"} | scores,
         {"key": "c", "system": "ERM", "alpha": None, "norm": None} | scores,
     ]

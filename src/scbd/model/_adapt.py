@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -13,27 +12,22 @@ import torch
 from scbd._checks import check_count
 from scbd._keys import E_REGISTRY
 from scbd._labels import CROSS, as_columns, label_text, label_values
-from scbd._linear_maps import LinearMap, between_normals, within_covariance
+from scbd._linear_maps import LinearMap
 from scbd._messages import head
 from scbd._progress import progress_bar
-from scbd.data import read_tensor
-from scbd.model._adaptation import adapted_buffers, reference_moments
 from scbd.model._adapted import Adaptation, AdaptedCells
-from scbd.model._forward import check_finite_inputs, embedded
-from scbd.nn import Moments
+from scbd.model._looks import adaptation_to, look
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
 
-    from scbd.data import ImageSource
-    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.model._contract import EmbeddingModule
 
 Using = Literal["auto", "controls", "all"]
 # cells of either kind whose look is kept
 _REMEMBERED = 2_048
-_BATCH_SIZE = 256
 # fewer have no variance
 _LEAST = 2
 _COLUMNS = ["key", "environment", "using", "n_cells", "distance_before", "distance_after", "linear_map"]
@@ -132,7 +126,7 @@ class AdaptMixin:
         with progress_bar("Adapting", n_cells, shown=enable_progress_bar) as bar:
             for name, rows in chosen.items():
                 rows = rng.permutation(rows)[:max_cells]
-                part = self._adaptation(source, rows, groups[rows], reference, linear_map=linear_map)
+                part = adaptation_to(self.module, source, rows, groups[rows], reference, linear_map=linear_map)
                 found[name] = part | {"using": kind}
                 bar.update(len(rows))
         name = _column_name(key)
@@ -283,47 +277,6 @@ class AdaptMixin:
             raise ValueError(msg)
         return looks[kind]
 
-    def _adaptation(
-        self,
-        source: ImageSource,
-        rows: np.ndarray,
-        groups: np.ndarray,
-        reference: Mapping[str, Any],
-        *,
-        linear_map: bool,
-    ) -> dict[str, Any]:
-        """To the environment of these rows, with what it did."""
-        moments = {name: Moments(*torch.from_numpy(values)) for name, values in reference["moments"].items()}
-        buffers = adapted_buffers(self.module, *_grouped(source, rows, groups), moments)
-        adaptation = Adaptation(buffers, {})
-        before, after = (self._z(source, rows, part) for part in (Adaptation({}, {}), adaptation))
-        maps = {}
-        if linear_map:
-            for block, z in after.items():
-                there = reference["mean"][block], reference["covariance"][block]
-                width = len(there[0])
-                maps[block] = between_normals(_normal(z, groups), there, width / (width + len(rows)))
-            after = self._z(source, rows, Adaptation(buffers, maps))
-        scale = np.sqrt(np.trace(reference["covariance"]["c"])) or 1.0
-        distances = [float(np.linalg.norm(z["c"].mean(0) - reference["mean"]["c"]) / scale) for z in (before, after)]
-        return {
-            "n_cells": len(rows),
-            "distance_before": distances[0],
-            "distance_after": distances[1],
-            "linear_map": linear_map,
-            "buffers": {name: values.cpu().numpy() for name, values in buffers.items()},
-            "maps": {block: part._asdict() for block, part in maps.items()},
-        }
-
-    def _z(self, source: ImageSource, rows: np.ndarray, adaptation: Adaptation) -> dict[BlockName, np.ndarray]:
-        """Embeddings of both blocks, ``(len(rows), D)`` each."""
-        blocks: list[BlockName] = ["c"] if self.module.style is None else ["c", "s"]
-        cells = AdaptedCells(np.zeros(source.shape[0], dtype=np.int64), [adaptation])
-        parts = [rows[start : start + _BATCH_SIZE] for start in range(0, len(rows), _BATCH_SIZE)]
-        with closing(embedded(self.module, source, parts, blocks, "embedding", {}, cells)) as batches:
-            found = list(batches)
-        return {block: np.concatenate([batch[block] for batch in found]) for block in blocks}
-
     def _remember(self) -> None:
         """Keep what training cells look like now, all and controls alone: :meth:`adapt` has no need of them."""
         e, controls = self._codes(self.adata, E_REGISTRY), self._controls(self.adata)
@@ -332,42 +285,9 @@ class AdaptMixin:
             kinds["controls"] = self.train_indices[controls[self.train_indices]]
         source, rng = self._source(self.adata), np.random.default_rng(0)
         drawn = {kind: np.sort(rng.permutation(rows)[:_REMEMBERED]) for kind, rows in kinds.items()}
-        self.looks_ = {kind: self._look(source, rows, e) for kind, rows in drawn.items() if len(rows) >= _LEAST}
-
-    def _look(self, source: ImageSource, rows: np.ndarray, e: np.ndarray) -> dict[str, Any]:
-        """What cells look like, as plain arrays: moments within the network, mean and covariance of each z."""
-        moments = reference_moments(self.module, *_grouped(source, rows, e[rows]))
-        z = self._z(source, rows, Adaptation({}, {}))
-        normal = {block: _normal(values, e[rows]) for block, values in z.items()}
-        return {
-            "n_cells": len(rows),
-            "moments": {name: torch.stack(part).numpy() for name, part in moments.items()},
-            "mean": {block: mean for block, (mean, _) in normal.items()},
-            "covariance": {block: spread for block, (_, spread) in normal.items()},
+        self.looks_ = {
+            kind: look(self.module, source, rows, e[rows]) for kind, rows in drawn.items() if len(rows) >= _LEAST
         }
-
-
-def _grouped(
-    source: ImageSource, rows: np.ndarray, groups: np.ndarray
-) -> tuple[Generator[tuple[torch.Tensor, torch.Tensor]], int]:
-    """Inputs as stored with the group of each cell, batch by batch, and the number of groups."""
-    names, codes = np.unique(groups, return_inverse=True)
-
-    def batches() -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-        for start in range(0, len(rows), _BATCH_SIZE):
-            part = slice(start, start + _BATCH_SIZE)
-            inputs = read_tensor(source, rows[part])
-            check_finite_inputs(inputs, rows[part])
-            yield inputs, torch.from_numpy(codes[part])
-
-    return batches(), len(names)
-
-
-def _normal(z: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean, and covariance within groups; of cells alone in their groups, that of all."""
-    if len(np.unique(groups)) == len(groups):
-        groups = np.zeros(len(groups))
-    return z.mean(0, dtype=np.float64), within_covariance(z, groups)
 
 
 def _column_name(key: str | Sequence[str]) -> str:

@@ -87,6 +87,8 @@ def new_plates_cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 def transfer_report(frame: pd.DataFrame, out: Path) -> str:
     """A line a system and way to embed new plates."""
+    default = frame["system"].eq("SCBD") & frame["alpha"].isna()
+    frame = frame.assign(alpha=frame["alpha"].astype(object).mask(default, "auto"))
     named = frame.assign(name=names_of(frame))
     if "norm" in frame:
         named["name"] += frame["norm"].map(lambda norm: f", norm {norm}", na_action="ignore").fillna("")
