@@ -244,6 +244,18 @@ def test_environments_of_the_training_are_left_as_they_are(model, cells):
         model.adapt(cells, "well")
 
 
+def test_what_is_held_out_by_a_split_was_not_trained_on(cells):
+    """Set up with the others, and registered with them."""
+    held = cells.copy()
+    new = (held.obs["well"] == "well_2").to_numpy()
+    held.obs["split"] = np.where(new, "test", "train")
+    SCBDModel.setup_anndata(held, y_key="gene", e_key="well", control=CONTROL)
+    model = SCBDModel(held, encoder="small")
+    model.train(max_steps=2, batch_size=48, split="split", accelerator="cpu", precision="32-true")
+    assert model.adapt(held, "well")["environment"].tolist() == ["well_2"]
+    model.get_latent_representation(adapt_key="well")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [

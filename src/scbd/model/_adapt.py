@@ -218,7 +218,7 @@ class AdaptMixin:
         """Environments of the training, where they are known by this column."""
         registered = self._registered(E_REGISTRY)
         same = _column_name(registered["columns"]) == _column_name(key)
-        return {label_text(value) for value in registered["categories"]} if same else set()
+        return set(getattr(self, "environments_", ())) if same else set()
 
     def _using(self, using: str, adata: AnnData) -> str:
         if using not in get_args(Using):
@@ -280,6 +280,8 @@ class AdaptMixin:
     def _remember(self) -> None:
         """Keep what training cells look like now, all and controls alone: :meth:`adapt` has no need of them."""
         e, controls = self._codes(self.adata, E_REGISTRY), self._controls(self.adata)
+        names = self._registered(E_REGISTRY)["categories"]
+        self.environments_ = [label_text(names[code]) for code in np.unique(e[self.train_indices])]
         kinds = {"all": self.train_indices}
         if controls is not None:
             kinds["controls"] = self.train_indices[controls[self.train_indices]]

@@ -250,6 +250,7 @@ class TrainMixin:
             # were those of other weights
             self.centers_: dict[str, np.ndarray] = {}
             self.looks_: dict[str, Any] = {}
+            self.environments_: list[str] = []
             self.adaptations_: dict[str, Any] = {}
             self._keep_head(run.head)
         if moved and (run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt))):
