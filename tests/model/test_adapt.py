@@ -209,7 +209,7 @@ def test_a_decoder_is_not_adapted(cells):
     VAEModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = VAEModel(cells, n_latent=4, image_size=16)
     model.train(max_steps=2, batch_size=24, accelerator="cpu", precision="32-true")
-    model.adapt(photographed(cells), "plate")
+    model.adapt(photographed(cells), "plate", using="all")
     buffers = model.adaptations_["plate"]["next month"]["buffers"]
     assert not [name for name in buffers if "decoder" in name]
     assert buffers
@@ -286,7 +286,8 @@ def test_what_cannot_be_adapted_to_leaves_the_model_as_it_was(model, cells):
     del new.obs["gene"]
     with pytest.raises(ValueError, match="does not know which cells these are"):
         model.adapt(new, "plate", using="controls")
-    assert model.adapt(new, "plate")["using"].item() == "all"
+    with pytest.warns(UserWarning, match="not known which cells are controls, so all cells"):
+        assert model.adapt(new, "plate")["using"].item() == "all"
     with pytest.raises(KeyError, match="not adapted to B of 'plate'"):
         model.forget_adaptations("plate", ["B"])
     with pytest.raises(ValueError, match="needs the key"):
@@ -309,4 +310,4 @@ def test_without_training_controls_their_look_is_not_known(cells):
         model.adapt(photographed(cells), "plate", using="controls")
     model.looks_ = {}
     with pytest.raises(ValueError, match="train it for a step at least"):
-        model.adapt(photographed(cells), "plate")
+        model.adapt(photographed(cells), "plate", using="all")
