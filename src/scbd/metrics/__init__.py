@@ -7,6 +7,7 @@ from scbd.metrics._effects import perturbation_effects
 from scbd.metrics._generalization import generalization
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._mmd import environment_mmd
+from scbd.metrics._novelty import novelty
 from scbd.metrics._odd_environments import odd_environments
 from scbd.metrics._probes import label_probe, predict_labels
 from scbd.metrics._proximity import proximity_bias
@@ -43,6 +44,7 @@ __all__ = [
     "environment_mmd",
     "generalization",
     "label_probe",
+    "novelty",
     "odd_environments",
     "perturbation_effects",
     "predict_labels",
