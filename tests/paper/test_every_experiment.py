@@ -114,7 +114,8 @@ TOLD = {"counterfactuals": ["with encoders", "colour moved"]}
 SMALLER: dict[str, dict[str, Any]] = {
     "colored_mnist": {"n_train": 200, "n_test": 40},
     "simulated_screen": {"n_cells": 500, "n_wells": 2, "image_size": 16, "n_complexes": 3, "guides_per_gene": 1},
-    "simulated_screen_fold": {"n_cells": 1500, "n_wells": 8, "n_plate_maps": 1, "image_size": 16, "n_complexes": 3},
+    "simulated_screen_fold": {"n_cells": 1500, "n_wells": 8, "plate_wells": 6, "n_plate_maps": 1}
+    | {"image_size": 16, "n_complexes": 3},
 }
 
 
