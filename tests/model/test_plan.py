@@ -118,6 +118,19 @@ def test_frozen_encoders_stay_as_they_are_statistics_included():
     assert any(".encoder." in name for name in moved(before, weights(model)))
 
 
+def test_what_was_frozen_in_an_encoder_of_ones_own_stays_so():
+    """Before, between and after runs with frozen encoders."""
+    network = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten())
+    network[0].requires_grad_(False)
+    model = make_model(encoder=network)
+    for rate, moves in ((None, True), (0, False), (None, True)):
+        before = weights(model)
+        model.train(**QUICK | {"encoder_lr": rate})
+        changed = moved(before, weights(model))
+        assert not any(".encoder.0." in name for name in changed)
+        assert any(".encoder.1." in name for name in changed) == moves
+
+
 def test_encoders_learn_at_a_rate_of_their_own():
     """The first step of AdamW moves a weight by its rate, whatever its gradient."""
     cells = make_cells()

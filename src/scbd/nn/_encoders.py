@@ -72,6 +72,7 @@ class Features(nn.Module):
     ) -> None:
         super().__init__()
         self.frozen = False
+        self._freed: list[nn.Parameter] = []  # of the encoder, what learns when it is not frozen
         seen = input_shape if transform is None else transform.output_shape
         self.transform = transform
         self.encoder = exact_small_maps(build_encoder(encoder, seen[0], of_features=len(seen) == 1, norm=norm))
@@ -95,8 +96,11 @@ class Features(nn.Module):
         frozen
             Whether it stays.
         """
+        if frozen and not self.frozen:
+            self._freed = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
+        for parameter in self._freed:
+            parameter.requires_grad_(not frozen)
         self.frozen = frozen
-        self.encoder.requires_grad_(not frozen)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Features:
