@@ -184,6 +184,26 @@ def test_training_on_forgets_what_was_of_other_weights(cells):
     assert not np.array_equal(model.looks_["all"]["mean"]["c"], looks)
 
 
+def test_no_more_cells_are_looked_at_than_asked_for(model, cells):
+    assert model.adapt(photographed(cells), "plate", max_cells=10)["n_cells"].item() == 10
+
+
+def test_a_file_of_another_adaptation_is_another_file(model, cells):
+    """What a killed run goes on with is compared by a digest, of all that embeddings depend on."""
+    new = photographed(cells)
+
+    def digest(**how):
+        model.adapt(new, "plate", **how)
+        return model._adapted_cells(new, "plate").digest()
+
+    plain = digest()
+    assert plain == digest()
+    assert len({plain, digest(using="all"), digest(linear_map=True)}) == 3
+    model.adapt(new, "plate")
+    new.obs["plate"] = pd.Categorical(np.where(np.arange(cells.n_obs) < 9, "old", "next month"))
+    assert model._adapted_cells(new, "plate").digest() != plain
+
+
 def test_a_file_is_written_by_the_adaptation(model, cells, tmp_path):
     new = photographed(cells)
     model.adapt(new, "plate")

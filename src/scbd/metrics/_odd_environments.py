@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from scipy.stats import median_abs_deviation
 
 from scbd._linear_maps import label_means
 from scbd.metrics._table import control_names, label_names, representation
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# standard deviations of a normal distribution in its median absolute deviation
-_MAD = 1.4826
 # from fewer, no scatter of distances can be told
 _LEAST = 4
 
@@ -93,7 +92,7 @@ def odd_environments(
         others = np.median(means[told[told != code]], axis=0)
         distances[place] = np.sqrt(max(0.0, np.square(means[code] - others).sum() - error[code]))
     away = distances - np.median(distances)
-    scatter = _MAD * np.median(np.abs(away))
+    scatter = median_abs_deviation(distances, scale="normal")
     score = np.divide(away, scatter, out=np.zeros_like(away), where=scatter > 0)
     frame = pd.DataFrame({"n_cells": counts[told], "distance": distances, "score": score}, index=np.unique(names)[told])
     return frame.rename_axis("environment").sort_values("score", ascending=False, kind="stable")

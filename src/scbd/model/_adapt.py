@@ -206,7 +206,8 @@ class AdaptMixin:
         return AdaptedCells(codes, [self._ready(part) for part in known.values()])
 
     def _ready(self, known: Mapping[str, Any]) -> Adaptation:
-        buffers = {name: torch.from_numpy(values) for name, values in known["buffers"].items()}
+        device = self.module.device  # put there once, not with each batch
+        buffers = {name: torch.from_numpy(values).to(device) for name, values in known["buffers"].items()}
         return Adaptation(buffers, {block: LinearMap(**part) for block, part in known["maps"].items()})
 
     @property

@@ -30,15 +30,21 @@ class Adaptation(NamedTuple):
     maps: Mapping[BlockName, LinearMap]
     """What embeddings pass at the end, of blocks that have such a map."""
 
-    def embed(self, module: EmbeddingModule, inputs: Tensor, block: BlockName, kind: Representation) -> np.ndarray:
-        """Embed inputs as stored, float32 ``(B, D)``."""
+    def embed(
+        self, module: EmbeddingModule, inputs: Tensor, blocks: Sequence[BlockName], kind: Representation
+    ) -> dict[BlockName, np.ndarray]:
+        """Embed inputs as stored, float32 ``(B, D)`` each."""
         with put_in(module, self.buffers):
-            z = module.embed(inputs, block, kind).float().cpu()
-        if kind == "embedding" and block in self.maps:
-            z = torch.from_numpy(self.maps[block](z.numpy()))
-            if isinstance(module.network(block), Block):  # back onto the unit sphere
-                z = F.normalize(z, dim=1)
-        return z.numpy()
+            values = {block: module.embed(inputs, block, kind).float().cpu().numpy() for block in blocks}
+        return self.mapped(module, values) if kind == "embedding" else values
+
+    def mapped(self, module: EmbeddingModule, z: Mapping[BlockName, np.ndarray]) -> dict[BlockName, np.ndarray]:
+        """Embeddings behind the maps of their blocks, back on the unit sphere where they lie on it."""
+        behind = {block: self.maps[block](values) if block in self.maps else values for block, values in z.items()}
+        for block in self.maps.keys() & behind.keys():
+            if isinstance(module.network(block), Block):
+                behind[block] = F.normalize(torch.from_numpy(behind[block]), dim=1).numpy()
+        return behind
 
 
 class AdaptedCells(NamedTuple):
@@ -62,8 +68,9 @@ class AdaptedCells(NamedTuple):
         for code in np.unique(codes):
             chosen = np.flatnonzero(codes == code)
             adaptation = none if code < 0 else self.adaptations[code]
-            for block in blocks:
-                values[block][chosen] = adaptation.embed(module, inputs[torch.from_numpy(chosen)], block, kind)
+            part_of = inputs[torch.from_numpy(chosen)]
+            for block, found in adaptation.embed(module, part_of, blocks, kind).items():
+                values[block][chosen] = found
         return values
 
     def digest(self) -> str:

@@ -30,7 +30,6 @@ def look(module: EmbeddingModule, source: ImageSource, rows: np.ndarray, groups:
     z = _embeddings(module, source, rows, Adaptation({}, {}))
     normal = {block: _normal(values, groups) for block, values in z.items()}
     return {
-        "n_cells": len(rows),
         "moments": {name: torch.stack(part).numpy() for name, part in moments.items()},
         "mean": {block: mean for block, (mean, _) in normal.items()},
         "covariance": {block: spread for block, (_, spread) in normal.items()},
@@ -69,7 +68,7 @@ def adaptation_to(
             there = reference["mean"][block], reference["covariance"][block]
             width = len(there[0])
             maps[block] = between_normals(_normal(z, groups), there, width / (width + len(rows)))
-        after = _embeddings(module, source, rows, Adaptation(buffers, maps))
+        after = Adaptation(buffers, maps).mapped(module, after)
     scale = np.sqrt(np.trace(reference["covariance"]["c"])) or 1.0
     distances = [float(np.linalg.norm(z["c"].mean(0) - reference["mean"]["c"]) / scale) for z in (before, after)]
     return {

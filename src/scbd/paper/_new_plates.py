@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scbd import datasets
 from scbd.paper._budgets import OURS, seeds_of
 from scbd.paper._experiment import Experiment
+from scbd.paper._profiles import PROFILE_SCORES
 from scbd.paper._tables import Column, names_of, table
 from scbd.paper._variants import by_variant
 from scbd.workflows import Trial
@@ -41,13 +42,11 @@ _TRANSFER = {
     "new or old": Column("new or old plate, accuracy", digits=3),
 }
 _WELLS = {
-    "replicates seen": Column("seen, new plates", digits=3),
-    "replicates unseen": Column("unseen, new plates", digits=3),
-    "floor-corrected": Column("floor-corrected", digits=3),
-    "across positions": Column("across positions", digits=3),
-    "mechanism": Column("mechanism", digits=3),
-    "e, linear": Column("plate, linear", digits=3),
-    "e, neighbours": Column("plate, neighbours", digits=3),
+    name: PROFILE_SCORES[name]
+    for name in (
+        *("replicates seen", "replicates unseen", "floor-corrected", "across positions", "mechanism"),
+        *("e, linear", "e, neighbours"),
+    )
 }
 
 
@@ -87,12 +86,7 @@ def new_plates_cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 def transfer_report(frame: pd.DataFrame, out: Path) -> str:
     """A line a system and way to embed new plates."""
-    default = frame["system"].eq("SCBD") & frame["alpha"].isna()
-    frame = frame.assign(alpha=frame["alpha"].astype(object).mask(default, "auto"))
-    named = frame.assign(name=names_of(frame))
-    if "norm" in frame:
-        named["name"] += frame["norm"].map(lambda norm: f", norm {norm}", na_action="ignore").fillna("")
-    return table(by_variant(named, _TRANSFER), ["name"], _TRANSFER)
+    return table(by_variant(frame.assign(name=names_of(frame)), _TRANSFER), ["name"], _TRANSFER)
 
 
 def wells_report(frame: pd.DataFrame, out: Path) -> str:

@@ -60,7 +60,7 @@ _TOLD = (
     *("encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "positives", "lr", "max_steps"),
 )
 
-_SCORES = {
+PROFILE_SCORES = {
     "replicates seen": Column("seen, new plates", digits=3),
     "replicates unseen": Column("unseen, new plates", digits=3),
     "replicates unseen, all plates": Column("unseen, all plates", digits=3),
@@ -159,7 +159,7 @@ def profiles_report(frame: pd.DataFrame, out: Path) -> str:
     """Mean and standard deviation over folds and seeds, a line a system and its settings."""
     settings = [name for name in _TOLD if name in frame]
     named = frame.assign(system=[_named(row, settings) for row in frame.to_dict("records")])
-    return table(named, ["system"], _SCORES)
+    return table(named, ["system"], PROFILE_SCORES)
 
 
 def _named(row: dict[str, Any], settings: Iterable[str]) -> str:

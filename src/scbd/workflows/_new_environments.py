@@ -14,7 +14,7 @@ from scbd.workflows._profile_scores import profile_scores
 from scbd.workflows._variants import AS_IT_IS, of_variant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from anndata import AnnData
 
@@ -83,7 +83,7 @@ def transfer_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, new
     y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
     learned = (adata.obs["split"] == "train").to_numpy()
     read = label_probe(embedding[learned | new], y[learned | new], train=learned[learned | new])
-    compared = y == str(dataset.control) if dataset.control is not None else np.ones(len(y), dtype=bool)
+    compared = known_of(adata, **dataset.label_keys).get("controls", np.ones(len(y), dtype=bool))
     rng = np.random.default_rng(0)
     n = min((compared & new).sum(), (compared & ~new).sum(), _PROBE_CELLS // 2)
     rows = np.concatenate([rng.permutation(np.flatnonzero(compared & part))[:n] for part in (new, ~new)])
@@ -98,7 +98,8 @@ def _embeddings(
     as_it_is = model.get_latent_representation()
     yield AS_IT_IS, as_it_is
     # controls that are scored are not learned from, be it without their labels
-    usable = new & ~_scored_controls(adata, dataset)
+    known = known_of(adata, **dataset.label_keys) | {"environments": environments}
+    usable = new & ~_scored_controls(adata, known)
     adapted = adata[usable].copy()
     adapted.obs[_NEW] = environments[usable]
     cells = adata[new].copy()
@@ -110,16 +111,15 @@ def _embeddings(
         z = as_it_is.copy()
         z[new] = model.get_latent_representation(cells, adapt_key=_NEW)
         yield name, z
-    known = known_of(adata, **dataset.label_keys) | {"environments": environments}
     fit = (adata.obs["split"] == "train").to_numpy() | usable
     for name in _CORRECTED:
         if name == "standardised" or "controls" in known:
             yield f"z {name}", correct(as_it_is, name, **known, fit=fit)
 
 
-def _scored_controls(adata: AnnData, dataset: Dataset) -> np.ndarray:
+def _scored_controls(adata: AnnData, known: Mapping[str, Any]) -> np.ndarray:
     """Controls that are negatives of a score, boolean ``(N,)``: those at positions that are not learned from."""
     if "known_position" not in adata.obs:
         return np.zeros(adata.n_obs, dtype=bool)
-    controls = label_values(adata.obs, dataset.y_key).astype(str).to_numpy() == str(dataset.control)
-    return controls & ~adata.obs["known_position"].to_numpy()
+    scored: np.ndarray = known["controls"] & ~adata.obs["known_position"].to_numpy()
+    return scored
