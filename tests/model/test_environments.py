@@ -10,6 +10,7 @@ import scvi
 import torch
 from anndata import AnnData
 from conftest import make_cells
+from sklearn.metrics import adjusted_rand_score
 from small_models import QUICK, assert_same, weights
 
 import scbd
@@ -168,3 +169,46 @@ def test_plate_and_position_are_both_forgotten(arrayed):
     assert label_probe(new.X, new.obs["plate"])["f1"] > 0.8  # by chance .06
     assert plate["plate"] < 0.15 and plate["both"] < 0.15
     assert well["plate"] > 0.05 and well["both"] < 0.02  # by chance .01
+
+
+def bright_days(n: int = 96) -> AnnData:
+    """Every other cell was photographed on a brighter day that nobody wrote down."""
+    cells = make_cells(n)
+    images = cells.obsm["single_cell_images"].astype(int)
+    cells.obs["day"] = [f"day_{i % 2}" for i in range(n)]
+    images[1::2, 1] += 100
+    cells.obsm["single_cell_images"] = np.clip(images, 0, 255).astype("uint8")
+    return cells
+
+
+def test_environments_that_nobody_wrote_down_are_inferred():
+    cells = bright_days()
+    SCBDModel.setup_anndata(cells, y_key="gene", infer_environments=2)
+    inferred = cells.obs["inferred_environment"]
+    assert adjusted_rand_score(cells.obs["day"], inferred) == 1
+    model = SCBDModel(cells, encoder="small", n_latent=6)
+    setup = model.registry_["setup_args"]
+    assert setup["e_key"] == "inferred_environment" and setup["infer_environments"] is None
+    model.train(**QUICK)
+    # new cells need none
+    new = make_cells(12, seed=3)
+    assert model.get_latent_representation(new).shape == (12, 6) and "inferred_environment" not in new.obs
+
+
+def test_inferred_environments_stand_beside_known_ones():
+    cells = bright_days()
+    for _ in range(2):  # setting up again does not take the inferred for known ones
+        SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", infer_environments=2)
+        assert adjusted_rand_score(cells.obs["day"], cells.obs["inferred_environment"]) == 1
+        model = SCBDModel(cells, encoder="small", n_latent=6)
+        assert model.registry_["setup_args"]["e_key"] == ["well", "inferred_environment"]
+        assert model.module.covariates is not None and model.module.covariates.shape[1] == 2
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well", infer_environments=2)
+    assert ERMModel(cells, encoder="small").registry_["setup_args"]["e_columns"] == "crossed"
+
+
+def test_neither_known_nor_inferred():
+    with pytest.raises(ValueError, match="e_key=None: name the column of obs .* or give infer_environments=2"):
+        SCBDModel.setup_anndata(make_cells(), y_key="gene")
+    with pytest.raises(ValueError, match="n_environments=1 cannot be"):
+        SCBDModel.setup_anndata(make_cells(), y_key="gene", infer_environments=1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from scbd._lazy import lazy_names
 from scbd.data._held_out import hold_out_environments, hold_out_perturbations
+from scbd.data._inferred import InferredEnvironments, infer_environments
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data._splits import Split, split_by_column, stratified_split
@@ -47,6 +48,7 @@ __all__ = [
     "ImageDataModule",
     "ImageField",
     "ImageSource",
+    "InferredEnvironments",
     "LabelField",
     "NumberField",
     "PerturbationSampler",
@@ -59,6 +61,7 @@ __all__ = [
     "from_spatialdata",
     "hold_out_environments",
     "hold_out_perturbations",
+    "infer_environments",
     "memory_map_h5ad",
     "open_embedding",
     "open_screen",
@@ -81,6 +84,7 @@ from scbd.data._digests import digest_cells as digest_cells
 from scbd.data._formats import image_columns as image_columns
 from scbd.data._formats import kind_of as kind_of
 from scbd.data._frames import read_frame as read_frame
+from scbd.data._inferred import INFERRED as INFERRED
 from scbd.data._inputs import Inputs as Inputs
 from scbd.data._inputs import check_like_registered as check_like_registered
 from scbd.data._inputs import image_source as image_source

@@ -7,6 +7,7 @@ from scbd.datasets._funk22 import funk22, funk22_cellprofiler, funk22_guides, fu
 from scbd.datasets._networks import corum, gene_pairs, gene_sets, known_pairs
 from scbd.datasets._profiles import breinig2015, cpjump1
 from scbd.datasets._simulated import HARD_SCREEN, simulated_screen
+from scbd.datasets._simulated_effects import simulated_effect
 from scbd.datasets._simulated_fields import simulated_plate
 from scbd.datasets._simulated_profiles import simulated_profiles
 from scbd.datasets._wilds import camelyon17, rxrx1
@@ -32,6 +33,7 @@ __all__ = [
     "pacs",
     "rxrx1",
     "simulated_plate",
+    "simulated_effect",
     "simulated_profiles",
     "simulated_screen",
     "vlcs",

@@ -11,7 +11,7 @@ from scbd._keys import IMAGE_KEY
 from scbd.datasets._simulated_images import CHANNELS, PHENOTYPES, draw, photograph
 from scbd.datasets._simulated_library import cells_of, guides_of, phenotypes_of, wells_of_cells
 from scbd.datasets._simulated_plates import SHAPES
-from scbd.datasets._simulated_wells import looks, places, strengths
+from scbd.datasets._simulated_wells import drawn_parameters, looks, places, strengths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -234,10 +234,7 @@ def simulated_cells(arguments: Mapping[str, Any]) -> SimulatedCells:
     mean = phenotypes.to_numpy()[genes.codes] * cells["efficacy"].to_numpy()[:, None] * strength.to_numpy()[well]
     sd = np.array(list(PHENOTYPES.values()))
     shown = mean + rng.normal(size=mean.shape) * sd
-    parameters = np.exp(shown)
-    # where cells are crowded they are smaller, their nuclei less so
-    for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
-        parameters[:, list(PHENOTYPES).index(name)] /= density[well] ** power
+    parameters = drawn_parameters(shown, density[well])
     truth = {"phenotypes": phenotypes, "efficacy": guides.set_index("sgRNA")[["efficacy"]], "wells": wells}
     truth |= {"strengths": strength, "network": _network(complexes)}
     obs = _obs(cells.assign(complex=cells["gene"].map(complexes)), where, well)

@@ -81,6 +81,15 @@ def strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float
     )
 
 
+def drawn_parameters(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
+    """What is drawn of cells that show phenotypes ``(n, phenotypes)``, logarithms, in wells of such density."""
+    parameters = np.exp(shown)
+    # where cells are crowded they are smaller, their nuclei less so
+    for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
+        parameters[:, list(PHENOTYPES).index(name)] /= density**power
+    return parameters
+
+
 def _standardised(values: np.ndarray) -> np.ndarray:
     """Columns of mean 0 and variance 1, or of zeros."""
     sd = values.std(0)

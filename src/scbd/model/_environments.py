@@ -10,16 +10,47 @@ from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_
 
 from scbd._keys import E_REGISTRY
 from scbd._labels import as_columns, column_codes
+from scbd.data import INFERRED, infer_environments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
+    from anndata import AnnData
 
 EColumns = Literal["side_by_side", "crossed"]
 
 # floating point with fewer cells a value is a quantity, and no name
 _CELLS_A_VALUE = 8
+
+
+def with_inferred(
+    adata: AnnData,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str] | None,
+    n_inferred: int | None,
+    where: dict[str, Any],
+) -> str | Sequence[str]:
+    """Columns of the environments, those that were asked to be inferred behind those that are known.
+
+    Raises
+    ------
+    ValueError
+        If there are neither; and see :func:`scbd.data.infer_environments`.
+    """
+    if n_inferred is not None:
+        # of an earlier set-up: inferred anew
+        known = [] if e_key is None else [column for column in as_columns(e_key) if column != INFERRED]
+        found = infer_environments(adata, y_key, n_inferred, e_key=known or None, **where)
+        adata.obs[INFERRED] = found.labels
+        return [*known, INFERRED]
+    if e_key is None:
+        msg = (
+            "e_key=None: name the column of obs that says where cells were measured; or give infer_environments=2, for "
+            "example, to have environments looked for that nobody wrote down."
+        )
+        raise ValueError(msg)
+    return e_key
 
 
 def known_e_columns(

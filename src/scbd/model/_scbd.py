@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from scbd._keys import NUMBER_REGISTRY, Y_REGISTRY
 from scbd.model._base import ImageModel
-from scbd.model._decode import DecodeMixin
 from scbd.model._environments import check_numbers_known, covariates
 from scbd.model._health import complaint, environment_left, learned_lately, measure
 from scbd.model._module import Invariance, Positives, SCBDModule, StyleTarget
 from scbd.model._parts import check_other_environments
 from scbd.model._preparation import n_latent_for
 from scbd.model._summary import encoder_name, parameters
+from scbd.model._traverse import TraverseMixin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
 logger = logging.getLogger(__name__)
 
 
-class SCBDModel(DecodeMixin, ImageModel):
+class SCBDModel(TraverseMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
     Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,

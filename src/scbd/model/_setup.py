@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
-from scvi.model.base import BaseModelClass
+from scvi.data._constants import _SETUP_ARGS_KEY
 
 from scbd._keys import E_REGISTRY, FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
@@ -22,42 +20,25 @@ from scbd.data import (
     known_features,
 )
 from scbd.model._confounding import warn_if_confounded, warn_if_ordered_alike
-from scbd.model._controls import check_control, controls_of
-from scbd.model._environments import known_covariate_keys, known_e_columns, warn_of_quantities
+from scbd.model._controls import check_control
+from scbd.model._environments import known_covariate_keys, known_e_columns, warn_of_quantities, with_inferred
 from scbd.model._manager import ScreenManager
-from scbd.model._parts import TRAIN_SIZE
-from scbd.model._preparation import encoder_for, preparation, transform_for
-from scbd.nn import IdentityLinear
+from scbd.model._registry import RegistryMixin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
-    from torch import nn
 
     from scbd.data import ImageSource
-    from scbd.model._contract import EmbeddingModule
     from scbd.model._environments import EColumns
-    from scbd.model._preparation import WhiteningChoice
-    from scbd.nn import FeatureScaling, InputTransform, Preprocess
 
 
-# of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
-_FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
-_MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
-_SOME_STEPS = {"max_steps": 300, "lr": 1e-3}
+class SetupMixin(RegistryMixin):
+    """Gives a model :meth:`setup_anndata`, and the cells that are attached to it."""
 
-
-class SetupMixin(BaseModelClass):
-    """Gives a model :meth:`setup_anndata`, and what it was set up with."""
-
-    # labels that the network has parameters for, one set a category: training cannot meet new ones
-    _fixed_labels: tuple[str, ...] = ()
     # whether its objective takes several environments of a cell side by side
     _side_by_side: ClassVar[bool] = False
-
-    if TYPE_CHECKING:  # what the model brings
-        module: EmbeddingModule
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
@@ -70,9 +51,10 @@ class SetupMixin(BaseModelClass):
         cls,
         adata: AnnData,
         y_key: str | Sequence[str],
-        e_key: str | Sequence[str],
+        e_key: str | Sequence[str] | None = None,
         image_key: str | None = None,
         *,
+        infer_environments: int | None = None,
         channels: Sequence[str | int] | Mapping[str, str | int] | None = None,
         e_columns: EColumns | None = None,
         continuous_covariate_keys: str | Sequence[str] | None = None,
@@ -82,7 +64,9 @@ class SetupMixin(BaseModelClass):
         position_key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell the model where inputs, perturbation and environment are. Nothing in ``adata`` is changed but ``uns``.
+        """Tell the model where inputs, perturbation and environment are.
+
+        Nothing in ``adata`` is changed but ``uns``, and ``obs`` where environments are inferred.
 
         Inputs are images, or features of cells or wells: give one of ``image_key``, ``layer`` and ``obsm_key``, or none
         of them for images where ``obsm`` has them, else for the features of ``X``.
@@ -96,11 +80,17 @@ class SetupMixin(BaseModelClass):
             stands for their cross.
         e_key
             Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list of columns, see
-            ``e_columns``. Labels are text, numbers or truth values; others, such as dates, are known by their text.
+            ``e_columns``. Labels are text, numbers or truth values; others, such as dates, are known by their text. May
+            be left out with ``infer_environments``.
         image_key
             Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
             memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channel names are read
             from ``var["channels"]``, or from ``var_names``.
+        infer_environments
+            So many environments that nobody wrote down are looked for in all cells, see
+            :func:`scbd.data.infer_environments`, and written to ``obs["inferred_environment"]``. They are the
+            environment, or stand beside that of ``e_key``. Cells that the model is to be tested on should have no say:
+            then infer them with ``fit=…``, and give the column as ``e_key``.
         channels
             Those that are learned from, by name or number; by default all but masks, which scPortrait's files tell in
             ``var["channel_mapping"]``. A mapping gives them names of the model's own.
@@ -136,7 +126,7 @@ class SetupMixin(BaseModelClass):
             If the inputs cannot be read, hold NaN or infinity (all are looked at in memory, 64 images or 4,096 rows of
             features elsewhere), images do not have the channels that ``var["channels"]`` names, or two features have
             one name; or if a label is missing or has one value only, no cell is a control, a covariate is no number,
-            or the system takes one environment only.
+            the system takes one environment only, or there is neither ``e_key`` nor ``infer_environments``.
 
         Warns
         -----
@@ -145,6 +135,9 @@ class SetupMixin(BaseModelClass):
             that hardly two cells share; if a channel shows nothing; if features have one value in all
             cells, which are left out.
         """
+        where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
+        e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
+        infer_environments = None  # from here on they are a column like any other
         # plain text, whatever they came as: they are saved with the model
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
         e_columns = known_e_columns(e_columns, e_key, cls.__name__, takes_several=cls._side_by_side)
@@ -219,108 +212,6 @@ class SetupMixin(BaseModelClass):
         """Be the model of the cells it was first set up with, whatever is attached."""
         self.registry_ = registry
         self.summary_stats = ScreenManager._get_summary_stats_from_registry(registry)
-
-    def _codes(self, adata: AnnData, key: str) -> np.ndarray:
-        """Codes of a label as it was registered; new ones are registered where the network has no parameters for them.
-
-        Raises
-        ------
-        ValueError
-            If a cell has no label, all have the same, or one has a label the network does not know.
-        """
-        registered = self._registered(key)
-        field = LabelField(key, registered["columns"])
-        field.validate_field(adata)
-        codes, unknown = field.codes(adata, registered["categories"])
-        if unknown and key in self._fixed_labels:
-            raise ValueError(field.unknown(unknown))
-        registered["categories"].extend(unknown)
-        return codes
-
-    def _preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
-        """What prepares the inputs that were registered, see :func:`preparation`."""
-        return preparation(self._registered_inputs, settings)
-
-    def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
-        """What ``"auto"`` stands for."""
-        return encoder_for(self._registered_inputs, encoder)
-
-    @property
-    def _training_defaults(self) -> Mapping[str, Any]:
-        """Arguments of ``train`` that suit the inputs and the encoder."""
-        if self._inputs.image_key is not None:
-            asked = self.init_params_["non_kwargs"].get("encoder")
-            return _SOME_STEPS if asked is not None and self._encoder(asked) == "small" else {}
-        return _FEW_STEPS if self._is_linear else _MORE_STEPS
-
-    @property
-    def _train_size(self) -> float:
-        """Share of the cells to train on, by default: a map that begins well has next to nothing to be validated for.
-
-        A tenth of some wells a perturbation, drawn at random, are strangers to each other, whose loss says nothing.
-        """
-        return 1.0 if self._is_linear else TRAIN_SIZE
-
-    @property
-    def _is_linear(self) -> bool:
-        return any(isinstance(part, IdentityLinear) for part in self.module.modules())
-
-    def _transform(
-        self,
-        encoder: str | nn.Module,
-        whitening: WhiteningChoice,
-        n_latent: int | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> InputTransform | None:
-        """What features pass before an encoder, see :func:`transform_for`."""
-        asked = dict(settings or {})
-        if encoder == "linear" and n_latent is not None:
-            asked["n_components"] = n_latent
-        transform = transform_for(self._registered_inputs, encoder, whitening, asked)
-        if self._registered(POSITION_REGISTRY) and (
-            transform is None or transform.kind == "controls" or self.registry_[_SETUP_ARGS_KEY].get("control") is None
-        ):
-            msg = (
-                "position_key is not used: positions of controls are taken out by whitening='within', 'lda' or 'plda' "
-                "of features, where control=… names the controls. encoder='linear', the default below 20,000 rows, "
-                "has one."
-            )
-            warnings.warn(msg, UserWarning, stacklevel=5)
-        return transform
-
-    @property
-    def _registered_inputs(self) -> dict[str, Any]:
-        """What was recorded of images, or of features."""
-        return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
-
-    @property
-    def _inputs(self) -> Inputs:
-        """Where they are."""
-        setup = self.registry_[_SETUP_ARGS_KEY]
-        return Inputs(*(setup.get(name) for name in Inputs._fields))
-
-    def _controls(self, adata: AnnData) -> np.ndarray | None:
-        """Which cells are controls, boolean ``(N,)``; `None` where that was not said."""
-        setup = self.registry_[_SETUP_ARGS_KEY]
-        return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
-
-    def _positions(self, adata: AnnData) -> np.ndarray | None:
-        """Codes of the position of each cell, int64 ``(N,)``; `None` where there is none."""
-        return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
-
-    def _numbers(self, adata: AnnData) -> np.ndarray | None:
-        """Places of each cell in the order of its numbers, int64 ``(N, K)``; `None` where there are none.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If a column is missing, holds no numbers, or not one for each cell; or if all are the same.
-        """
-        columns = self._registered(NUMBER_REGISTRY).get("columns")
-        return None if columns is None else NumberField(NUMBER_REGISTRY, columns).places(adata)
-
-    def _registered(self, key: str) -> dict[str, Any]:
-        return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})
 
     def _require(self, adata: AnnData | None) -> AnnData:
         if adata is None and self.adata is None:

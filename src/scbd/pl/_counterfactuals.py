@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.pl._pictures import channels_shown, draw_picture
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -62,11 +64,7 @@ def counterfactuals(
         "content of partner": model.swap_blocks(others, rows, adata),
         "style of partner": model.swap_blocks(rows, others, adata),
     }
-    n_channels = lines["original"].shape[1]
-    shown = list(channels) if channels is not None else list(range(3)) if n_channels == 3 else [0]
-    if len(shown) not in (1, 3):
-        msg = f"channels={shown}: name one channel to show in grey, or three as red, green and blue."
-        raise ValueError(msg)
+    shown = channels_shown(channels, lines["original"].shape[1])
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
     figure, axes = plt.subplots(
@@ -74,9 +72,6 @@ def counterfactuals(
     )
     for line, (name, images) in zip(axes, lines.items(), strict=True):
         for ax, image in zip(line, images, strict=True):
-            picture = (image[shown].transpose(1, 2, 0) - low) / np.where(high > low, high - low, 1)
-            ax.imshow(np.clip(picture, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
-            ax.set(xticks=[], yticks=[])
-            ax.spines[:].set_visible(False)
+            draw_picture(ax, image[shown], low, high)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center")
     return axes

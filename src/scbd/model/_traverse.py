@@ -1,0 +1,93 @@
+"""Pictures of cells on the way from one perturbation to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scbd._checks import check_count, count_or
+from scbd._labels import as_columns, label_values
+from scbd._messages import head
+from scbd.model._decode import _CELLS, DecodeMixin
+from scbd.model._embed import row_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+
+# of a perturbation, for the mean of its embeddings
+_OF_A_MEAN = 1000
+
+
+class TraverseMixin(DecodeMixin):
+    """Gives an image model :meth:`traverse`."""
+
+    def traverse(
+        self,
+        indices: Sequence[int] | np.ndarray,
+        to: str,
+        adata: AnnData | None = None,
+        *,
+        n_steps: int = 5,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        r"""Decode cells on their way to another perturbation: what it would do to a cell, in the cell's own well.
+
+        At step :math:`t` from 0 to 1, z_c is :math:`z_c + t\,(\mu_{to} - \mu_{own})` brought back to unit length, with
+        the mean z_c of the cells of a perturbation; z_s stays. What a cell has of its own stays with it.
+
+        Parameters
+        ----------
+        indices
+            Rows of the cells that set out, controls for example.
+        to
+            Their perturbation in the end, a label of ``y_key``.
+        adata
+            Cells with their perturbations, which the means are taken of, too; the training data by default.
+        n_steps
+            Pictures of a cell, the first as it is (its reconstruction), the last with all of the perturbation.
+        batch_size
+            Cells in a forward pass; 256 by default.
+
+        Returns
+        -------
+        float32 ``(len(indices), n_steps, C, H, W)``, or ``(len(indices), n_steps, F)`` of features, in the units of
+        :meth:`reconstruct`.
+
+        Raises
+        ------
+        KeyError
+            If no cell has the perturbation, or ``adata`` no column of it.
+        ValueError
+            If there is no decoder yet, an index is out of range, or ``n_steps`` is less than 2.
+
+        See Also
+        --------
+        scbd.pl.traverse : Draws them.
+        """
+        self._require_decoder()
+        check_count("n_steps", n_steps, least=2)
+        batch_size = count_or("batch_size", batch_size, _CELLS)
+        adata = self._require(adata)
+        y_key = self.registry_["setup_args"]["y_key"]
+        labels = label_values(adata.obs, as_columns(y_key)).astype(str).to_numpy()
+        if to not in labels:
+            msg = f"to={to!r}: no cell has this perturbation. Those of {y_key!r} are {head(np.unique(labels))}."
+            raise KeyError(msg)
+        rows = row_numbers(indices, adata.n_obs)
+        rows = np.arange(adata.n_obs) if rows is None else rows
+        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in self._blocks()}
+        means = {name: self._mean_content(adata, labels == name, batch_size) for name in {to, *labels[rows]}}
+        step = means[to] - np.stack([means[name] for name in labels[rows]])
+        path = blocks["c"][:, None] + np.linspace(0, 1, n_steps, dtype=np.float32)[:, None] * step[:, None]
+        path /= np.linalg.norm(path, axis=-1, keepdims=True)
+        others = [np.repeat(z, n_steps, axis=0) for block, z in blocks.items() if block != "c"]
+        images = self.decode(path.reshape(-1, path.shape[-1]), *others, batch_size=batch_size)
+        return images.reshape(len(rows), n_steps, *images.shape[1:])
+
+    def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
+        """Mean z_c of cells, ``(D,)``; of many, of a random choice that is always the same."""
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_OF_A_MEAN]
+        return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+from conftest import make_cells
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
+
+from scbd import datasets
+from scbd.data import InferredEnvironments, infer_environments
+
+
+def make_features(
+    n: int = 600, *, apart: float = 6.0, seed: int = 0, n_days: int = 2, loud: float = 20.0, plates: float = 4.0
+) -> AnnData:
+    """A day shifts one feature by so many standard deviations; genes shift another, and a third one is just loud."""
+    rng = np.random.default_rng(seed)
+    gene, day, plate = rng.integers(5, size=n), rng.integers(n_days, size=n), rng.integers(3, size=n)
+    values = rng.normal(size=(n, 6))
+    values[:, 0] += apart * day
+    values[:, 1] += 5 * gene
+    values[:, 2] *= loud
+    values[:, 3] += plates * plate
+    obs = pd.DataFrame({"gene": gene, "day": day, "plate": plate}, index=[f"c{i}" for i in range(n)]).astype(str)
+    return AnnData(values.astype(np.float32), obs=obs)
+
+
+def agreement(adata: AnnData, found: InferredEnvironments, key: str = "day") -> float:
+    return adjusted_rand_score(adata.obs[key], found.labels)
+
+
+def test_groups_are_those_that_lie_apart_and_not_those_of_what_is_loud():
+    adata = make_features(loud=50.0)
+    adata = AnnData(np.delete(np.asarray(adata.X), 3, axis=1), obs=adata.obs)  # no plates
+    found = infer_environments(adata, "gene")
+    assert agreement(adata, found) > 0.97
+    assert found.labels.index.equals(adata.obs_names) and found.labels.name == "inferred_environment"
+    counts = found.labels.value_counts()
+    assert list(counts.index) == ["inferred_1", "inferred_2"]  # the most frequent first
+    assert found.axes.shape == (600, 2) and found.axes.dtype == np.float32 and found.gain > 0.3
+    # the first axis tells them
+    one = (found.labels == "inferred_1").to_numpy()
+    means, sds = zip(*((found.axes[part, 0].mean(), found.axes[part, 0].std()) for part in (one, ~one)), strict=True)
+    assert abs(means[0] - means[1]) > 4 * max(sds)
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 100), st.integers(2, 4))
+def test_units_of_features_do_not_count(seed, n_days):
+    adata = make_features(400, seed=seed, n_days=n_days, apart=9.0)
+    adata = AnnData(np.asarray(adata.X)[:, [0, 1, 4]], obs=adata.obs)
+    mixed = np.random.default_rng(seed).normal(size=(3, 3)) + 3 * np.eye(3)
+    other = AnnData((np.asarray(adata.X) @ mixed * 1000 + 7).astype(np.float32), obs=adata.obs)
+    one, two = (infer_environments(a, "gene", n_days, seed=1) for a in (adata, other))
+    assert agreement(adata, one) > 0.95
+    assert adjusted_rand_score(one.labels, two.labels) > 0.99
+
+
+def test_perturbations_are_no_groups():
+    adata = make_features(apart=8.0)
+    adata = AnnData(np.asarray(adata.X)[:, :2], obs=adata.obs)  # genes are five groups, which lie further apart
+    assert agreement(adata, infer_environments(adata, "gene")) > 0.97
+
+
+def test_beside_known_plates_a_further_one_is_found():
+    adata = make_features(apart=4.5, plates=15.0)
+    assert agreement(adata, infer_environments(adata, "gene", 3), "plate") > 0.95
+    further = infer_environments(adata, "gene", 2, e_key="plate")
+    assert agreement(adata, further) > 0.9
+    assert abs(agreement(adata, further, "plate")) < 0.05
+
+
+def test_images_by_mean_and_spread_of_their_channels():
+    screen = datasets.simulated_screen(1500, image_size=16, n_complexes=3, genes_per_complex=2, well_effect=2.0)
+    found = infer_environments(screen, "gene", 6)
+    assert agreement(screen, found, "well") > 0.9
+    grey = infer_environments(screen, "gene", 6, channels=["DNA"])
+    assert agreement(screen, grey, "well") < agreement(screen, found, "well")
+
+
+def test_learned_from_some_and_given_to_all():
+    adata = make_features()
+    fit = np.arange(adata.n_obs) < 300
+    moved = adata.copy()
+    moved.X[~fit, 4] += 100  # a group that is not learned from
+    found = infer_environments(moved, "gene", e_key="plate", fit=fit)
+    assert adjusted_rand_score(adata.obs["day"][fit], found.labels[fit]) > 0.9
+    assert found.labels.notna().all()
+    of_controls = infer_environments(adata, "gene", e_key="plate", control="0")
+    assert agreement(adata, of_controls) > 0.9
+
+
+def test_the_same_seed_finds_the_same():
+    adata = make_features(apart=2.0)
+    one, two = (infer_environments(adata, "gene", 3, seed=4) for _ in range(2))
+    pd.testing.assert_series_equal(one.labels, two.labels)
+    np.testing.assert_array_equal(one.axes, two.axes)
+
+
+def test_where_there_are_no_groups_it_is_said():
+    rng = np.random.default_rng(0)
+    obs = pd.DataFrame({"gene": rng.integers(3, size=400)}, index=[f"c{i}" for i in range(400)])
+    adata = AnnData(rng.normal(size=(400, 4)).astype(np.float32), obs=obs)
+    with pytest.warns(UserWarning, match="At equal 'gene', cells form no 6 groups: these describe new cells no better"):
+        assert infer_environments(adata, "gene", 6).gain <= 0
+
+
+def test_one_feature_and_two_groups():
+    adata = make_features()
+    found = infer_environments(AnnData(np.asarray(adata.X)[:, :1], obs=adata.obs), "gene")
+    assert agreement(adata, found) > 0.97 and not found.axes[:, 1].any()
+
+
+def test_an_embedding_may_be_looked_at():
+    adata = make_features()
+    adata.obsm["z"] = np.asarray(adata.X)[:, :2].copy()
+    assert agreement(adata, infer_environments(adata, "gene", obsm_key="z")) > 0.97
+
+
+def test_bad_input():
+    adata = make_features(100)
+    with pytest.raises(ValueError, match="n_environments=1 cannot be: give a whole number from 2 on"):
+        infer_environments(adata, "gene", 1)
+    with pytest.raises(KeyError, match="guide"):
+        infer_environments(adata, "guide")
+    with pytest.raises(KeyError, match="site"):
+        infer_environments(adata, "gene", e_key="site")
+    with pytest.raises(ValueError, match="There are 100 cells to learn 11 environments from: at least 110 are needed"):
+        infer_environments(adata, "gene", 11)
+    with pytest.raises(ValueError, match="There are 5 cells to learn 2"):
+        infer_environments(adata, "gene", fit=np.arange(100) < 5)
+    for fit in (np.arange(100), np.ones(99, dtype=bool)):
+        with pytest.raises(ValueError, match="fit must say of each of the 100 cells"):
+            infer_environments(adata, "gene", fit=fit)
+    with pytest.raises(ValueError, match="No row has the control 'DMSO'"):
+        infer_environments(adata, "gene", control="DMSO")
+    same = AnnData(np.ones((100, 3), np.float32), obs=adata.obs)
+    with pytest.raises(ValueError, match="All cells have the same X at equal label: there is nothing to tell"):
+        infer_environments(same, "gene")
+    adata.X[3, 2] = np.nan
+    with pytest.raises(ValueError, match=r"X is NaN or infinite in 1 cells \(rows 3\): drop them"):
+        infer_environments(adata, "gene")
+    cells = make_cells()
+    cells.obs.loc[cells.obs_names[2], "gene"] = np.nan
+    with pytest.raises(ValueError, match="has no value for 1 of 96 cells"):
+        infer_environments(cells, "gene")
