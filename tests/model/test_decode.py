@@ -10,7 +10,7 @@ from small_models import QUICK, make_model
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
 from scbd.model._reconstruction import Reconstruction
-from scbd.nn import Preprocess
+from scbd.nn import Groups, Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
@@ -128,6 +128,36 @@ def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weig
     reached = {name for name, p in parameters.items() if p.grad is not None and p.grad.abs().sum() > 0}
     assert ("content.encoder.0.weight" in reached and "style.encoder.0.weight" in reached) == (weight is not None)
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in objective.decoder.pixels.parameters())
+
+
+def test_with_exchange_a_cell_is_decoded_with_the_style_of_another_of_its_environment(trained, monkeypatch):
+    module, decoder, seen = trained.module, trained.module.make_decoder("bernoulli", 4), []
+    likelihood = decoder.negative_log_likelihood
+
+    def watched(*args):
+        seen.append(args)
+        return likelihood(*args)
+
+    monkeypatch.setattr(decoder, "negative_log_likelihood", watched)
+    source, y, e = trained._training_inputs()
+    batch = next(iter(ImageDataModule(source, y, e, Split(np.arange(24))).train_dataloader()))
+    Reconstruction(module, decoder, None, exchange=True).eval()(**batch, generator=torch.Generator().manual_seed(3))
+    z_c, z_s = module.blocks(module.preprocess(batch["inputs"])).z
+    others = Groups(batch["e"]).others(torch.Generator().manual_seed(3))
+    _, of_cell, of_other = seen[0]
+    assert torch.equal(of_cell, z_c) and torch.equal(of_other, z_s[others]) and not torch.equal(of_other, z_s)
+
+
+def test_exchange_is_the_default_when_joint_and_needs_two_blocks(trained):
+    trained.train_decoder(**QUICK, width=4)
+    assert trained.decoder_settings_["exchange"] is False
+    trained.train_decoder(**QUICK, width=4, joint=True)
+    assert trained.decoder_settings_["exchange"] is True
+    single = make_model(style_target=None)
+    with pytest.raises(ValueError, match="exchange=True needs two blocks, and this SCBDModel has z_c alone"):
+        single.train_decoder(**QUICK, width=4, joint=True, exchange=True)
+    single.train_decoder(**QUICK, width=4, joint=True)
+    assert single.decoder_settings_["exchange"] is False
 
 
 def test_the_decoder_learns_from_the_cells_the_encoders_learned_from():

@@ -51,6 +51,7 @@ class DecodeMixin(TrainMixin):
         width: int = 64,
         joint: bool = False,
         weight: float = 1.0,
+        exchange: bool | None = None,
         **training: Any,
     ) -> None:
         """Train a decoder of the embeddings, to see what each block holds.
@@ -70,6 +71,11 @@ class DecodeMixin(TrainMixin):
             they are, or start here.
         weight
             Of the reconstruction beside the contrastive losses, when joint: times nats a value (pixel and channel).
+        exchange
+            Decode each training cell with z_s of another cell of its environment. What z_s tells of a single cell, its
+            perturbation above all, is then of no use to the decoder, and z_c has to tell it: without, encoders that are
+            trained along move it to z_s. By default when joint. Cells that are alone of their environment in a batch
+            keep their own.
         **training
             Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` 0.001, and on frozen blocks
             ``batch_size`` 128, shuffled plainly. The split is by default that which the encoders were trained on.
@@ -91,6 +97,11 @@ class DecodeMixin(TrainMixin):
         if not weight > 0:
             msg = f"weight={weight}: the reconstruction needs a positive weight."
             raise ValueError(msg)
+        if exchange and self.module.style is None:
+            msg = f"exchange=True needs two blocks, and this {type(self).__name__} has z_c alone: leave it out."
+            raise ValueError(msg)
+        if exchange is None:
+            exchange = joint and self.module.style is not None
         self._require(None)
         if likelihood == "auto":
             likelihood = "bernoulli" if self.module.preprocess.intensity == "scale" else "gaussian"
@@ -102,7 +113,7 @@ class DecodeMixin(TrainMixin):
             n, p = settings.batch_size, training.get("perturbations_per_batch")
             most = max(2, min(_FROZEN_CELLS, self.adata.n_obs // 2))  # of a few wells two batches
             settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
-        objective = Reconstruction(self.module, decoder, weight if joint else None)
+        objective = Reconstruction(self.module, decoder, weight if joint else None, exchange=exchange)
         run = self._train(objective, settings, contrastive=joint)
         if joint:
             self._finish(run)

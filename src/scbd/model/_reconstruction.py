@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scbd.model._contract import Losses, Objective
+from scbd.nn import Groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,13 +28,18 @@ class Reconstruction(Objective):
         Of their embeddings.
     weight
         Weight of the reconstruction beside the contrastive losses; `None` leaves the blocks frozen.
+    exchange
+        Decode each cell with z_s of another cell of its environment.
     """
 
-    def __init__(self, module: SCBDModule, decoder: AdditiveDecoder, weight: float | None) -> None:
+    def __init__(
+        self, module: SCBDModule, decoder: AdditiveDecoder, weight: float | None, *, exchange: bool = False
+    ) -> None:
         super().__init__()
         self.module = module
         self.decoder = decoder
         self.weight = weight
+        self.exchange = exchange
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -43,7 +49,8 @@ class Reconstruction(Objective):
     @property
     def own_settings(self) -> dict[str, Any]:
         """Of the decoder alone."""
-        return {"likelihood": self.decoder.likelihood, "width": self.decoder.width, "weight": self.weight}
+        decoder = {"likelihood": self.decoder.likelihood, "width": self.decoder.width}
+        return decoder | {"weight": self.weight, "exchange": self.exchange}
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +84,11 @@ class Reconstruction(Objective):
         target = self.module.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
         with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
             embedded = self.module.blocks(images)
-        nats = self.decoder.negative_log_likelihood(target, *embedded.z)
+        z_c, *z_s = embedded.z
+        if self.exchange:
+            others = Groups(e).others(generator)
+            z_s = [z[others] for z in z_s]
+        nats = self.decoder.negative_log_likelihood(target, z_c, *z_s)
         if self.weight is None:
             return Losses(nats)
         losses = self.module.losses(embedded, y, e, numbers, ramp=ramp)
