@@ -34,7 +34,14 @@ _SMALL = 1e-6
 
 
 class InferredEnvironments(NamedTuple):
-    """What :func:`infer_environments` found."""
+    """What :func:`infer_environments` found.
+
+    Examples
+    --------
+    >>> found = scbd.data.infer_environments(adata, "gene", n_environments=3)
+    >>> list(found.labels.cat.categories), found.axes.shape
+    (['inferred_1', 'inferred_2', 'inferred_3'], (240, 2))
+    """
 
     labels: pd.Series
     """``"inferred_1"``, the most frequent, and so on: a categorical of the index of ``obs``."""

@@ -46,7 +46,7 @@ _CORRECTIONS = (
 )
 # components have one unit: no further ones are taken of them
 _SETTINGS: dict[str, dict[str, Any]] = {"Harmony": {"Harmony": {"n_components": None}}}
-_SCORES = {
+RIVAL_SCORES = {
     "relationship_average_precision": Column("average precision", digits=3),
     "relationship_map_seen": Column("complexes, seen genes", digits=3),
     "relationship_map_unseen": Column("complexes, unseen genes", digits=3),
@@ -127,7 +127,7 @@ def rivals_report(frame: pd.DataFrame, out: Path) -> str:
 
     frame = frame.assign(name=names_of(frame))
     frame["name"] = frame["name"].replace("obsm", "truth")
-    lines = by_variant(frame, _SCORES | HEALTH)
+    lines = by_variant(frame, RIVAL_SCORES | HEALTH)
     drawn = lines[lines["variant"] != CHANCE]
     drawn = drawn.assign(system=frame.set_index("key")["name"].reindex(drawn["key"]).to_numpy(), setting=drawn["name"])
     pixels = drawn["system"].str.startswith("pixel PCA")
@@ -141,7 +141,7 @@ def rivals_report(frame: pd.DataFrame, out: Path) -> str:
             if probe != list(_PROBES)[-1]:
                 ax.get_legend().remove()
         save_figure(figure, out / f"{name}.png")
-    return table(lines, ["name"], _SCORES | HEALTH)
+    return table(lines, ["name"], RIVAL_SCORES | HEALTH)
 
 
 EXPERIMENTS = {

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scbd import datasets
 from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns
-from scbd.data import Inputs, digest_cells
+from scbd.data import INFERRED, Inputs, digest_cells
 from scbd.workflows._folds import (
     breinig2015_fold,
     cpjump1_fold,
     simulated_screen_fold,
     simulated_screen_plates,
 )
+from scbd.workflows._hidden import environments_hidden
 
 if TYPE_CHECKING:
     import os
@@ -114,25 +115,26 @@ class Dataset:
 
 # genes in wells
 _screen = partial(Dataset, y_key="gene", e_key="well", control="nontargeting")
+_wells = partial(
+    Dataset,
+    y_key="Metadata_broad_sample",
+    e_key="Metadata_Plate",
+    labels={"mechanism": "Metadata_moa", "target": "Metadata_gene"},
+    control="DMSO",
+)
+_WELLS: dict[str, Any] = {"layer": "X", "control": "DMSO", "position_key": "Metadata_Well"}
 _SIMULATED: dict[str, Any] = {
     "has_files": False,
     "guide_key": "sgRNA",
     "relations": lambda adata: adata.uns["truth"]["network"],
 }
 
-DATASETS = {
+DATASETS: dict[str, Dataset] = {
     "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
     "camelyon17": Dataset(datasets.camelyon17, "tumor", "hospital"),
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
     "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
-    "cpjump1": Dataset(
-        cpjump1_fold,
-        "Metadata_broad_sample",
-        "Metadata_Plate",
-        labels={"mechanism": "Metadata_moa", "target": "Metadata_gene"},
-        setup={"layer": "X", "control": "DMSO", "position_key": "Metadata_Well"},
-        control="DMSO",
-    ),
+    "cpjump1": _wells(cpjump1_fold, setup=_WELLS),
     "funk22": _screen(datasets.funk22, guide_key="sgRNA", relations=lambda adata: datasets.corum()),
     "funk22_cellprofiler": _screen(
         datasets.funk22_cellprofiler, guide_key="sgRNA", relations=lambda adata: datasets.corum()
@@ -145,4 +147,28 @@ DATASETS = {
         simulated_screen_plates, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
     ),
     "vlcs": Dataset(datasets.vlcs, "class", "domain"),
+}
+
+# models are told of environments that were inferred, scores of those that there are
+DATASETS |= {
+    "colored_mnist_hidden": replace(
+        DATASETS["colored_mnist"],
+        loader=environments_hidden(datasets.colored_mnist, "digit"),
+        setup={"e_key": INFERRED},
+    ),
+    "cpjump1_hidden": replace(
+        DATASETS["cpjump1"],
+        loader=environments_hidden(cpjump1_fold, "Metadata_broad_sample", layer="X"),
+        setup=_WELLS | {"e_key": INFERRED},
+    ),
+    "simulated_screen_hidden": replace(
+        DATASETS["simulated_screen_fold"],
+        loader=environments_hidden(simulated_screen_fold, "gene"),
+        setup={"e_key": INFERRED},
+    ),
+    "simulated_screen_half_hidden": replace(
+        DATASETS["simulated_screen_fold"],
+        loader=environments_hidden(simulated_screen_fold, "gene", "plate"),
+        setup={"e_key": ["plate", INFERRED]},
+    ),
 }

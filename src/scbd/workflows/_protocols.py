@@ -11,6 +11,7 @@ from scbd.baselines import CORRECTIONS
 from scbd.data import hold_out_environments, stratified_split
 from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._hidden import told_of_agreement
 from scbd.workflows._new_environments import new_environment_scores
 from scbd.workflows._profile_scores import across_environments, profile_scores
 from scbd.workflows._rivals import RIVALS, Table
@@ -172,6 +173,14 @@ def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict
 
 PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "domain generalization": domain_generalization,
+    **{
+        f"{name}, environments hidden": told_of_agreement(protocol)
+        for name, protocol in {
+            "domain generalization": domain_generalization,
+            "new cells and perturbations": new_cells_and_perturbations,
+            "unseen perturbations": unseen_perturbations,
+        }.items()
+    },
     "batch correction": batch_correction,
     "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
