@@ -41,7 +41,7 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
-# one part: make benchmark ONLY="losses data"; docs/performance.md is rewritten from what was measured
+# one part: make benchmark ONLY="losses data"; docs/archive/performance.md is rewritten from what was measured
 benchmark: $(VENV)/.ready
 	$(BIN)/python benchmarks $(ONLY)
 	$(BIN)/python benchmarks --docs
@@ -54,8 +54,8 @@ notebooks: $(VENV)/.ready
 docs: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable ".[docs]"
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
-	@! grep -lE "<p>\.\. (auto|current)" docs/_build/html/generated/*.html || (echo "pages of the API hold directives as text" && exit 1)
+	@! grep -lE "<p>\.\. (auto|current)" docs/_build/html/api/generated/*.html || (echo "pages of the API hold directives as text" && exit 1)
 	@echo "docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) build docs/_build docs/generated
+	rm -rf $(VENV) build docs/_build docs/api/generated

@@ -19,12 +19,14 @@ from plates import make_plate, pixels
 import scbd
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+FOLDERS = (DOCS, *(DOCS / name for name in ("user_guide", "how_to", "api", "archive")))
+PAGES = sorted([ROOT / "README.md", *(page for folder in FOLDERS for page in folder.glob("*.md"))])
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a source distribution comes without docs")
 
 
 def name_of(page: Path) -> str:
-    return page.name
+    return str(page.relative_to(ROOT))
 
 
 def blocks_of(page: Path, language: str) -> list[tuple[int, str]]:

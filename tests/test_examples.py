@@ -18,13 +18,13 @@ from conftest import make_screen
 
 import scbd
 
-API = Path(__file__).parents[1] / "docs" / "api.md"
+API = Path(__file__).parents[1] / "docs" / "api"
 
 
 def public() -> dict[str, Any]:
-    """What the page of the API lists."""
+    """What the pages of the API list."""
     found, package = {}, ""
-    for line in API.read_text(encoding="utf-8").splitlines() if API.is_file() else []:
+    for line in [line for page in sorted(API.glob("*.md")) for line in page.read_text(encoding="utf-8").splitlines()]:
         if match := re.fullmatch(r"\.\. currentmodule:: (\S+)", line):
             package = match[1]
         elif match := re.fullmatch(r"   ([\w.]+)", line):
@@ -51,7 +51,7 @@ def embedded() -> Any:
 
 
 @pytest.mark.skipif(not PUBLIC, reason="a source distribution comes without docs")
-def test_the_page_of_the_api_lists_much():
+def test_the_pages_of_the_api_list_much():
     assert len(PUBLIC) > 100
 
 

@@ -29,7 +29,7 @@ def test_tables_are_made_of_their_rows(folder, tmp_path):
     assert not (folder / "rows").exists()  # all are at rest
     assert report(folder.name, frame, tmp_path) + "\n" == (folder / "table.md").read_text(encoding="utf-8")
     plt.close("all")
-    shown = (DOCS / "reproducing.md").read_text(encoding="utf-8")
+    shown = (DOCS / "archive" / "reproducing.md").read_text(encoding="utf-8")
     assert f"results/{folder.name}/table.md" in shown
     for figure in tmp_path.glob("*.png"):
         assert (folder / figure.name).is_file() and f"results/{folder.name}/{figure.name}" in shown

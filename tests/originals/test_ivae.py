@@ -1,4 +1,4 @@
-"""The bound of ilkhem/iVAE, term by term; priors and posteriors are others there (docs/originals.md)."""
+"""The bound of ilkhem/iVAE, term by term; priors and posteriors are others there (docs/archive/originals.md)."""
 
 from __future__ import annotations
 

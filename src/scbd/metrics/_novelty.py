@@ -36,7 +36,7 @@ def novelty(
 
     Give it r_c (``get_latent_representation(representation="intermediate")``). On a simulated screen it told exchanged
     channels and noise (70 to 97 % of the cells below .05), two cells in a crop and empty crops in part, and neither
-    blur nor dim light (:doc:`/research`, 40); z_c, which puts every cell with some perturbation, told less.
+    blur nor dim light (:doc:`/archive/lab_book`, 40); z_c, which puts every cell with some perturbation, told less.
 
     Parameters
     ----------

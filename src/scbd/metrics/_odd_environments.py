@@ -37,7 +37,7 @@ def odd_environments(
     common, and there is no threshold: look at the images of the first rows.
 
     Give it r_c (``get_latent_representation(representation="intermediate")``). z_s is of no use here: it puts a well
-    that it has never seen near one that it has (:doc:`/research`, 40).
+    that it has never seen near one that it has (:doc:`/archive/lab_book`, 40).
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 Alpha = float | Literal["auto"]
 
-# borne by all that was tried, in nats a standard error: docs/research.md
+# borne by all that was tried, in nats a standard error: docs/archive/lab_book.md
 GENTLE_ALPHA = 0.01
 # all of it: where everything that the labels say is learned, and environments change what they mean
 _FULL_ALPHA = 0.05

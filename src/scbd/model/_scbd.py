@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scbd.model._preparation import WhiteningChoice
     from scbd.nn import Intensity, Norm
 
-# trained in bfloat16 they end where float32 does: docs/performance.md
+# trained in bfloat16 they end where float32 does: docs/archive/performance.md
 _UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
 
 logger = logging.getLogger(__name__)

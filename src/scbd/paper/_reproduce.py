@@ -100,7 +100,7 @@ def reproduce(
     protocol
         ``"authors"``: domain generalisation and batch correction as the code of the paper's authors has them, with
         half as many batches as steps, the weights of the lowest validation loss, and their one set of coloured digits;
-        their head and their probe of the well are columns of every table anyway. See :doc:`/originals`.
+        their head and their probe of the well are columns of every table anyway. See :doc:`/archive/originals`.
     path
         Files of the data set, see its loader in :mod:`scbd.datasets`.
     out
