@@ -164,12 +164,12 @@ class SCBDModel(TraverseMixin, ImageModel):
     def health(self) -> dict[str, float]:
         """How alive z_c was at the end of training; empty before.
 
-        ``supervised_c``: its supervised loss; ``ceiling``: that of a point, log B; ``learned_c``: share of what the
-        labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``environment_c``: by how many standard errors of
-        a batch z_c shows its environments, of order 1 if it is blind, see :func:`scbd.nn.invariance_statistic`;
-        ``spread``: its total variance, between 0 (a
-        point) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``:
-        alpha, or where ``"auto"`` ended.
+        ``supervised_c``: its supervised loss; ``ceiling``: that of a collapsed embedding, log B; ``learned_c``: share
+        of what the labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``environment_c``: by how many
+        standard errors of a batch z_c shows its environments, about 1 by chance, see
+        :func:`scbd.nn.invariance_statistic`; ``spread``: its total variance, between 0 (collapsed) and 1;
+        ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``: alpha, or where
+        ``"auto"`` ended.
         """
         return self.health_
 
