@@ -50,6 +50,23 @@ exclude_patterns = ["_build", "**.ipynb_checkpoints", "results/**"]  # tables th
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 templates_path = ["_templates"]
 nitpicky = True
+# Internal classes that signatures name and that nobody makes: their own pages would only be in the way
+nitpick_ignore = [
+    ("py:class", name)
+    for name in (
+        "EnvironmentEffects",
+        "ImageSource",
+        "InputKind",
+        "OnlineHead",
+        "RemovableHandle",
+        "scbd.data._loading.BatchLoader",
+        "scbd.data.sources._kinds.InputKind",
+        "scbd.data.sources._sliced.Glimpse",
+        "scbd.metrics._ranks.Ranks",
+        "scbd.model._contract.Network",
+        "scbd.nn._variance.ExplainedVariance",
+    )
+]
 
 bibtex_bibfiles = ["references.bib"]
 
@@ -102,6 +119,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 # new adds a line there: name, kind and page.
 _PROJECTS = {
     "anndata": "https://anndata.readthedocs.io/en/stable/",
+    "h5py": "https://docs.h5py.org/en/stable/",
     "lightning": "https://lightning.ai/docs/pytorch/stable/",
     "matplotlib": "https://matplotlib.org/stable/",
     "numpy": "https://numpy.org/doc/stable/",
@@ -113,6 +131,7 @@ _PROJECTS = {
     "sklearn": "https://scikit-learn.org/stable/",
     "spatialdata": "https://spatialdata.scverse.org/en/stable/",
     "torch": "https://docs.pytorch.org/docs/stable/",
+    "zarr": "https://zarr.readthedocs.io/en/stable/",
 }
 intersphinx_mapping = {name: (url, (None, f"inventories/{name}.inv")) for name, url in _PROJECTS.items()}
 intersphinx_timeout = 5
@@ -139,11 +158,15 @@ _KNOWN_AS = {
     "Sampler": "torch.utils.data.Sampler",
     "Sequence": "collections.abc.Sequence",
     "SpatialData": "spatialdata.SpatialData",
+    "Store": "zarr.abc.store.Store",
     "Styler": "pandas.io.formats.style.Styler",
     "Tensor": "torch.Tensor",
     "lightning.pytorch.Trainer": "lightning.pytorch.trainer.trainer.Trainer",
     "nn.Module": "torch.nn.Module",
     "pandas.core.frame.DataFrame": "pandas.DataFrame",
+    "pandas.core.series.Series": "pandas.Series",
+    "torch._C.Generator": "torch.Generator",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
 }
 _SHORT = {"np.": "numpy.", "pd.": "pandas."}
 
@@ -175,6 +198,7 @@ def spelled_out(app, what, name, obj, options, signature, returned):
     pattern = re.compile(rf"(?<![\w.'\"])({'|'.join(sorted(_ALIASES))})(?![\w.'\"])")
 
     def expand(text: str | None) -> str | None:
+        text = text and text.replace("<factory>", "...")  # of dataclasses: no expression
         for _ in range(3):  # names that stand for names
             text = text and pattern.sub(lambda match: _ALIASES[match[1]], text)
         return text
@@ -187,14 +211,19 @@ def full_name(app, env, node, contnode):
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
+    if target.startswith(("'", '"')):
+        return contnode  # a value, not a type
     for short, full in _SHORT.items():
         if target.startswith(short):
             target = full + target.removeprefix(short)
     target = _KNOWN_AS.get(target, target)
-    node["reftarget"] = target
-    if target.startswith("typing.") or target.startswith("torch."):
-        node["reftype"] = "obj"  # a class for us, a data or a function for those who document it
     domain = env.domains["py"]
+    if node["reftype"] == "meth" and f"{Path(node['refdoc']).name}.{target}" in domain.objects:
+        target = f"{Path(node['refdoc']).name}.{target}"  # in the table of members, which is outside of the class
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "meth", target, node, contnode)
+    node["reftarget"] = target
+    if node["reftype"] == "class":
+        node["reftype"] = "obj"  # what is a class for us may be documented as data, or as a function
     ours = [known for known in domain.objects if known.split(".")[-1] == target.split(".")[-1]]
     ours = [known for known in ours if known == target or "." not in target or target.startswith("scbd.")]
     classes = [known for known in ours if domain.objects[known].objtype in ("class", "exception", "function")]
