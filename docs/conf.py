@@ -1,35 +1,111 @@
 """Sphinx configuration."""
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import os
+import re
+import shutil
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+import scbd
+
+DOCS = Path(__file__).parent
+PACKAGE = Path(scbd.__file__).parent
+
+_about = metadata("scbd")
 project = "scbd"
 author = "The scbd developers"
 copyright = f"2026, {author}"
-release = version = _version("scbd")
+release = version = _about["Version"]
+
+
+def repository() -> str | None:
+    """Where the source is, if the metadata of the package name a place that is not a placeholder."""
+    urls = dict(entry.split(", ", 1) for entry in _about.get_all("Project-URL", []))
+    url = urls.get("Source", "").rstrip("/")
+    return url if url.startswith("https://") and not re.search(r"[<>]|example|OWNER|your-", url) else None
+
+
+SOURCE = repository()
 
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.linkcode" if SOURCE else "sphinx.ext.viewcode",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinxcontrib.bibtex",
+    "sphinxcontrib.katex",
 ]
-exclude_patterns = ["_build", "**.ipynb_checkpoints", "results"]  # tables that pages include
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "results/**"]  # tables that pages include
 # .rst is what autosummary writes: without it, pages of the API hold its directives as text
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 templates_path = ["_templates"]
+nitpicky = True
+# Internal classes that signatures name and that nobody makes: their own pages would only be in the way
+nitpick_ignore = [
+    ("py:class", name)
+    for name in (
+        "EnvironmentEffects",
+        "ImageSource",
+        "InputKind",
+        "OnlineHead",
+        "RemovableHandle",
+        "scbd.data._loading.BatchLoader",
+        "scbd.data.sources._kinds.InputKind",
+        "scbd.data.sources._sliced.Glimpse",
+        "scbd.metrics._ranks.Ranks",
+        "scbd.model._contract.Network",
+        "scbd.nn._variance.ExplainedVariance",
+    )
+]
 
 bibtex_bibfiles = ["references.bib"]
 
+# Formulas need no other host: style and fonts are in _static, and what draws them is a part of the extension.
+# Drawn when the pages are built where there is node, by the browser otherwise.
+html_math_renderer = "katex"
+katex_css_path = "katex/katex.min.css"
+katex_prerender = shutil.which("node") is not None
+myst_update_mathjax = False
+
 html_theme = "sphinx_book_theme"
 html_title = f"scbd {release}"  # which of the versions this is
-html_theme_options = {"navbar_persistent": []}  # one search field, that of the sidebar
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
+html_static_path = ["_static"]
+html_css_files = ["scbd.css"]
+html_show_sphinx = False
+html_theme_options: dict[str, Any] = {
+    "logo": {"text": f"scbd {release}", "alt_text": "scbd"},
+    "navbar_persistent": [],  # one search field, that of the sidebar
+    "use_download_button": False,
+    "extra_footer": "BSD-3-Clause licence",
+    "show_toc_level": 2,
+}
+if SOURCE:
+    html_theme_options |= {
+        "repository_url": SOURCE,
+        "repository_branch": "main",
+        "path_to_docs": "docs",
+        "use_repository_button": True,
+        "use_edit_page_button": True,
+        "use_issues_button": True,
+    }
 
 autosummary_generate = True
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
 autodoc_preserve_defaults = True  # 2 / 3, not 0.6666666666666666
+python_display_short_literal_types = True  # "c" | "s"
+python_maximum_signature_line_length = 72  # one parameter a line where they are many
 napoleon_google_docstring = False
 # what is returned is said in sentences, not as a type and a description
 napoleon_custom_sections = [("Warns", "Raises"), "Returns"]
@@ -37,3 +113,183 @@ myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 suppress_warnings = ["mystnb.unknown_mime_type"]
+
+# Links to other projects. Their own inventories are asked for first; docs/inventories has what we refer to, in plain
+# text, for builds without internet and for names that a project's inventory lacks. A page that refers to something
+# new adds a line there: name, kind and page.
+_PROJECTS = {
+    "anndata": "https://anndata.readthedocs.io/en/stable/",
+    "h5py": "https://docs.h5py.org/en/stable/",
+    "lightning": "https://lightning.ai/docs/pytorch/stable/",
+    "matplotlib": "https://matplotlib.org/stable/",
+    "numpy": "https://numpy.org/doc/stable/",
+    "pandas": "https://pandas.pydata.org/docs/",
+    "python": "https://docs.python.org/3/",
+    "scanpy": "https://scanpy.readthedocs.io/en/stable/",
+    "scipy": "https://docs.scipy.org/doc/scipy/",
+    "scvi": "https://docs.scvi-tools.org/en/stable/",
+    "sklearn": "https://scikit-learn.org/stable/",
+    "spatialdata": "https://spatialdata.scverse.org/en/stable/",
+    "torch": "https://docs.pytorch.org/docs/stable/",
+    "zarr": "https://zarr.readthedocs.io/en/stable/",
+}
+intersphinx_mapping = {name: (url, (None, f"inventories/{name}.inv")) for name, url in _PROJECTS.items()}
+intersphinx_timeout = 5
+
+# As annotations and docstrings call them
+_KNOWN_AS = {
+    "AnnData": "anndata.AnnData",
+    "Any": "typing.Any",
+    "ArrayLike": "numpy.typing.ArrayLike",
+    "Axes": "matplotlib.axes.Axes",
+    "BatchSampler": "torch.utils.data.BatchSampler",
+    "Callable": "collections.abc.Callable",
+    "Callback": "lightning.pytorch.callbacks.Callback",
+    "DataLoader": "torch.utils.data.DataLoader",
+    "Figure": "matplotlib.figure.Figure",
+    "Iterable": "collections.abc.Iterable",
+    "Iterator": "collections.abc.Iterator",
+    "L.LightningDataModule": "lightning.pytorch.core.LightningDataModule",
+    "L.LightningModule": "lightning.pytorch.core.LightningModule",
+    "L.Trainer": "lightning.pytorch.trainer.trainer.Trainer",
+    "Literal": "typing.Literal",
+    "Mapping": "collections.abc.Mapping",
+    "Path": "pathlib.Path",
+    "Sampler": "torch.utils.data.Sampler",
+    "Sequence": "collections.abc.Sequence",
+    "SpatialData": "spatialdata.SpatialData",
+    "Store": "zarr.abc.store.Store",
+    "Styler": "pandas.io.formats.style.Styler",
+    "Tensor": "torch.Tensor",
+    "lightning.pytorch.Trainer": "lightning.pytorch.trainer.trainer.Trainer",
+    "nn.Module": "torch.nn.Module",
+    "pandas.core.frame.DataFrame": "pandas.DataFrame",
+    "pandas.core.series.Series": "pandas.Series",
+    "torch._C.Generator": "torch.Generator",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+}
+_SHORT = {"np.": "numpy.", "pd.": "pandas."}
+
+
+def aliases() -> dict[str, str]:
+    """What names of types stand for, as the source writes it: ImageSize, int | tuple[int, int]."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.AnnAssign(
+                    target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias"), value=ast.expr() as value
+                ):
+                    found[name] = value
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp() as value) if (
+                    not name.startswith("_") and name[0].isupper() and not name.isupper()
+                ):
+                    found[name] = value
+    return {
+        name: value.value if isinstance(value, ast.Constant) else ast.unparse(value) for name, value in found.items()
+    }
+
+
+_ALIASES = aliases()
+
+
+def spelled_out(app, what, name, obj, options, signature, returned):
+    """Signatures with types that a reader can use."""
+    pattern = re.compile(rf"(?<![\w.'\"])({'|'.join(sorted(_ALIASES))})(?![\w.'\"])")
+
+    def expand(text: str | None) -> str | None:
+        text = text and text.replace("<factory>", "...")  # of dataclasses: no expression
+        for _ in range(3):  # names that stand for names
+            text = text and pattern.sub(lambda match: _ALIASES[match[1]], text)
+        return text
+
+    return expand(signature), expand(returned)
+
+
+def full_name(app, env, node, contnode):
+    """Link short names: of other projects through intersphinx, of our own to the class that is documented."""
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    if target.startswith(("'", '"')):
+        return contnode  # a value, not a type
+    for short, full in _SHORT.items():
+        if target.startswith(short):
+            target = full + target.removeprefix(short)
+    target = _KNOWN_AS.get(target, target)
+    domain = env.domains["py"]
+    if node["reftype"] == "meth" and f"{Path(node['refdoc']).name}.{target}" in domain.objects:
+        target = f"{Path(node['refdoc']).name}.{target}"  # in the table of members, which is outside of the class
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "meth", target, node, contnode)
+    node["reftarget"] = target
+    if node["reftype"] == "class":
+        node["reftype"] = "obj"  # what is a class for us may be documented as data, or as a function
+    ours = [known for known in domain.objects if known.split(".")[-1] == target.split(".")[-1]]
+    ours = [known for known in ours if known == target or "." not in target or target.startswith("scbd.")]
+    classes = [known for known in ours if domain.objects[known].objtype in ("class", "exception", "function")]
+    if len(set(classes)) == 1:
+        node["reftarget"] = classes[0]
+        node["reftype"] = "obj"
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", classes[0], node, contnode)
+    return None
+
+
+def add_known(app):
+    """Names of docs/inventories that a project's own inventory lacks."""
+    from sphinx.ext.intersphinx import InventoryAdapter
+    from sphinx.util.inventory import InventoryFile
+
+    inventory = InventoryAdapter(app.env).main_inventory
+    for name, url in _PROJECTS.items():
+        content = (DOCS / "inventories" / f"{name}.inv").read_bytes()
+        for kind, entries in InventoryFile.loads(content, uri=url).data.items():
+            for entry, item in entries.items():
+                inventory.setdefault(kind, {}).setdefault(entry, item)
+
+
+def linkcode_resolve(domain, info):
+    """Lines of an object in the repository."""
+    if domain != "py" or not info["module"]:
+        return None
+    found = importlib.import_module(info["module"])
+    for part in info["fullname"].split("."):
+        found = getattr(found, part, None)
+    found = inspect.unwrap(getattr(found, "fget", None) or found) if found is not None else None
+    try:
+        path = Path(inspect.getsourcefile(found)).relative_to(PACKAGE)
+        lines, first = inspect.getsourcelines(found)
+    except (TypeError, ValueError, OSError):
+        return None
+    commit = os.environ.get("READTHEDOCS_GIT_COMMIT_HASH", "main")
+    return f"{SOURCE}/blob/{commit}/src/scbd/{path}#L{first}-L{first + len(lines) - 1}"
+
+
+def own_members(fullname: str) -> dict[str, list[str]]:
+    """Attributes and methods of a class that its page documents: ours, public, with words of their own."""
+    module, _, name = fullname.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    found: dict[str, list[str]] = {"attributes": [], "methods": []}
+    for parent in cls.__mro__:
+        if not parent.__module__.startswith("scbd"):
+            continue
+        for member, value in vars(parent).items():
+            if member.startswith("_") or not getattr(cls, member, None).__doc__:
+                continue
+            value = getattr(value, "__func__", value)
+            kind = "methods" if inspect.isroutine(value) else "attributes" if isinstance(value, property) else None
+            if kind and member not in found[kind]:
+                found[kind].append(member)
+    return {kind: sorted(members) for kind, members in found.items()}
+
+
+def for_templates(app):
+    """Functions for templates of autosummary, while it writes pages: a configuration that holds some is not cached."""
+    app.config.autosummary_context = {} if app.config.autosummary_context else {"own_members": own_members}
+
+
+def setup(app):
+    app.connect("builder-inited", for_templates, priority=100)
+    app.connect("builder-inited", for_templates, priority=800)  # autosummary writes between them
+    app.connect("autodoc-process-signature", spelled_out)
+    app.connect("builder-inited", add_known, priority=900)  # after intersphinx
+    app.connect("missing-reference", full_name, priority=400)  # before intersphinx

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +143,37 @@ def test_works_that_docstrings_name_are_in_the_bibliography():
     asked = {f"{surname.lower()}{year}" for text in texts for surname, year in named.findall(text)}
     assert len(asked) > 20
     assert asked <= set(known)
+
+
+def inventories() -> list[tuple[str, str, str]]:
+    """Names of other projects that pages link to, what each is, and on which page of that project."""
+    found = []
+    for path in sorted((DOCS / "inventories").glob("*.inv")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                name, kind, page = line.split()
+                found.append((name, kind, page))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")  # of packages that are imported
+@pytest.mark.parametrize(("name", "kind", "page"), inventories(), ids=lambda value: value)
+def test_what_inventories_name_exists(name, kind, page):
+    if not importlib.util.find_spec(name.partition(".")[0]):
+        pytest.skip("not installed")
+    found = pydoc.locate(name)
+    assert found is not None, "no such name: a link to it would be dead"
+    assert inspect.isclass(found) == (kind == "class")
+    assert page.endswith((".html", "/"))
+
+
+def test_formulas_have_the_style_of_the_version_that_draws_them():
+    katex = pytest.importorskip("sphinxcontrib.katex")
+    style = (DOCS / "_static" / "katex" / "katex.min.css").read_text(encoding="utf-8")
+    assert f'content:"{katex.katex_version}"' in style
+
+
+def test_styles_load_nothing_from_other_hosts():
+    for path in (DOCS / "_static").rglob("*.css"):
+        for target in re.findall(r"url\(['\"]?([^)'\"]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).is_file(), f"{path.name} asks for {target}"

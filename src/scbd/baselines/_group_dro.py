@@ -69,8 +69,10 @@ class GroupDROModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`, and
-        ``norm``; of features ``standardize``, ``clip``, ``whitening``, ``whitening_kwargs``, see
+        Of images ``image_size`` (pixels a side), ``intensity`` (pixel transform), ``standardize`` (channels to
+        mean 0 and variance 1), ``augment`` (random flips and right-angle rotations), as in
+        :class:`scbd.nn.Preprocess`, and ``norm`` (kind of normalisation layers); of features
+        ``standardize``, ``clip`` (scaled values are cut off there), ``whitening`` and ``whitening_kwargs``, as in
         :class:`scbd.SCBDModel`.
 
     References

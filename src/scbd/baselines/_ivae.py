@@ -67,8 +67,10 @@ class IVAEModel(LatentModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        Of images ``image_size``, ``intensity``, ``standardize``, ``augment``, see :class:`scbd.nn.Preprocess`; of
-        features ``standardize`` and ``clip``, see :class:`scbd.nn.FeatureScaling`.
+        Of images ``image_size`` (pixels a side), ``intensity`` (pixel transform), ``standardize`` (channels to
+        mean 0 and variance 1), ``augment`` (random flips and right-angle rotations), as in
+        :class:`scbd.nn.Preprocess`; of features ``standardize`` and ``clip`` (scaled values are cut off there), as in
+        :class:`scbd.nn.FeatureScaling`.
 
     References
     ----------

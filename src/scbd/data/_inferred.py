@@ -48,7 +48,7 @@ class InferredEnvironments(NamedTuple):
     axes: np.ndarray
     """Where each cell lies on the two axes that tell them apart best, float32 ``(N, 2)``."""
     gain: float
-    """By how much better groups describe new cells than a single one does: nats a cell; at most 0 if there are none."""
+    """How much better groups describe new cells than one group does, in nats a cell; at most 0 if there are none."""
 
 
 def infer_environments(

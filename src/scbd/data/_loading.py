@@ -188,7 +188,7 @@ class ImageDataModule(L.LightningDataModule):
 
     @property
     def validates(self) -> bool:
-        """Whether validation cells make a batch: two a device, since one has nothing to be told from."""
+        """Whether there are enough validation cells for a batch, at least two for each device."""
         return min(self.batch_size, len(self.split.validation)) >= 2 * self._world().get("world_size", 1)
 
     def setup(self, stage: str) -> None:

@@ -137,7 +137,7 @@ class Relations:
 
     @cached_property
     def ranked(self) -> tuple[np.ndarray | Ranks, np.ndarray]:
-        """Cosines of all pairs, and of those that are known, both in rising order: all scores are read off these."""
+        """Cosines of all pairs and of the known ones, both in ascending order. All scores are computed from these."""
         cosine = self._cosines()
         known = np.sort(cosine[self._known_places()])
         if len(cosine) > _SORTED:

@@ -45,7 +45,7 @@ class Retrieval:
 
     @property
     def chance(self) -> float:
-        """Mean average precision of random orders: of embeddings that say nothing, or that are a point."""
+        """Mean average precision of random orders, which is what an uninformative or collapsed embedding scores."""
         return _mean(self.table, "chance")
 
     @property

@@ -34,7 +34,7 @@ class PredictMixin:
 
     @property
     def can_predict(self) -> bool:
-        """Whether there is a head: that of a classifier, or one that was trained by ``train(online_head=True)``."""
+        """Whether there is a head, of a classifier or trained by ``train(online_head=True)``."""
         return self._own_head is not None or bool(getattr(self, "online_head_", {}))
 
     def predict(

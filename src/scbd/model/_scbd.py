@@ -81,8 +81,15 @@ class SCBDModel(TraverseMixin, ImageModel):
         :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
         ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on coloured
         digits with the small encoder, 10 to 30 is as much as it bears.
-    image_size, intensity, augment
-        Preprocessing of images, see :class:`scbd.nn.Preprocess`.
+    image_size
+        Resize images to this many pixels a side while training; a pair ``(height, width)`` if they are not square.
+        `None` keeps the stored size. Cost grows with the area.
+    intensity
+        How pixel values are transformed: ``"scale"`` divides integers by their largest value, ``"arcsinh"`` compresses
+        the long tail of fluorescence counts, ``"none"`` leaves them; ``"auto"`` is ``"arcsinh"`` for uint16,
+        ``"scale"`` for uint8, ``"none"`` for floats. See :class:`scbd.nn.Preprocess`.
+    augment
+        Whether training images are flipped and rotated by right angles at random.
     standardize
         Whether channels, or features, are brought to one scale.
     clip

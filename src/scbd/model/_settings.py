@@ -193,7 +193,7 @@ class TrainSettings:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Arguments of the plan: the rates, wherever they were given, and others."""
+        """Arguments of the training plan, with the learning rates wherever they were given."""
         rates = {"lr": _LR if self.lr is None else self.lr, "weight_decay": self.weight_decay}
         if self.encoder_lr is not None:
             rates["encoder_lr"] = self.encoder_lr

@@ -99,14 +99,14 @@ def select(
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     system
-        Name, see :data:`scbd.workflows.SYSTEMS`.
+        Name, see ``scbd.workflows.SYSTEMS``.
     y_key, e_key
         Columns of perturbation and environment.
     setup_kwargs
         Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     model_space, training_space
         Values to try of the model's arguments and of those of ``train``; the paper's by default,
-        :data:`scbd.workflows.MODEL_SPACE` and :data:`scbd.workflows.TRAINING_SPACE`.
+        ``scbd.workflows.MODEL_SPACE`` and ``scbd.workflows.TRAINING_SPACE``.
     n_trials
         Try so many combinations, at random; all by default.
     n_seeds

@@ -26,11 +26,11 @@ class Trial:
     Attributes
     ----------
     protocol
-        How the trained system is scored, see :data:`scbd.workflows.PROTOCOLS`.
+        How the trained system is scored, see ``scbd.workflows.PROTOCOLS``.
     dataset
-        Name, see :data:`scbd.workflows.DATASETS`.
+        Name, see ``scbd.workflows.DATASETS``.
     system
-        Name, see :data:`scbd.workflows.SYSTEMS`.
+        Name, see ``scbd.workflows.SYSTEMS``.
     seed
         Seed of data, weights and batches.
     data, model, training

@@ -91,7 +91,7 @@ class ZarrSource:
 
     @property
     def chunk_rows(self) -> int:
-        """Images of a chunk: one of them costs as much to read as all."""
+        """Images a chunk; reading one of them costs as much as reading all."""
         return self._chunk_rows
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
