@@ -61,7 +61,7 @@ def rewrite(results: dict[str, Any]) -> None:
     # not before: faults takes the tests' helpers, and with them their single thread
     long = {name: importlib.import_module(name) for name in LONG}
     results = results | {name: module.result() for name, module in long.items()}
-    for page in ("archive/performance.md", "user_guide/scaling.md"):
+    for page in ("archive/performance.md", "archive/large_screens.md"):
         write_docs(results, DOCS / page)
     long["precision"].plot(DOCS / "images" / "precision.png")
     long["million"].plot(DOCS / "images" / "million.png")

@@ -2,8 +2,8 @@
 
 python benchmarks/faults.py [--kills 50]
 
-Writes faults.json, from which `python benchmarks --docs` makes the table of docs/user_guide/scaling.md. What is already
-there is not run again.
+Writes faults.json, from which `python benchmarks --docs` makes the table of docs/archive/large_screens.md. What is
+already there is not run again.
 """
 
 from __future__ import annotations

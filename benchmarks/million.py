@@ -6,7 +6,7 @@ noise. Every stage is a process of its own, whose memory is read from outside fi
 python benchmarks/million.py [--cells 1000000] [--steps 200] [--folder DIR] [--smoke]
 
 Writes million.json, from which `python benchmarks --docs` makes the table and the picture of
-docs/user_guide/scaling.md.
+docs/archive/large_screens.md.
 """
 
 from __future__ import annotations

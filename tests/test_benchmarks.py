@@ -24,7 +24,7 @@ BENCHMARKS = ROOT / "benchmarks"
 # take longer than the others, and keep what they found in a file of their own
 LONG = {"precision", "million", "faults"}
 SHORT = sorted({path.stem for path in BENCHMARKS.glob("[!_]*.py")} - LONG)
-PAGES = [ROOT / "docs" / name for name in ("archive/performance.md", "user_guide/scaling.md")]
+PAGES = [ROOT / "docs" / name for name in ("archive/performance.md", "archive/large_screens.md")]
 pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are not part of this copy")
 # as `python benchmarks` does: what it measures may be slow, or collapse
 unwarned = pytest.mark.filterwarnings("ignore")

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import pydoc
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from conftest import make_wells
 from plates import make_plate, pixels
 
 import scbd
+from scbd._command_line import parser_of_commands
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -134,6 +136,19 @@ def test_commands_of_the_readme_are_targets_of_make():
         for name in line.split()
     }
     assert {"demo", "test"} <= asked <= known
+
+
+def test_commands_of_pages_are_known_to_the_command_line():
+    lines = [
+        line
+        for page in PAGES
+        for _, block in blocks_of(page, "bash")
+        for line in block.replace("\\\n", " ").split("\n")
+    ]
+    typed = [re.sub(r"\$\{\w+\}", "1", line) for line in lines if re.match(r"scbd (?!.*(?:…|--version|--help))", line)]
+    assert len(typed) > 10
+    for line in typed:
+        parser_of_commands().parse_args(shlex.split(line, comments=True)[1:])  # exits where it does not know one
 
 
 def test_works_that_docstrings_name_are_in_the_bibliography():

@@ -84,7 +84,12 @@ def write_broken(path: Path) -> None:
             ["a folder of images", "8 cells of 4 × 6 × 6", "column label: 2"],
             "scbd convert {}",
         ),
-        ("crops.npy", lambda path: np.save(path, make_cells().obsm[KEY]), ["No column has values"], "scbd convert {}"),
+        (
+            "crops.npy",
+            lambda path: np.save(path, make_cells().obsm[KEY]),
+            ["No column has values"],
+            "scbd convert {} --table …",
+        ),
         (
             "wells.parquet",
             lambda path: make_wells().to_df().assign(constant=1.0, gene="a").to_parquet(path),

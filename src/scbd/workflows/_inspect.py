@@ -173,6 +173,7 @@ def _next(path: Path, kind: str, cells: Crops | AnnData, columns: list[str], y_k
     y, e = (" ".join(as_columns(key)) if key is not None else "…" for key in (y_key, e_key))
     if isinstance(cells, Crops) and (kind, path.suffix) != ("anndata", ".h5ad"):
         files = f"--file-columns {' '.join(columns)} " if columns else ""
-        return f"scbd convert {path} {files}--y-key {y} --out screen.h5ad"
+        table = "" if len(cells.obs.columns) else "--table … "  # arrays alone have no labels
+        return f"scbd convert {path} {files}{table}--y-key {y} --out screen.h5ad"
     features = "--layer X " if kind == "anndata" and not isinstance(cells, Crops) else ""
     return f"scbd run {path} {features}--y-key {y} --e-key {e} --out results"

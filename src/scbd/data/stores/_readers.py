@@ -16,7 +16,7 @@ from anndata import AnnData
 from scbd._keys import IMAGE_KEY
 from scbd._messages import head
 from scbd.data._channels import numbered
-from scbd.data._formats import HDF5, IMAGE_FILES, kind_of, taken_elsewhere
+from scbd.data._formats import HDF5, IMAGE_FILES, image_columns, kind_of, taken_elsewhere
 from scbd.data._frames import read_frame
 from scbd.data._inputs import Inputs
 from scbd.data.sources import ArraySource, CentredSource, FileSource, LMDBSource, SlicedSource, fitted_size
@@ -169,9 +169,11 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
     table = _table(path)
     missing = [column for column in columns if column not in table]
     if missing:
+        found = image_columns(path)
+        typed = f" (--file-columns {' '.join(found)})" if found else ""
         msg = (
             f"{path} has no column {missing[0]!r} (it has: {head(table, 12)}): name the columns of image files with "
-            "file_columns; a table of features is read by scbd.data.read_profiles."
+            f"file_columns{typed}; a table of features is read by scbd.data.read_profiles."
         )
         raise KeyError(msg)
     unnamed = np.flatnonzero((table[columns].isna() | (table[columns] == "")).any(axis=1).to_numpy())
