@@ -329,6 +329,7 @@ def test_a_table_that_cannot_be_shown():
         styled(frame)
     with pytest.raises(ValueError, match="no metric 'silhouette'; there are: ilisi"):
         styled(frame, ["silhouette"])
-    for digits in (-1, 7, 0.5):
+    wrong: list[Any] = [-1, 7, 0.5]
+    for digits in wrong:
         with pytest.raises(ValueError, match="digits"):
             styled(frame, digits=digits)
