@@ -36,10 +36,10 @@ _MOST_DIGITS = 6
 _TABLE_STYLES = [
     {"selector": "", "props": "display: block; width: fit-content; max-width: 100%; overflow-x: auto"},
     {"selector": "caption", "props": "caption-side: bottom; text-align: left"},
-    {"selector": "td, th", "props": "padding: 0.2em 0.5em"},
+    {"selector": "td, th", "props": "padding: 0.2em 0.35em"},
     {"selector": "td", "props": "text-align: right; white-space: nowrap"},
     {"selector": "th.row_heading", "props": "text-align: left; vertical-align: top; font-weight: normal"},
-    {"selector": "th.row_heading.level1", "props": "min-width: 8em; white-space: normal"},
+    {"selector": "th.row_heading.level1", "props": "min-width: 6.5em; white-space: normal"},
 ]
 
 
