@@ -92,6 +92,7 @@ def test_training_curves_and_the_line_of_a_collapsed_embedding():
     axes = pl.history(history, ceiling=5.5)
     assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: collapsed)"]
     assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed"]
+    assert axes[0].figure.get_size_inches()[0] <= 7
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
 
 
@@ -105,7 +106,8 @@ def test_cells(channels, lines):
 
 def test_six_cells_are_drawn_unless_others_are_asked_for():
     """More would not be seen on a phone."""
-    assert pl.cells(make_cells(12, shape=(1, 16, 16))).shape == (1, 6)
+    axes = pl.cells(make_cells(12, shape=(1, 16, 16)))
+    assert axes.shape == (1, 6) and axes[0, 0].figure.get_size_inches()[0] <= 7
     assert pl.cells(make_cells(4, shape=(1, 16, 16))).shape == (1, 4)
 
 
@@ -137,7 +139,8 @@ def test_components_in_use():
     )
     health = health.assign(active=health["variance"] > 0.01, prior_variance=0.5)
     axes = pl.latent_health(health)
-    assert axes.shape == (2, 3) and axes[0, 0].get_title() == "$z_c$: 1 of 2 components in use"
+    assert axes.shape == (2, 3) and axes[0, 0].get_title(loc="left") == "$z_c$: 1 of 2 components in use"
+    assert axes[0, 0].figure.get_size_inches()[0] <= 7
     assert [bar.get_height() for bar in axes[0, 0].patches] == [2.0, 0.1]
     with pytest.raises(ValueError, match="train the model first"):
         pl.latent_health(pd.DataFrame())
