@@ -21,6 +21,7 @@ ROOMS = {
     "_keys": set(),
     "_lazy": set(),
     "_linear_maps": set(),
+    "_measure_names": set(),
     "_messages": set(),
     "_progress": set(),
     "_sizes": set(),
@@ -34,9 +35,12 @@ ROOMS = {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_numbers", "_progress", "_sizes"),
         "_threads",
     },
-    "metrics": {"_checks", "_keys", "_labels", "_linear_maps", "_messages", "_numbers", "_threads", "data"},
+    "metrics": {
+        *("_checks", "_keys", "_labels", "_linear_maps", "_measure_names", "_messages", "_numbers", "_threads"),
+        "data",
+    },
     "datasets": {"_files", "_keys", "_linear_maps", "_progress", "data"},
-    "pl": {"_keys", "_threads"},
+    "pl": {"_keys", "_measure_names", "_threads"},
     "model": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_linear_maps", "_messages", "_numbers"),
         *("_progress", "_sizes", "nn", "data"),

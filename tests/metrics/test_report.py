@@ -102,7 +102,8 @@ def bold_cells(rows: list[tuple[str, str, str, float]], chance: float = np.nan) 
     """Row and column of what a table of these has in bold."""
     frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"]).assign(chance=chance)
     rules = styled(frame, list(frame["metric"].unique())).to_html().split("</style>")[0]
-    return {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", rules)}
+    cells = re.search(r"((?:#T_\w+_row\d+_col\d+[, ]*)+)\{\s*font-weight: bold", rules)
+    return {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", cells[1] if cells else "")}
 
 
 def test_the_best_of_each_metric_is_bold():
@@ -113,15 +114,16 @@ def test_the_best_of_each_metric_is_bold():
     bold = bold_cells(
         [(m, name, name, v) for m in (*high, *low, "other") for name, v in (("less", 0.1), ("more", 0.9))]
     )
-    assert bold == {(1, i) for i in range(len(high))} | {(0, len(high) + i) for i in range(len(low))}
+    # iLISI is of batch, and stands first there
+    assert bold == {(i, 1) for i in range(len(high))} | {(len(high) + i, 0) for i in range(len(low))}
 
 
 @pytest.mark.parametrize("metric", ["silhouette", "same_environment_neighbours"])
 def test_what_is_below_chance_is_not_mixed_best(metric):
     values = {"apart": 0.9, "mixed": 0.02, "odd": -0.3, "point": np.nan}
     rows = [(metric, name, name, value) for name, value in values.items()]
-    assert bold_cells(rows) == {(1, 0)}
-    assert bold_cells(rows, -0.25) == {(2, 0)}
+    assert bold_cells(rows) == {(0, 1)}
+    assert bold_cells(rows, -0.25) == {(0, 2)}
 
 
 def test_features_of_any_scale_count_equally():
@@ -289,13 +291,45 @@ def test_a_point_has_no_rank_and_a_line_has_one():
     assert ranks.to_dict() == pytest.approx({"line": 1, "round": 5, "point": 0}, abs=0.05)
 
 
-def test_a_table_has_a_row_of_chance_and_a_column_a_question():
+def test_a_table_has_rows_of_biology_and_batch_and_a_column_of_chance():
     adata, _ = screen()
     frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", n_neighbors=30)
     table = styled(frame).data
-    assert list(table.columns) == ["effective_rank", "y_probe_f1", "e_probe_f1", "e_probe_quadratic_f1", "ilisi"]
-    assert list(table.index) == ["good", "bad", "chance"]
+    assert list(table.index) == [
+        ("biology", "F1 of the perturbation ↑"),
+        ("batch", "F1 of the environment ↓"),
+        ("batch", "F1 of the environment, quadratic ↓"),
+        ("batch", "mixing of environments (iLISI) ↑"),
+        ("other", "directions in use"),
+    ]
+    assert list(table.columns) == ["good", "bad", "chance"]
     chance = frame.loc[frame["metric"] == "ilisi", "chance"].mean()
-    assert table.loc["chance", "ilisi"] == f"{chance:.3f}"
-    assert table.loc["chance", "effective_rank"] == ""
-    assert list(styled(frame, ["silhouette"]).data.columns) == ["silhouette"]
+    assert table.loc[("batch", "mixing of environments (iLISI) ↑"), "chance"] == f"{chance:.2f}"
+    assert table.loc[("other", "directions in use"), "chance"] == ""
+    assert list(styled(frame, ["silhouette"]).data.index) == [("batch", "silhouette by environment →")]
+    html = styled(frame, ["silhouette"]).to_html()
+    assert "→ nearer to chance is better. The best is bold." in html and "higher is better" not in html
+    assert "overflow-x: auto" in html and 'class="dataframe"' in html
+
+
+def test_numbers_of_a_table_have_few_digits():
+    rows = [("effective_rank", "a", 12.345), ("e_probe_f1", "a", 0.98765), ("e_probe_f1", "b", np.nan)]
+    frame = pd.DataFrame(rows, columns=["metric", "representation", "value"]).assign(key="k", chance=0.1234)
+    assert styled(frame).data["a"].to_list() == ["0.99", "12.3"]
+    table = styled(frame, digits=3).data
+    assert table["a"].to_list() == ["0.988", "12.35"]
+    assert table["b"].to_list() == ["", ""] and table["chance"].to_list() == ["0.123", "0.123"]
+    assert styled(frame, ["effective_rank"], digits=0).data["a"].to_list() == ["12"]
+    assert "caption" not in styled(frame, ["effective_rank"]).to_html().split("</style>")[1]
+
+
+def test_a_table_that_cannot_be_shown():
+    frame = pd.DataFrame({"metric": ["ilisi"], "representation": ["chance"], "key": ["k"], "value": [0.5]})
+    with pytest.raises(ValueError, match="called 'chance', as is the last column"):
+        styled(frame)
+    with pytest.raises(ValueError, match="no metric 'silhouette'; there are: ilisi"):
+        styled(frame, ["silhouette"])
+    wrong: list[Any] = [-1, 7, 0.5]
+    for digits in wrong:
+        with pytest.raises(ValueError, match="digits"):
+            styled(frame, digits=digits)

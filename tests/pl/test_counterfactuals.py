@@ -44,7 +44,7 @@ def shown(ax) -> np.ndarray:
 def test_the_grid_of_the_paper(n_channels):
     axes = pl.counterfactuals(Model(n_channels), [0, 5, 10])
     assert axes.shape == (5, 3)
-    names = ["original", "partner", "reconstruction", "content of partner", "style of partner"]
+    names = ["original", "partner", "reconstruction", "content\nof partner", "style\nof partner"]
     assert [line[0].get_ylabel() for line in axes] == names
     # the first cell is 0, its partner 5, of at most 10
     for line, (content, style) in zip(axes, [(0, 0), (5, 5), (0, 0), (5, 0), (0, 5)], strict=True):

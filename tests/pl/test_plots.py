@@ -26,7 +26,9 @@ def test_umaps_of_both_blocks_by_each_label(cells):
     axes = pl.umap_blocks(cells, ["gene", "well"])
     assert axes.shape == (2, 2)
     assert [ax.get_title() for ax in axes.flat] == ["z_c by gene", "z_c by well", "z_s by gene", "z_s by well"]
-    assert len(axes[0, 0].get_legend().get_texts()) == 4
+    assert len(axes[1, 0].get_legend().get_texts()) == 4
+    assert axes[0, 0].get_legend() is None  # that of a column stands below it, once
+    assert axes[0, 0].figure.get_size_inches()[0] <= 7
     points = axes[0, 0].collections[0].get_offsets()
     assert len(points) == 96
     np.testing.assert_array_equal(points, axes[0, 1].collections[0].get_offsets())
@@ -83,13 +85,14 @@ def test_what_cannot_be_drawn(cells):
         pl.cells(cells, image_key="images")
 
 
-def test_training_curves_and_the_line_of_a_point():
+def test_training_curves_and_the_line_of_a_collapsed_embedding():
     steps = pd.Index([1, 2, 3], name="step")
     names = ["train_loss", "validation_loss", "train_supervised_c", "z_c_spread"]
     history = {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
     axes = pl.history(history, ceiling=5.5)
-    assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: a point)"]
+    assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: collapsed)"]
     assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed"]
+    assert axes[0].figure.get_size_inches()[0] <= 7
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
 
 
@@ -99,6 +102,13 @@ def test_cells(channels, lines):
     assert axes.shape == (lines, 3)
     assert all(ax.images[0].get_array().max() <= 1 for ax in axes.flat)
     assert axes[0, 0].get_title().startswith("gene_")
+
+
+def test_six_cells_are_drawn_unless_others_are_asked_for():
+    """More would not be seen on a phone."""
+    axes = pl.cells(make_cells(12, shape=(1, 16, 16)))
+    assert axes.shape == (1, 6) and axes[0, 0].figure.get_size_inches()[0] <= 7
+    assert pl.cells(make_cells(4, shape=(1, 16, 16))).shape == (1, 4)
 
 
 def test_each_channel_is_as_bright_as_the_others():
@@ -129,7 +139,8 @@ def test_components_in_use():
     )
     health = health.assign(active=health["variance"] > 0.01, prior_variance=0.5)
     axes = pl.latent_health(health)
-    assert axes.shape == (2, 3) and axes[0, 0].get_title() == "$z_c$: 1 of 2 components in use"
+    assert axes.shape == (2, 3) and axes[0, 0].get_title(loc="left") == "$z_c$: 1 of 2 components in use"
+    assert axes[0, 0].figure.get_size_inches()[0] <= 7
     assert [bar.get_height() for bar in axes[0, 0].patches] == [2.0, 0.1]
     with pytest.raises(ValueError, match="train the model first"):
         pl.latent_health(pd.DataFrame())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scbd._checks import check_count
+from scbd._measure_names import measure_name
 from scbd.metrics._measures import measure_of
 
 if TYPE_CHECKING:
@@ -25,6 +27,20 @@ _HEADLINE = (
 )
 # of biology in a rank, as in Luecken et al. (2022)
 _BIOLOGY = 0.6
+_SIDES = {"biology": "biology", "batch": "batch", "shape": "other"}
+_ARROWS = {"higher": "↑", "lower": "↓", "nearer to chance": "→", "": ""}
+_ARROW_WORDS = {"↑": "higher is better", "↓": "lower is better", "→": "nearer to chance is better"}
+_CHANCE = "chance"
+_MOST_DIGITS = 6
+# wide tables scroll on their own, and not the page; names of scores break where they must
+_TABLE_STYLES = [
+    {"selector": "", "props": "display: block; width: fit-content; max-width: 100%; overflow-x: auto"},
+    {"selector": "caption", "props": "caption-side: bottom; text-align: left"},
+    {"selector": "td, th", "props": "padding: 0.2em 0.35em"},
+    {"selector": "td", "props": "text-align: right; white-space: nowrap"},
+    {"selector": "th.row_heading", "props": "text-align: left; vertical-align: top; font-weight: normal"},
+    {"selector": "th.row_heading.level1", "props": "min-width: 6.5em; white-space: normal"},
+]
 
 
 def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFrame:
@@ -99,41 +115,80 @@ def check_reference(reference: str, names: Any) -> None:
         raise ValueError(msg)
 
 
-def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> Any:
-    """A table for notebooks: one row a representation, ``mean ± sd``, the best of each metric in bold.
+def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits: int = 2) -> Any:
+    """Show a report as a table that fits a page: metrics as rows, embeddings as columns, the best in bold.
 
-    The best silhouette, and the best fraction of neighbours of the same environment, are nearest to what chance gives.
+    Rows are grouped into biology (should be high), batch (should be near chance) and others. An arrow behind each name
+    says which way is better; the last column is what an embedding without information gets. Several keys of a
+    representation (training seeds) are shown as ``mean ± sd``. Where the page is narrow, the table scrolls by itself.
 
     Parameters
     ----------
     frame
         From :func:`benchmark`.
     metrics
-        Columns. By default one a question, so that the table fits a page; ``frame["metric"].unique()`` are all.
+        Rows, as they are called in ``frame["metric"]``. By default one a question, so that the table stays short;
+        ``frame["metric"].unique()`` are all. Within a group they stay in this order.
+    digits
+        Decimal places, from 0 to 6; of scores of ten and more one less, such as for ``effective_rank``.
 
     Returns
     -------
-    :class:`pandas.io.formats.style.Styler`. Its last row is what chance gives.
+    :class:`pandas.io.formats.style.Styler`, whose ``data`` is the frame of texts: index ``(group, metric)``, a column a
+    representation, and ``chance``.
 
     Raises
     ------
     ValueError
-        If the frame lacks a metric.
+        If the frame lacks a metric, ``digits`` is no number from 0 to 6, or a representation is called ``"chance"``.
 
     Examples
     --------
-    >>> frame = scbd.metrics.benchmark(adata, {"SCBD": "X_scbd_c"}, y_key="gene", e_key="well", n_neighbors=30)
-    >>> table = scbd.metrics.styled(frame)  # the last line of a notebook's cell shows it
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> table = scbd.metrics.styled(frame)  # as the last line of a notebook's cell, this shows the table
+    >>> table.data.columns.to_list()
+    ['z_c', 'z_s', 'chance']
+    >>> [f"{group}: {name}" for group, name in table.data.index][:2]
+    ['biology: F1 of the perturbation ↑', 'batch: F1 of the environment ↓']
     """
+    check_count("digits", digits, 0)
+    if digits > _MOST_DIGITS:
+        msg = f"digits={digits}: give a number of decimal places from 0 to {_MOST_DIGITS}."
+        raise ValueError(msg)
     mean, sd, chance = _tables(frame, metrics)
-    text = mean.map("{:.3f}".format) + sd.map(lambda value: "" if np.isnan(value) else f" ± {value:.3f}")
-    text.loc["chance"] = chance.map(lambda value: "" if np.isnan(value) else f"{value:.3f}")
+    if _CHANCE in mean.index:
+        msg = "A representation is called 'chance', as is the last column of the table: give it another name."
+        raise ValueError(msg)
+    sides = {metric: list(_SIDES).index(measure_of(metric).side) for metric in mean}
+    order = sorted(mean, key=sides.__getitem__)  # stable: within a group as they were
+    badness = pd.DataFrame({metric: _badness(mean, chance, metric) for metric in order}, index=mean.index).T
+    best = badness.eq(badness.min(axis=1), axis=0)
+    text = pd.DataFrame(
+        {name: [_score_text(mean.loc[name, m], sd.loc[name, m], digits) for m in order] for name in mean.index}
+    )
+    text[_CHANCE] = [_score_text(chance[metric], np.nan, digits) for metric in order]
+    best[_CHANCE] = False
+    arrows = [_ARROWS[measure_of(metric).better] for metric in order]
+    text.index = pd.MultiIndex.from_tuples(
+        [
+            (_SIDES[measure_of(metric).side], f"{measure_name(metric)} {arrow}".strip())
+            for metric, arrow in zip(order, arrows, strict=True)
+        ]
+    )
+    bold = np.where(best.to_numpy(), "font-weight: bold", "")
+    key = [f"{arrow} {words}" for arrow, words in _ARROW_WORDS.items() if arrow in arrows]
+    styler = text.style.apply(lambda _: bold, axis=None).set_table_attributes('class="dataframe"')
+    styler = styler.set_table_styles(_TABLE_STYLES)
+    return styler.set_caption(f"{'; '.join(key)}. The best is bold.") if key else styler
 
-    def bold(column: pd.Series) -> list[str]:
-        badness = _badness(mean, chance, str(column.name)).reindex(column.index)
-        return ["font-weight: bold" if value == badness.min() else "" for value in badness]
 
-    return text.style.apply(bold)
+def _score_text(value: float, sd: float, digits: int) -> str:
+    """Such as 0.93 or 0.93 ± 0.02; nothing of NaN."""
+    if np.isnan(value):
+        return ""
+    places = max(digits - 1, 0) if abs(value) >= 10 else digits
+    return f"{value:.{places}f}" + ("" if np.isnan(sd) else f" ± {sd:.{places}f}")
 
 
 def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFrame:

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from scbd._measure_names import measure_name
 from scbd.pl._looks import legend, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NAMES = {
-    "relationship_area": "area, known relations",
-    "relationship_recall": "recall of known relations",
-    "relationship_average_precision": "average precision, known relations",
-    "replicate_map": "average precision of replicates",
-    "replicate_floor": "the same of positions alone",
-    "replicate_floor_corrected": "replicates beyond position",
-    "replicate_cross_position": "replicates across positions",
-    "y_probe_f1": "F1 of the perturbation",
-    "e_probe_f1": "F1 of the environment",
-    "e_probe_quadratic_f1": "F1 of the environment, quadratic",
-    "e_probe_neighbours_f1": "F1 of the environment, neighbours",
-    "ilisi": "mixing of environments (iLISI)",
-    "same_environment_neighbours": "neighbours of the same environment",
-    "silhouette": "silhouette by environment",
-    "effective_rank": "directions in use",
-}
 _COLOR = "#0072B2"
 _FEW = 7
 
@@ -69,13 +52,13 @@ def benchmark(
     biology = _biology(frame, biology)
     rows = [_rows(frame, metric) for metric in (biology, batch)]
     if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), layout="constrained")
+        _, axes = plt.subplots(1, 2, figsize=(6.6, 3.6), layout="constrained")
     order = list(dict.fromkeys(frame["representation"]))
     for ax, own, better in zip(axes, rows, ("higher", "lower"), strict=True):
         _dots(ax, own, order)
         better = own["better"].iloc[0] if "better" in own else better
         title = f"{better} is better" if better else ""
-        ax.set(ylabel=_name(own["metric"].iloc[0]), title=title, xlim=(-0.6, len(order) - 0.4))
+        ax.set(ylabel=measure_name(own["metric"].iloc[0]), title=title, xlim=(-0.6, len(order) - 0.4))
         steep = 35 if len(order) <= _FEW else 70  # names of many would lie on each other
         ax.set_xticks(range(len(order)), order, rotation=steep, ha="right", rotation_mode="anchor")
         chance = own["chance"].mean() if "chance" in own else np.nan
@@ -131,7 +114,7 @@ def biology_against_batch(
         chance = rows["chance"].mean() if "chance" in rows else np.nan
         if np.isfinite(chance):
             line(chance, ls="--", color="0.5", lw=1)
-    ax.set(xlabel=_name(batch), ylabel=_name(biology))
+    ax.set(xlabel=measure_name(batch), ylabel=measure_name(biology))
     legend(ax)
     return ax
 
@@ -166,7 +149,7 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         dark = values[row, column] > 0.6
         shown = f"{values[row, column]:.2f}"
         ax.text(column, row, shown, ha="center", va="center", fontsize="small", color="w" if dark else "k")
-    names = [_name(str(column)) for column in ranked.columns]
+    names = [measure_name(str(column)) for column in ranked.columns]
     ax.set_xticks(range(len(names)), names, rotation=35, ha="left", rotation_mode="anchor")
     ax.set_yticks(range(len(ranked)), [str(name) for name in ranked.index])
     ax.xaxis.tick_top()
@@ -199,9 +182,3 @@ def _rows(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
         msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
         raise ValueError(msg)
     return frame[frame["metric"] == metric]
-
-
-def _name(metric: str) -> str:
-    """In words; the name of a network stays behind it."""
-    plain, network = re.fullmatch(r"(.*?)( \(.*\))?", metric).groups(default="")  # type: ignore[union-attr]
-    return _NAMES.get(plain, plain) + network

@@ -68,10 +68,10 @@ def counterfactuals(
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
     figure, axes = plt.subplots(
-        len(lines), len(rows), figsize=(0.9 * len(rows) + 1.4, 0.95 * len(lines)), squeeze=False, layout="constrained"
+        len(lines), len(rows), figsize=(0.85 * len(rows) + 1.2, 0.9 * len(lines)), squeeze=False, layout="constrained"
     )
     for line, (name, images) in zip(axes, lines.items(), strict=True):
         for ax, image in zip(line, images, strict=True):
             draw_picture(ax, image[shown], low, high)
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center")
+        line[0].set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center")
     return axes

@@ -21,14 +21,15 @@ _HEALTH = {"z_c_spread": "spread of z_c (0: collapsed)", "z_c_effective_rank": "
 
 
 def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None) -> np.ndarray:
-    """Draw training and validation losses by step, and how alive z_c is.
+    """Draw training and validation losses by step, and whether z_c has collapsed.
 
     Parameters
     ----------
     history
         ``model.history``: one frame a metric, indexed by step.
     ceiling
-        Supervised loss of a collapsed embedding, drawn as a line: ``model.health["ceiling"]``.
+        Supervised loss of a collapsed embedding, where all cells have the same vector; drawn as a line:
+        ``model.health["ceiling"]``.
 
     Returns
     -------
@@ -51,9 +52,8 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
         msg = "The history is empty: train the model first."
         raise ValueError(msg)
     n = len(panels) + len(health)
-    figure, axes = plt.subplots(
-        -(-n // 3), min(n, 3), figsize=(12, 3 * -(-n // 3)), squeeze=False, layout="constrained"
-    )
+    lines = -(-n // 2)
+    figure, axes = plt.subplots(lines, min(n, 2), figsize=(6.4, 2.4 * lines), squeeze=False, layout="constrained")
     for ax, name in zip(axes.flat, panels, strict=False):
         for part, style in (
             ("train", {"lw": 1, "color": "#56B4E9"}),
@@ -64,14 +64,16 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
                 ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **style)
         if ceiling is not None and name == "supervised_c":
             ax.axhline(ceiling, ls="--", color="#D55E00", label="collapsed")
-        ax.set(title=_PANELS[name], xlabel="step")
+        ax.set_title(_PANELS[name], fontsize="medium")
+        ax.set_xlabel("step")
         ax.legend(frameon=False)
     for ax in axes.flat:
         ax.locator_params(axis="x", nbins=5)  # numbers of long runs are wide
     for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
         frame = history[name]
         ax.plot(frame.index, frame.iloc[:, 0].astype(float), "ko-", ms=3)
-        ax.set(title=_HEALTH[name], xlabel="step", ylim=(0, None))
+        ax.set_title(_HEALTH[name], fontsize="medium")
+        ax.set(xlabel="step", ylim=(0, None))
     for ax in list(axes.flat)[n:]:
         ax.set_axis_off()
     return axes.flatten()[:n]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # in per cent of pixels
 _BRIGHTEST = 99.5
+# so many fit the width of a page, and can still be seen on a phone
+_SHOWN = 6
 
 
 def cells(
@@ -37,7 +39,7 @@ def cells(
     label
         Column of ``obs`` to write above each cell.
     rows
-        Which cells; ten random ones by default.
+        Which cells; six random ones by default.
     image_key
         Key of the images.
     seed
@@ -62,14 +64,16 @@ def cells(
         msg = f"obsm has no {image_key!r} to draw (its keys: {', '.join(adata.obsm.keys()) or 'none'})."
         raise KeyError(msg)
     if rows is None:
-        rows = np.random.default_rng(seed).choice(adata.n_obs, min(10, adata.n_obs), replace=False)
+        rows = np.random.default_rng(seed).choice(adata.n_obs, min(_SHOWN, adata.n_obs), replace=False)
     images = np.asarray(adata.obsm[image_key][np.asarray(rows)], dtype=np.float32)
     n, c = images.shape[:2]
     top = np.percentile(images, _BRIGHTEST, axis=(0, 2, 3), keepdims=True)
     top = np.where(top > 0, top, images.max((0, 2, 3), keepdims=True))  # a channel of few spots
     images = (images / np.where(top > 0, top, 1)).clip(0, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
-    figure, axes = plt.subplots(len(lines), n, figsize=(1.2 * n, 1.3 * len(lines)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(lines), n, figsize=(1.0 * n + 0.3, 1.1 * len(lines)), squeeze=False, layout="constrained"
+    )
     for line, drawn in zip(axes, lines, strict=True):
         for ax, image in zip(line, drawn, strict=True):
             ax.imshow(image, cmap="gray", vmin=0, vmax=1)
@@ -78,8 +82,8 @@ def cells(
         names = [", ".join(map(str, adata.var_names))] if c == 3 else list(map(str, adata.var_names))
         for ax, name in zip(axes[:, 0], names, strict=True):
             at: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "transform": ax.transAxes}
-            ax.text(-0.05, 0.5, name, fontsize="small", **at)
+            ax.text(-0.05, 0.5, name, fontsize=9, **at)
     if label is not None:
         for ax, row in zip(axes[0], rows, strict=True):
-            ax.set_title(str(adata.obs[label].iloc[row]), fontsize="small")
+            ax.set_title(str(adata.obs[label].iloc[row]), fontsize="medium")
     return axes

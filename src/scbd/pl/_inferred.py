@@ -56,7 +56,7 @@ def inferred_environments(found: Any, labels: pd.Series, *, seed: int = 0) -> np
     frequent = values.value_counts().index[:_MOST_BARS]
     shares = pd.crosstab(values, environments, normalize="index").loc[np.sort(frequent)]
     height = max(3.2, 0.2 * len(shares) + 1)
-    figure, (cells, bars) = plt.subplots(1, 2, figsize=(9, height), layout="constrained")
+    figure, (cells, bars) = plt.subplots(1, 2, figsize=(6.8, height), layout="constrained")
     drawn = np.random.default_rng(seed).permutation(len(environments))[:_MOST_CELLS]
     left = np.zeros(len(shares))
     for i, name in enumerate(found.labels.cat.categories):
@@ -77,4 +77,4 @@ def inferred_environments(found: Any, labels: pd.Series, *, seed: int = 0) -> np
 
 def _legend(ax: Axes) -> None:
     n = len(ax.get_legend_handles_labels()[1])
-    ax.legend(frameon=False, fontsize="x-small", markerscale=2, ncols=1 + n // 8)
+    ax.legend(frameon=False, fontsize="small", markerscale=2, ncols=1 + n // 8)

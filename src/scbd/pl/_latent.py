@@ -50,13 +50,14 @@ def latent_health(health: pd.DataFrame) -> np.ndarray:
         msg = "There are no components to draw: train the model first."
         raise ValueError(msg)
     blocks = list(health["block"].unique())
-    figure = plt.figure(figsize=(4 * len(_PANELS), 2.6 * len(blocks)), layout="constrained")
+    figure = plt.figure(figsize=(2.3 * len(_PANELS), 2.8 * len(blocks)), layout="constrained")
     axes = figure.subplots(len(blocks), len(_PANELS), squeeze=False)
     for block, row in zip(blocks, axes, strict=True):
         part = health[health["block"] == block].sort_values("divergence", ascending=False)
         used = f"{int(part['active'].sum())} of {len(part)} components in use"
         for ax, (column, label) in zip(row, _PANELS.items(), strict=True):
             ax.bar(np.arange(len(part)), part[column], color=np.where(part["active"], "#0072B2", "0.75"))
-            ax.set(xlabel="component", ylabel=label)
-        row[0].set_title(f"{_TITLES.get(block, block)}: {used}", fontsize="medium")
+            ax.set_xlabel("component")
+            ax.set_ylabel(label, fontsize="small")
+        row[0].set_title(f"{_TITLES.get(block, block)}: {used}", fontsize="medium", loc="left")
     return axes

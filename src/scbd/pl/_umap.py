@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: told apart by colour-blind readers; then matplotlib's for more labels
 _FEW = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _LEGEND_LABELS = 20
+# in inches, for all labels of a column; names in three columns while they are short
+_LEGEND_HEIGHT = 0.7
+_SHORT_NAME = 7
 _MISSING = "0.8"
 # up to here every distance is computed
 _EXACT_CELLS = 100_000
@@ -52,7 +55,7 @@ def umap_blocks(
 
     Returns
     -------
-    Axes, ``(len(blocks), len(color))``.
+    Axes, ``(len(blocks), len(color))``. The legend of a column stands below it.
 
     Raises
     ------
@@ -74,9 +77,9 @@ def umap_blocks(
                 raise KeyError(msg)
     rng = np.random.default_rng(seed)
     rows = rng.permutation(adata.n_obs)[:max_cells]  # shuffled: no label is drawn on top of all others
-    size = (5.2 * len(color), 4 * len(blocks))
+    size = (3.3 * len(color), 2.9 * len(blocks) + _LEGEND_HEIGHT)
     figure, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
-    for line, (title, key) in zip(axes, blocks.items(), strict=True):
+    for i, (line, (title, key)) in enumerate(zip(axes, blocks.items(), strict=True)):
         there = f"{key}_umap" in adata.obsm
         points = (
             np.asarray(adata.obsm[f"{key}_umap"])[rows] if there else umap(np.asarray(adata.obsm[key])[rows], seed=seed)
@@ -89,6 +92,8 @@ def umap_blocks(
                 continue
             palette = _palette(adata, column)
             _scatter(ax, points, values.iloc[rows], palette)
+            if i == len(blocks) - 1:  # colours are the same in all rows
+                _legend(ax, palette, missing=bool(values.iloc[rows].isna().any()))
             n_unnamed = f" ({len(palette)} labels)" if len(palette) > _LEGEND_LABELS else ""
             ax.set_title(f"{title} by {column}{n_unnamed}")
     return axes
@@ -169,7 +174,17 @@ def _scatter(ax: Axes, points: np.ndarray, labels: pd.Series, palette: dict[Any,
     shades = [palette.get(label, _MISSING) for label in labels]
     ax.scatter(points[:, 0], points[:, 1], c=shades, s=_size(points), linewidths=0, rasterized=True)
     ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
-    if len(palette) <= _LEGEND_LABELS:
-        for name, shade in [*palette.items(), *([("missing", _MISSING)] if labels.isna().any() else [])]:
-            ax.scatter([], [], color=shade, label=str(name), s=20)
-        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
+
+
+def _legend(ax: Axes, palette: dict[Any, Any], *, missing: bool) -> None:
+    """Below the axes: beside them, it would take half the width of a phone."""
+    if len(palette) > _LEGEND_LABELS:
+        return
+    names = palette | ({"missing": _MISSING} if missing else {})
+    for name, shade in names.items():
+        ax.scatter([], [], color=shade, label=str(name), s=20)
+    longest = max(len(str(name)) for name in names)
+    how: dict[str, Any] = {"fontsize": 9, "handletextpad": 0.2, "columnspacing": 0.8, "borderaxespad": 0.2}
+    ax.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3 if longest <= _SHORT_NAME else 2, frameon=False, **how
+    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd.pl._looks import legend, look
+from scbd.pl._looks import look
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _COLUMNS = ["representation", "key", "factor", "share", "chance", "alone"]
 # of the space between two factors, that all representations take
 _HEIGHT = 0.7
+_LEGEND_COLUMNS = 5
+# in inches, behind the label of the axis
+_LEGEND_BELOW = 0.5
 
 
 def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -73,5 +76,8 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(len(factors) - 0.5, -0.5)  # the first on top
     for border in range(1, len(factors)):
         ax.axhline(border - 0.5, color="0.9", lw=0.8, zorder=0)
-    legend(ax)
+    # below: on the axes, it would lie on the marks
+    below = -_LEGEND_BELOW * ax.figure.dpi / ax.get_window_extent().height
+    how: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, below), "fontsize": 9, "frameon": False}
+    ax.legend(ncols=min(len(names) + 2, _LEGEND_COLUMNS), **how)
     return ax
