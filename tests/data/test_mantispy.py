@@ -242,7 +242,7 @@ def test_mantispy_scores_replicates_of_real_plates_alike():
 
 
 def _assert_scored_alike(mantispy: Any, wells: AnnData) -> None:
-    keys = {"y_key": "Metadata_Perturbation", "e_key": "Metadata_Plate", "control": "DMSO"}
+    keys: dict[str, Any] = {"y_key": "Metadata_Perturbation", "e_key": "Metadata_Plate", "control": "DMSO"}
     ours = scbd.metrics.replicate_retrieval(wells, wells.X, **keys, n_permutations=100).table["average_precision"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
