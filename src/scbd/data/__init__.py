@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scbd._lazy import lazy_names
 from scbd.data._held_out import hold_out_environments, hold_out_perturbations
 from scbd.data._inferred import InferredEnvironments, infer_environments
+from scbd.data._mantispy import to_mantispy
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 from scbd.data._splits import Split, split_by_column, stratified_split
@@ -74,6 +75,7 @@ __all__ = [
     "resize_images",
     "split_by_column",
     "stratified_split",
+    "to_mantispy",
     "verify_screen",
     "write_screen",
 ]
