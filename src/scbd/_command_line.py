@@ -17,7 +17,7 @@ EXPERIMENTS = (
     "cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems vlcs-systems screen-systems "
     "screen-rivals screen-wells cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas "
     "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015 "
-    "new-plates new-plates-cpjump1 hidden-cmnist hidden-screen hidden-cpjump1"
+    "new-plates new-plates-cpjump1 hidden-cmnist hidden-screen hidden-cpjump1 effect-pictures"
 ).split()
 _SHELLS = ("bash", "zsh", "tcsh")
 _HOW_LONG = """

@@ -35,7 +35,7 @@ GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
 # only tables
 UNDRAWN = {"cmnist-variance", "counterfactuals", "screen-neighbours"}
 UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015", "new-plates", "new-plates-cpjump1"}
-UNDRAWN |= {"hidden-cmnist", "hidden-screen", "hidden-cpjump1"}
+UNDRAWN |= {"effect-pictures", "hidden-cmnist", "hidden-screen", "hidden-cpjump1"}
 
 
 def mnist(folder: Path) -> Path:
@@ -111,11 +111,13 @@ FILES = {
 }
 # beside the names of the systems
 TOLD = {f"hidden-{name}": ["known", "inferred", "agreement"] for name in ("cmnist", "screen", "cpjump1")}
+TOLD |= {"effect-pictures": ["mean difference in the well", "hard"]}
 TOLD |= {"counterfactuals": ["with encoders", "colour moved"]}
 # data sets that do not simply give what there is
 SMALLER: dict[str, dict[str, Any]] = {
     "colored_mnist": {"n_train": 200, "n_test": 40},
-    "simulated_screen": {"n_cells": 500, "n_wells": 2, "image_size": 16, "n_complexes": 3, "guides_per_gene": 1},
+    "simulated_screen": {"n_cells": 500, "n_wells": 2, "n_plate_maps": 1, "image_size": 16, "n_complexes": 3}
+    | {"guides_per_gene": 1},
     "simulated_screen_fold": {"n_cells": 1500, "n_wells": 8, "plate_wells": 6, "n_plate_maps": 1}
     | {"image_size": 16, "n_complexes": 3},
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from scbd.paper._budgets import DATA, generalization_settings, seeds_of
+from scbd.paper._budgets import DATA, OURS, generalization_settings, seeds_of
 from scbd.paper._experiment import Experiment
 from scbd.paper._tables import ACCURACIES, HEALTH, Column, percent, table
 from scbd.workflows import Trial
@@ -27,6 +27,7 @@ _SCORES = {
     "mse of the mean image": Column("of the mean image", digits=4),
     "reader": percent("reader on originals"),
 }
+_DECODERS = ["after", "with encoders", "with encoders, styles exchanged"]
 
 
 def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -36,6 +37,8 @@ def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     decoder: dict[str, Any] = {"max_steps": steps, "width": width}
     # jointly, the encoders go on for as long as their decoder learns
     together = decoder | {"joint": True, "lr": training["lr"], "batch_size": training["batch_size"]}
+    decoders = (decoder, together | {"exchange": False}, together | {"exchange": True})
+    objectives = ({"alpha": 0.0}, {"alpha": 10.0}, OURS | {"style_target": "ye", "alpha": "auto"})
     data = DATA.get(("colored_mnist", budget), {})
     return [
         Trial(
@@ -44,20 +47,28 @@ def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
             "SCBD",
             seed,
             data,
-            model | {"alpha": alpha},
+            model | objective,
             training | {"decoder": how},
         )
-        for seed, alpha, how in product(range(seeds_of(n_seeds, budget, 3, 3)), (0.0, 10.0), (decoder, together))
+        for seed, objective, how in product(range(seeds_of(n_seeds, budget, 3, 3)), objectives, decoders)
     ]
 
 
 def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
     """Digits and colours read from pictures with exchanged blocks."""
-    together = [bool(decoder.get("joint")) for decoder in frame["decoder"]]
-    frame = frame.assign(decoder=pd.Series(together, frame.index).map({True: "with encoders", False: "after"}))
-    by = ["alpha", "decoder"]
-    frame = frame.sort_values(by, kind="stable")
+    frame = frame.assign(decoder=pd.Categorical(map(_named, frame["decoder"]), _DECODERS))
+    by = ["invariance", "alpha", "decoder"]
+    frame = frame.assign(order=frame["alpha"].astype(str)).sort_values(
+        ["invariance", "order", "decoder"], kind="stable"
+    )
+    frame["decoder"] = frame["decoder"].astype(str)
     return table(frame, by, _SCORES) + "\n\n" + table(frame, by, ACCURACIES | HEALTH)
+
+
+def _named(decoder: dict[str, Any]) -> str:
+    """How a decoder was trained."""
+    after, together, exchanged = _DECODERS
+    return after if not decoder.get("joint") else exchanged if decoder["exchange"] else together
 
 
 EXPERIMENTS = {"counterfactuals": Experiment(counterfactuals, counterfactual_report)}

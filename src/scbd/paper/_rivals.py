@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scbd.paper._budgets import Budget
 
 # at the strength of HARD_SCREEN, small encoders find next to nothing: few systems could be told apart
-_SCREEN = datasets.HARD_SCREEN | {"n_complexes": 30, "effect_size": 0.7, "active": 0.7}
+RIVAL_SCREEN = datasets.HARD_SCREEN | {"n_complexes": 30, "effect_size": 0.7, "active": 0.7}
 _CELLS: dict[str, dict[str, Any]] = {
     "smoke": {"n_cells": 4_000},
     "small": {"n_cells": 30_000},
@@ -85,7 +85,7 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("mcVAE", {"n_latent": 64} | warm_up, bound),
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, 0.003, "auto")),
     ]
-    return _trials(systems, _SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
+    return _trials(systems, RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
 
 
 def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -98,7 +98,7 @@ def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, "auto")),
     ]
     wells = {"n_wells": 384, "plate_wells": 24}
-    return _trials(systems, _SCREEN | _CELLS[budget] | wells, range(seeds_of(n_seeds, budget, 3, 3)))
+    return _trials(systems, RIVAL_SCREEN | _CELLS[budget] | wells, range(seeds_of(n_seeds, budget, 3, 3)))
 
 
 def _settings(budget: Budget) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

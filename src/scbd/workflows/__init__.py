@@ -5,6 +5,7 @@ from scbd.workflows._assumption import check_assumption, in_out_correlation
 from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
 from scbd.workflows._datasets import DATASETS
+from scbd.workflows._effect_picture_scores import effect_picture_scores
 from scbd.workflows._evaluate import evaluate
 from scbd.workflows._inspect import inspect
 from scbd.workflows._protocols import PROTOCOLS
@@ -30,6 +31,7 @@ __all__ = [
     "choose_alpha",
     "compare",
     "counterfactual_scores",
+    "effect_picture_scores",
     "evaluate",
     "embedding_scores",
     "generalization_scores",

@@ -11,6 +11,7 @@ from scbd.baselines import CORRECTIONS
 from scbd.data import hold_out_environments, stratified_split
 from scbd.workflows._compare import compare
 from scbd.workflows._counterfactual_scores import counterfactual_scores
+from scbd.workflows._effect_picture_scores import effect_picture_scores
 from scbd.workflows._hidden import told_of_agreement
 from scbd.workflows._new_environments import new_environment_scores
 from scbd.workflows._profile_scores import across_environments, profile_scores
@@ -118,6 +119,15 @@ def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: P
     return scores | counterfactual_scores(adata, model, seed=trial.seed), model
 
 
+def effect_pictures(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Draw what genes do to control cells of a well, and compare with the truth of a simulated screen."""
+    training = dict(trial.training)
+    decoder = training.pop("decoder")
+    model = trained(trial, adata, dataset, directory, **training)
+    model.train_decoder(seed=trial.seed, **decoder)
+    return health_scores(model) | effect_picture_scores(adata, model, seed=trial.seed), model
+
+
 def selection(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Score what can be seen without a test environment, to choose a setting by."""
     training, held_out = dict(trial.training), trial.data["held_out"]
@@ -184,6 +194,7 @@ PROTOCOLS: dict[str, Callable[[Trial, AnnData, Dataset, Path], Scored]] = {
     "batch correction": batch_correction,
     "batch correction of new cells": batch_correction_of_new_cells,
     "counterfactuals": counterfactuals,
+    "effect pictures": effect_pictures,
     "new environments": new_environments,
     "new cells and perturbations": new_cells_and_perturbations,
     "labels across environments": labels_across_environments,
