@@ -13,11 +13,12 @@ from scbd.model import TrainSettings
 
 # of `scbd reproduce`, in the order of its list, which takes seconds to import; a test compares them
 EXPERIMENTS = (
-    "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations cmnist-long "
-    "cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems vlcs-systems screen-systems "
-    "screen-rivals screen-wells cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas "
-    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015 "
-    "new-plates new-plates-cpjump1 hidden-cmnist hidden-screen hidden-cpjump1 effect-pictures"
+    "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations "
+    "cmnist-long cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems "
+    "vlcs-systems screen-systems screen-rivals screen-wells hidden-cmnist hidden-screen hidden-cpjump1 "
+    "cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 "
+    "funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015 new-plates "
+    "new-plates-cpjump1 effect-pictures"
 ).split()
 _SHELLS = ("bash", "zsh", "tcsh")
 _HOW_LONG = """
