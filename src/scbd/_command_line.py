@@ -16,11 +16,11 @@ EXPERIMENTS = (
     "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations "
     "cmnist-long cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems "
     "vlcs-systems screen-systems screen-rivals screen-wells hidden-cmnist hidden-screen hidden-cpjump1 "
-    "cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas screen-variance funk22 "
-    "funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015 new-plates "
-    "new-plates-cpjump1 effect-pictures"
+    "cmnist-lengths screen-lengths screen-neighbours counterfactuals effect-pictures screen screen-alphas "
+    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations "
+    "breinig2015 new-plates new-plates-cpjump1"
 ).split()
-_SHELLS = ("bash", "zsh", "tcsh")
+_SHELLS = ("bash", "zsh", "fish", "tcsh")
 _HOW_LONG = """
 How long a run takes: images without a GPU are learned by the small encoder in 300 steps, about a quarter of an hour on
 two CPU cores for 4,000 cells or more of 4 × 64 × 64 pixels. With a GPU the default is a ResNet-18 and 400 passes over
@@ -216,6 +216,7 @@ Needs the package shtab: pip install "scbd[completion]". Then, once:
 
   bash   scbd completion bash > ~/.local/share/bash-completion/completions/scbd
   zsh    scbd completion zsh > "${fpath[1]}/_scbd"
+  fish   scbd completion fish > ~/.config/fish/completions/scbd.fish
   tcsh   scbd completion tcsh > ~/.scbd.tcsh, and source that file in ~/.tcshrc
 """,
     )

@@ -188,7 +188,7 @@ def completion_script(shell: str) -> str:
     Parameters
     ----------
     shell
-        ``"bash"``, ``"zsh"`` or ``"tcsh"``.
+        ``"bash"``, ``"zsh"``, ``"fish"`` or ``"tcsh"``.
 
     Raises
     ------
