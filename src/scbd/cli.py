@@ -1,4 +1,4 @@
-"""The command line: ``scbd demo``, ``inspect``, ``convert``, ``run``, ``select-alpha``, ``reproduce``, ``completion``."""
+"""The command line: ``scbd run`` and what else :mod:`scbd._command_line` lists."""
 
 from __future__ import annotations
 
