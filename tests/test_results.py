@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +18,7 @@ FOLDERS = sorted(path for path in (DOCS / "results").glob("*") if path.is_dir())
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")
-def test_the_page_shows_results():
+def test_there_are_results_to_show():
     assert FOLDERS
 
 
@@ -29,7 +30,7 @@ def test_tables_are_made_of_their_rows(folder, tmp_path):
     assert not (folder / "rows").exists()  # all are at rest
     assert report(folder.name, frame, tmp_path) + "\n" == (folder / "table.md").read_text(encoding="utf-8")
     plt.close("all")
-    shown = (DOCS / "archive" / "reproducing.md").read_text(encoding="utf-8")
+    shown = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "archive").glob("*.md")))
     assert f"results/{folder.name}/table.md" in shown
     for figure in tmp_path.glob("*.png"):
         assert (folder / figure.name).is_file() and f"results/{folder.name}/{figure.name}" in shown
@@ -41,3 +42,36 @@ def test_every_row_answers_a_trial_of_the_small_budget(folder):
     grid = {json.dumps(asdict(trial), sort_keys=True) for trial in EXPERIMENTS[folder.name].trials("small", None)}
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.dumps(json.loads(line)["trial"], sort_keys=True) for line in lines} <= grid
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")
+def test_the_page_of_results_says_what_its_figure_shows():
+    drawn = runpy.run_path(str(DOCS / "images" / "results.py"))
+    means = {}
+    for title, systems, scores, _ in drawn["PANELS"]:
+        for system, runs in systems.items():
+            assert len(runs) >= 3, (title, system)  # one that is gone, or has another name, leaves nothing to draw
+            for score, (label, _) in scores.items():
+                mean, spread = drawn["mean_sd"](runs, score)
+                assert 0 <= mean <= 1 and 0 <= spread < 0.2, (title, system, label)
+                means[title.split(":")[0], system, label] = mean
+    said = {
+        ("CPJUMP1 wells", "scbd, default", "replicates, AP"): "(0.600)",
+        ("CPJUMP1 wells", "PLDA", "replicates, AP"): "(0.578)",
+        ("CPJUMP1 wells", "Harmony", "replicates, AP"): "(0.519)",
+        ("CPJUMP1 wells", "sphering", "replicates, AP"): "(0.389)",
+        ("CPJUMP1 wells", "Harmony on PLDA", "replicates, AP"): "(0.639)",
+        ("Easy simulated screen", "scbd, default", "well, F1"): "0.043 ",
+        ("Easy simulated screen", "scbd, default", "complexes, AP"): "0.99)",
+        ("Easy simulated screen", "scbd, α = 0", "well, F1"): "(0.080)",
+        ("Hard simulated screen", "scbd, default", "gene, AUROC"): "0.86 ",
+        ("Hard simulated screen", "scbd, default", "complexes, AP"): "(0.16;",
+        ("Hard simulated screen", "scbd, by well", "complexes, AP"): "0.24 ",
+        ("Hard simulated screen", "ERM, by well", "complexes, AP"): "(0.47)",
+        ("Hard simulated screen", "pixels, TVN + WCCN", "complexes, AP"): "(0.44)",
+        ("Hard simulated screen", "scbd, default", "well, F1"): "0.30,",
+    }
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    for what, text in said.items():
+        number = text.strip("();, ")
+        assert text in page and f"{means[what]:.{len(number) - 2}f}" == number, what

@@ -53,7 +53,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     print(
         "\nColour gives the digit away in training and is missing from white digits. r_c: linear head; z_c: nearest\n"
         "class mean; e: accuracy of the environment (chance 0.5). z_c stands for something only where its supervised\n"
-        "loss is below that of a point (ceiling), and r_c only where it beats the random encoder.\n"
+        "loss is below that of a collapsed embedding (ceiling), and r_c only where it beats the random encoder.\n"
         f"Table, pictures and model: {arguments.out}/"
     )
     return 0

@@ -89,7 +89,7 @@ def test_training_curves_and_the_line_of_a_point():
     history = {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
     axes = pl.history(history, ceiling=5.5)
     assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: a point)"]
-    assert [line.get_label() for line in axes[1].lines] == ["train", "a point"]
+    assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed"]
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
 
 

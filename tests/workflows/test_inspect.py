@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shlex
 import sqlite3
 from contextlib import closing
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 from conftest import make_cells, make_wells
 from PIL import Image
+from plates import make_plate
 
 from scbd.cli import main
 from scbd.workflows import inspect
@@ -45,11 +45,6 @@ def write_database(path: Path) -> None:
         image.to_sql("Per_Image", database, index=False)
         cells = pd.DataFrame({"ImageNumber": [1, 1, 2, 2], "ObjectNumber": [1, 2, 1, 2], "Cells_Area": [1.0, 2, 3, 4]})
         cells.to_sql("Per_Cells", database, index=False)
-
-
-def write_plate(path: Path) -> None:
-    path.mkdir()
-    (path / ".zattrs").write_text(json.dumps({"plate": {}}))
 
 
 def write_broken(path: Path) -> None:
@@ -102,8 +97,18 @@ def write_broken(path: Path) -> None:
             ["4 cells or wells of 1 features", "column Metadata_Well: 2"],
             "scbd run {} --y-key gene --e-key well --out results",
         ),
-        ("plate.zarr", write_plate, ["is an OME-Zarr plate"], "scbd.data.read_plate"),
-        ("field.tif", lambda path: Image.new("L", (9, 9)).save(path), ["is an image"], "scbd.data.crop_cells"),
+        (
+            "plate.zarr",
+            make_plate,
+            ["is an OME-Zarr plate", "wells (A1", "The first:", "  channel "],
+            "scbd.data.read_plate",
+        ),
+        (
+            "field.tif",
+            lambda path: Image.new("L", (9, 9)).save(path),
+            ["is an image", "1 channels of 9 × 9 uint8", "0 in every pixel"],
+            "scbd.data.crop_cells",
+        ),
         ("notes.txt", lambda path: path.write_text("hello"), ["of no known kind"], "give .h5ad"),
     ],
 )
@@ -149,6 +154,16 @@ def test_a_sheet_on_the_command_line(tmp_path, capsys):
 def test_what_is_wrong_is_said(tmp_path, capsys):
     write_broken(tmp_path / "cut.h5ad")
     assert "It cannot be read as it is: " in inspect(tmp_path / "cut.h5ad")
+    (tmp_path / "cut.tif").write_bytes(b"II*\0 and no more")
+    assert "cut.tif is an image.\nIt cannot be read as it is: " in inspect(tmp_path / "cut.tif")
+    for side in (6, 7):
+        Image.new("L", (side, 6)).save(tmp_path / f"{side}.png")
+    pictures = pd.DataFrame({"file": ["6.png", "7.png"], "gene": ["a", "b"]})
+    pictures.to_csv(tmp_path / "unequal.csv", index=False)
+    said = inspect(tmp_path / "unequal.csv")
+    assert "names image files" in said and "It cannot be read as it is: " in said and "fit='pad'" in said
+    with pytest.raises(ValueError, match="no cells in it yet to draw"):
+        inspect(tmp_path / "cut.tif", sheet=tmp_path / "s.png")
     assert main(["inspect", str(tmp_path / "none")]) == 2
     assert "There is nothing at" in capsys.readouterr().err
     make_wells().write_h5ad(tmp_path / "w.h5ad")

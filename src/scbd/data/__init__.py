@@ -88,6 +88,7 @@ from scbd.data._inferred import INFERRED as INFERRED
 from scbd.data._inputs import Inputs as Inputs
 from scbd.data._inputs import check_like_registered as check_like_registered
 from scbd.data._inputs import image_source as image_source
+from scbd.data.fields._opening import open_field as open_field
 
 __getattr__, __dir__ = lazy_names(
     __name__,

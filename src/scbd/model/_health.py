@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
-# share of the labels of training cells beyond which one that tells nothing of others knows them by heart
+# share of the labels of training cells beyond which one that tells nothing of others has memorised them
 _BY_HEART = 0.05
 # standard errors of a batch beyond which an environment is seen
 _SEEN = 5.0
@@ -82,18 +82,18 @@ def complaint(
     if not (verdict.collapsed or verdict.tells_nothing):
         return ""
     by_heart = not verdict.collapsed and learned_of_training > _BY_HEART
-    what = "collapsed to a point" if verdict.collapsed else "learned nothing"
+    what = "collapsed: all cells get nearly the same embedding" if verdict.collapsed else "learned nothing"
     what += " that holds for validation cells" * by_heart
     if by_heart:
         remedy = (
-            f"Of training cells it tells {learned_of_training:.0%} of what their labels say: it knows them by heart. "
+            f"It has memorised training cells: of these it tells {learned_of_training:.0%} of what their labels say. "
             "Use more cells, augment=True, or fewer steps (early_stopping=True)."
         )
     else:
         remedy = _remedy(module, batch_size)
     return (
-        f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {health['supervised_c']:.2f}, that of a "
-        f"point is {health['ceiling']:.2f}). {remedy}"
+        f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {health['supervised_c']:.2f}; a "
+        f"collapsed embedding has {health['ceiling']:.2f}). {remedy}"
     )
 
 
@@ -102,9 +102,9 @@ def environment_left(health: dict[str, float], module: SCBDModule) -> str:
     if module.alpha_rule is None or health["collapsed"] or health["environment_c"] < _SEEN:
         return ""
     return (
-        f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (1 where it is "
-        f"blind): alpha='auto' ended at {health['final_alpha']:.2g}. If they should go, compare "
-        f"alpha={GENTLE_ALPHA / 3:.1g} and alpha={GENTLE_ALPHA:g}, whose price is in learned_c."
+        f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (about 1 by "
+        f"chance): alpha='auto' ended at {health['final_alpha']:.2g}. If they should go, compare "
+        f"alpha={GENTLE_ALPHA / 3:.1g} and alpha={GENTLE_ALPHA:g}, and what they cost in learned_c."
     )
 
 

@@ -220,7 +220,9 @@ class SCBDModel(TraverseMixin, ImageModel):
         health, decoder, lines = self.health, self.decoder_settings_, []
         if health:
             state = f"z_c {'COLLAPSED' if health['collapsed'] else 'alive'}: supervised loss "
-            state += f"{health['supervised_c']:.2f} (a point: {health['ceiling']:.2f}), spread {health['spread']:.2f}, "
+            state += (
+                f"{health['supervised_c']:.2f} (collapsed: {health['ceiling']:.2f}), spread {health['spread']:.2f}, "
+            )
             lines.append(("", f"{state}effective rank {health['effective_rank']:.1f}"))
         if decoder:
             together = "with the encoders" if decoder["joint"] else "on frozen blocks"

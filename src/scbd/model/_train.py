@@ -113,7 +113,7 @@ class TrainMixin:
         Warns
         -----
         UserWarning
-            If z_c has collapsed to a point, or tells no more than one; if cells are validated on that an earlier run
+            If z_c has collapsed, or tells no more than it would then; if cells are validated on that an earlier run
             was trained on.
         """
         self._finish(self._train(self.module, TrainSettings.of(given, self._training_defaults)))

@@ -17,7 +17,7 @@ _PANELS = {
     "supervised_s": "supervised loss of z_s",
     "invariance_c": "invariance loss of z_c",
 }
-_HEALTH = {"z_c_spread": "spread of z_c (0: a point)", "z_c_effective_rank": "effective rank of z_c"}
+_HEALTH = {"z_c_spread": "spread of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
 
 
 def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None) -> np.ndarray:
@@ -28,7 +28,7 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
     history
         ``model.history``: one frame a metric, indexed by step.
     ceiling
-        Supervised loss of a point, drawn as a line: ``model.health["ceiling"]``.
+        Supervised loss of a collapsed embedding, drawn as a line: ``model.health["ceiling"]``.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
                 frame = history[f"{part}_{name}"]
                 ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **style)
         if ceiling is not None and name == "supervised_c":
-            ax.axhline(ceiling, ls="--", color="#D55E00", label="a point")
+            ax.axhline(ceiling, ls="--", color="#D55E00", label="collapsed")
         ax.set(title=_PANELS[name], xlabel="step")
         ax.legend(frameon=False)
     for ax in axes.flat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from anndata import AnnData
@@ -13,6 +13,7 @@ from scbd._labels import as_columns, label_values
 from scbd._messages import head
 from scbd.data import Crops, image_columns, kind_of, open_screen, read_crops
 from scbd.model import contrasts_told
+from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
 from scbd.workflows._opening import TABLES
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def inspect(
     Returns
     -------
     Lines: kind, number of cells, channels with the range of their pixels in 64 cells (or number of features), columns
-    that could be labels with how many cells each value has, and the next command. If it cannot be read, why.
+    that could be labels with how many cells each value has, and the next command. Of fields of view and plates: their
+    number, size, and channels with the range in the middle of the first. If it cannot be read, why.
 
     Raises
     ------
@@ -71,13 +73,18 @@ def inspect(
     lines = [f"{path} is {kind.about}."]
     columns = image_columns(path) if kind.name == "image_table" else []
     reader = _reader(kind.name, columns)
-    if reader is None:
-        return "\n".join([*lines, f"Next: {kind.remedy}."])
+    if sheet is not None and reader is None:
+        msg = f"{lines[0]} There are no cells in it yet to draw: leave the sheet out."
+        raise ValueError(msg)
     try:
+        if reader is None:
+            lines += of_fields(path, kind.name) if kind.name in FIELDS else []
+            return "\n".join([*lines, f"Next: {kind.remedy}."])
         cells = reader(path)
+        sample = _Sample.of(cells) if isinstance(cells, Crops) else None
     except (OSError, KeyError, TypeError, ValueError, ImportError) as error:
         return "\n".join([*lines, f"It cannot be read as it is: {error.args[-1] if error.args else error}"])
-    lines += _of_images(cells, sheet) if isinstance(cells, Crops) else _of_features(cells, sheet)
+    lines += _of_features(cells, sheet) if sample is None else _of_images(sample, sheet)
     lines += _of_labels(cells.obs)
     if y_key is not None and e_key is not None:
         lines.append(_of_design(cells.obs, as_columns(y_key), as_columns(e_key)))
@@ -100,15 +107,25 @@ def _of_anndata(path: Path) -> Crops | AnnData:
         return open_screen(path, layer="X")
 
 
-def _of_images(crops: Crops, sheet: str | os.PathLike[str] | None) -> list[str]:
+class _Sample(NamedTuple):
+    """Some cells of all."""
+
+    crops: Crops
+    rows: np.ndarray
+    images: np.ndarray
+
+    @classmethod
+    def of(cls, crops: Crops) -> _Sample:
+        n = crops.images.shape[0]
+        rows = np.sort(np.random.default_rng(0).choice(n, min(n, _SAMPLED), replace=False))
+        return cls(crops, rows, crops.images.read(rows))
+
+
+def _of_images(sample: _Sample, sheet: str | os.PathLike[str] | None) -> list[str]:
+    crops, rows, images = sample
     n, *shape = crops.images.shape
-    rows = np.sort(np.random.default_rng(0).choice(n, min(n, _SAMPLED), replace=False))
-    images = crops.images.read(rows)
     lines = [f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}"]
-    for name, channel in zip(crops.channels, np.moveaxis(images, 1, 0), strict=True):
-        low, high = channel.min(), channel.max()
-        told = f"{low:g} in every pixel: leave it out" if low == high else f"{low:g} to {high:g}"
-        lines.append(f"  channel {name}: {told}")
+    lines += map(channel_line, crops.channels, np.moveaxis(images, 1, 0))
     if sheet is not None:
         import matplotlib.pyplot as plt
 

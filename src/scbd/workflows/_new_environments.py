@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scbd._labels import label_values
-from scbd.baselines import correct
+from scbd.baselines import CORRECTIONS, correct
 from scbd.metrics import label_probe
 from scbd.workflows._known import known_of
 from scbd.workflows._profile_scores import profile_scores
@@ -27,8 +28,12 @@ _ADAPTED: dict[str, dict[str, Any]] = {
     "adapted on controls, with a map": {"using": "controls", "linear_map": True},
     "adapted on all cells": {"using": "all"},
 }
-# of z, by what may be learned from: both see cells of the new environments
-_CORRECTED = ("standardised on controls", "standardised")
+# of z, by what may be learned from: all see cells of the new environments
+_CORRECTED: dict[str, dict[str, Any]] = {
+    "standardised on controls": {},
+    "standardised": {},
+    "Harmony": {"n_components": None},  # columns of z have one unit
+}
 _PROBE_CELLS = 20_000
 
 
@@ -112,9 +117,9 @@ def _embeddings(
         z[new] = model.get_latent_representation(cells, adapt_key=_NEW)
         yield name, z
     fit = (adata.obs["split"] == "train").to_numpy() | usable
-    for name in _CORRECTED:
-        if name == "standardised" or "controls" in known:
-            yield f"z {name}", correct(as_it_is, name, **known, fit=fit)
+    for name, how in _CORRECTED.items():
+        if set(CORRECTIONS[name].needs) <= set(known) and (name != "Harmony" or find_spec("harmonypy")):
+            yield f"z {name}", correct(as_it_is, name, **known, fit=fit, **how)
 
 
 def _scored_controls(adata: AnnData, known: Mapping[str, Any]) -> np.ndarray:
