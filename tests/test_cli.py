@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import json
+import math
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +20,8 @@ from PIL import Image
 import scbd
 from scbd import SCBDModel
 from scbd import _argument_values as values
-from scbd._command_line import EXPERIMENTS, parser_of_commands
-from scbd.cli import main
+from scbd._command_line import EXPERIMENTS, actions_of, parser_of_commands
+from scbd.cli import completion_script, main
 from scbd.data import open_screen
 from scbd.model import TrainSettings
 
@@ -178,17 +182,117 @@ def test_demo_and_help(tmp_path, capsys, monkeypatch):
 
 
 def test_help_says_what_a_user_can_know(capsys):
-    said = {}
-    for command in ("run", "reproduce", "convert"):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        said[command] = " ".join(capsys.readouterr().out.split())
+    said = {command: help_of(command, capsys) for command in ("run", "reproduce", "convert")}
     assert "(default: 0.1)" in said["run"] and "(2/3; of features 0)" in said["run"]
     assert "(default: True)" not in said["run"] and "(default: None)" not in said["run"]
-    assert "How long: " in said["run"]
-    # argparse breaks names at their hyphens
-    assert all(name in said["reproduce"].replace("- ", "-") for name in scbd.paper.EXPERIMENTS)
+    assert "(default: path)" in said["convert"]
     assert "(1, 1)" not in said["convert"] + said["reproduce"]
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("columns", ["60", "100", "200"])
+def test_names_of_experiments_are_not_broken(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert set(EXPERIMENTS) <= set(help_of("reproduce", capsys).split())
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "select-alpha", "reproduce"])
+def test_a_command_that_trains_says_how_long_it_takes(command, capsys):
+    assert "How long " in help_of(command, capsys)
+
+
+def test_how_long_a_run_takes_is_what_the_defaults_are(capsys):
+    from scbd.model import _registry
+    from scbd.workflows import _select_alpha
+
+    said = help_of("select-alpha", capsys)
+    steps = (_registry._SOME_STEPS, _registry._FEW_STEPS, _registry._MORE_STEPS)
+    small, linear, network = (some["max_steps"] for some in steps)
+    assert f"small encoder in {small} steps" in said
+    assert f"{linear} steps with the linear encoder and {network} with the network" in said
+    assert [len(alphas) for alphas in _select_alpha._ALPHAS.values()] == [5, 6]
+    assert "five runs by default (six " in said
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2 / 3, "2/3"),
+        (1 / 7, "1/7"),
+        (0.1, "0.1"),
+        (1e-4, "0.0001"),
+        (20.0, "20"),
+        (200.0, "200"),
+        (math.pi, "3.142"),
+        (math.inf, "inf"),
+        (7, "7"),
+        (["dna", 0.5], "dna 0.5"),
+        (Path("results/demo"), "results/demo"),
+    ],
+)
+def test_how_defaults_are_written(value, text):
+    assert values.written(value) == text
+
+
+def test_a_default_with_a_percent_sign_is_shown():
+    parser = argparse.ArgumentParser(formatter_class=values.Help)
+    parser.add_argument("--share", default="5%", help="of 100%%")
+    assert "of 100% (default: 5%)" in parser.format_help()
+
+
+def test_paragraphs_and_tables_of_an_epilog_stay():
+    parser = argparse.ArgumentParser(formatter_class=values.Help, epilog="a  b\nc\n\n  kept    as it\n  is\n")
+    assert parser.format_help().endswith("\na b c\n\n  kept    as it\n  is\n")
+
+
+@pytest.mark.parametrize(("text", "value"), [("2/3", 2 / 3), ("0", 0), ("0.5", 0.5), ("1e-2", 0.01)])
+def test_shares(text, value):
+    assert values.share(text) == value
+
+
+@pytest.mark.parametrize("text", ["1", "-0.1", "2/0", "3/2", "nan", "half"])
+def test_what_is_no_share(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a share: give 0 or a number below 1"):
+        values.share(text)
+
+
+def test_completion_knows_commands_options_files_and_experiments(capsys):
+    pytest.importorskip("shtab", reason="shtab (extra completion) is not installed")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("select-alpha", "--max-steps", "listing", "cmnist-long", "compgen_files"))
+    bash = shutil.which("bash")
+    assert bash is not None
+    subprocess.run([bash, "-n"], input=script, text=True, check=True)
+    asked = (
+        "COMP_WORDS=(scbd reproduce cmnist-l); COMP_CWORD=2; _shtab_scbd scbd cmnist-l reproduce; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    given = subprocess.run([bash], input=script + "\n" + asked, capture_output=True, text=True, check=True).stdout
+    assert given.split() == ["cmnist-long", "cmnist-lengths"]
+    for shell in ("zsh", "fish", "tcsh"):
+        assert main(["completion", shell]) == 0
+        assert "select-alpha" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="'powershell' is no shell that can be completed in"):
+        completion_script("powershell")
+
+
+def test_completion_without_its_package_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert capsys.readouterr().err == 'scbd: Completion needs the package shtab: pip install "scbd[completion]"\n'
+
+
+def test_arguments_of_all_commands_are_found():
+    found = actions_of(parser_of_commands())
+    options = {option for action in found for option in action.option_strings}
+    assert {"--version", "--max-steps", "--verify", "--report"} <= options
+    assert {"plates", "shell", "name"} <= {action.dest for action in found}
 
 
 def test_the_experiments_that_help_names_are_those_there_are():

@@ -53,7 +53,7 @@ ROOMS = {
     },
     "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},
     "experiments": {"paper", "workflows"},
-    "cli": {"_command_line", "data", "paper", "workflows"},
+    "cli": {"_argument_values", "_command_line", "data", "paper", "workflows"},
 }
 
 

@@ -4,19 +4,72 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults where there are any: not of switches, and numbers as short as they are."""
+class Help(argparse.HelpFormatter):
+    """Help with defaults, except of switches, and with words that are never broken at a hyphen.
+
+    Paragraphs of a description or an epilog are separated by an empty line; a paragraph whose first line is indented is
+    printed as it stands.
+    """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.nargs == 0 or not isinstance(action.default, (str, int, float, Path, list)):
             return action.help
-        if isinstance(action.default, float):
-            return f"{action.help} (default: {action.default:.2g})"
-        return super()._get_help_string(action)
+        default = written(action.default).replace("%", "%%")
+        return f"{action.help} (default: {default})"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            paragraph
+            if paragraph.startswith(" ")
+            else textwrap.fill(
+                " ".join(paragraph.split()),
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+            )
+            for paragraph in paragraphs
+        )
+
+
+def written(value: Any) -> str:
+    """A default as people write it.
+
+    Parameters
+    ----------
+    value
+        A number, a path, a word, or a list of these.
+
+    Returns
+    -------
+    A fraction for a number such as two thirds, words separated by spaces for a list, and a number without digits that
+    say nothing.
+
+    Examples
+    --------
+    >>> from scbd._argument_values import written
+    >>> written(2 / 3), written(20.0), written(1e-4), written(["dna", "actin"])
+    ('2/3', '20', '0.0001', 'dna actin')
+    """
+    if isinstance(value, list):
+        return " ".join(map(written, value))
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:.4g}"
+    if float(short) == value:
+        return short
+    fraction = Fraction(value).limit_denominator(12) if math.isfinite(value) else Fraction(0)
+    return str(fraction) if float(fraction) == value else short
 
 
 def path_or_url(text: str) -> Any:
@@ -54,6 +107,18 @@ def number(text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         msg = f"{text!r} is no weight of the invariance loss: give a number that is 0 or larger"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def share(text: str) -> float:
+    """A share below 1, as a decimal or as a fraction: ``0.5``, ``2/3``."""
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not 0 <= value < 1:
+        msg = f"{text!r} is not a share: give 0 or a number below 1, such as 0.5 or 2/3"
         raise argparse.ArgumentTypeError(msg)
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,29 @@ from scbd.model import TrainSettings
 
 # of `scbd reproduce`, in the order of its list, which takes seconds to import; a test compares them
 EXPERIMENTS = (
-    "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations cmnist-long "
-    "cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems vlcs-systems screen-systems "
-    "screen-rivals screen-wells cmnist-lengths screen-lengths screen-neighbours counterfactuals screen screen-alphas "
-    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations breinig2015 "
-    "new-plates new-plates-cpjump1 hidden-cmnist hidden-screen hidden-cpjump1 effect-pictures"
+    "cmnist camelyon17 rxrx1 pacs vlcs cmnist-alphas pacs-alphas cmnist-ablations camelyon17-ablations "
+    "cmnist-long cmnist-variance cmnist-map screen-map cmnist-systems camelyon17-systems pacs-systems "
+    "vlcs-systems screen-systems screen-rivals screen-wells hidden-cmnist hidden-screen hidden-cpjump1 "
+    "cmnist-lengths screen-lengths screen-neighbours counterfactuals effect-pictures screen screen-alphas "
+    "screen-variance funk22 funk22-systems funk22-cellprofiler cpjump1 cpjump1-settings cpjump1-ablations "
+    "breinig2015 new-plates new-plates-cpjump1"
 ).split()
-_HOW_LONG = (
-    "How long: without a GPU, the default is the small encoder for 300 steps: about a quarter of an hour on two CPU "
-    "cores for 4,000 cells or more of 4 × 64 × 64 pixels. With a GPU it is a ResNet-18 for 400 passes over up to "
-    "20,000 cells. Each run says in its first seconds how long it will take, and what would be cheaper. Killed and "
-    "called again with --resume, it goes on."
-)
+_SHELLS = ("bash", "zsh", "fish", "tcsh")
+_HOW_LONG = """
+How long a run takes: images without a GPU are learned by the small encoder in 300 steps, about a quarter of an hour on
+two CPU cores for 4,000 cells or more of 4 × 64 × 64 pixels. With a GPU the default is a ResNet-18 and 400 passes over
+up to 20,000 cells, fewer passes over more. Tables of features take 50 steps with the linear encoder and 400 with the
+network. Each run says in its first seconds how long it will take and what would be cheaper; --max-steps shortens it.
+"""
+_HOW_LONG_SELECT = """
+Each alpha is a run of its own, times --seeds: five runs by default (six with another --invariance than variance), times
+the groups of environments that --criterion unseen holds out.
+"""
+_HOW_LONG_DEMO = """
+How long it takes: two training runs and a random encoder, some minutes on two CPU cores. --max-steps 100 is a quick
+look.
+"""
+_RESUMES = "If it is killed, call it again in the same way: it goes on where it stopped."
 
 
 def parser_of_commands() -> argparse.ArgumentParser:
@@ -32,14 +44,40 @@ def parser_of_commands() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"scbd {version('scbd')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_demo, _add_inspect, _add_convert, _add_run, _add_select_alpha, _add_reproduce):
+    for add in (_add_demo, _add_inspect, _add_convert, _add_run, _add_select_alpha, _add_reproduce, _add_completion):
         add(commands)
     return parser
 
 
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """All arguments of a parser and of its commands.
+
+    Parameters
+    ----------
+    parser
+        The parser; commands of commands are followed.
+
+    Examples
+    --------
+    >>> from scbd._command_line import actions_of, parser_of_commands
+    >>> "--max-steps" in {option for action in actions_of(parser_of_commands()) for option in action.option_strings}
+    True
+    """
+    found = []
+    for action in parser._actions:
+        found.append(action)
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found += actions_of(command)
+    return found
+
+
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
-        "demo", help="train on coloured digits, test on white ones (minutes)", formatter_class=values.Help
+        "demo",
+        help="train on coloured digits, test on white ones (minutes)",
+        formatter_class=values.Help,
+        epilog=_HOW_LONG_DEMO,
     )
     demo.add_argument("--out", type=Path, default=Path("results/demo"), help="directory for table and pictures")
     demo.add_argument("--alpha", type=values.alpha, default="auto", help="weight of the invariance loss, or 'auto'")
@@ -64,7 +102,7 @@ def _add_convert(commands: Any) -> None:
         "convert",
         help="write crops of any kind into one screen that is read by row",
         formatter_class=values.Help,
-        epilog="Killed and called again, it goes on where it stopped.",
+        epilog=_RESUMES,
     )
     convert.add_argument(
         "plates",
@@ -103,7 +141,10 @@ def _add_convert(commands: Any) -> None:
 
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
-        "run", help="train on your cells, embed, evaluate, write", formatter_class=values.Help, epilog=_HOW_LONG
+        "run",
+        help="train on your cells, embed, evaluate, write",
+        formatter_class=values.Help,
+        epilog=f"{_HOW_LONG}\nIf it is killed, call it again with --resume: it goes on where it stopped.",
     )
     _add_cells(run)
     run.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
@@ -121,7 +162,10 @@ def _add_run(commands: Any) -> None:
 
 def _add_select_alpha(commands: Any) -> None:
     select = commands.add_parser(
-        "select-alpha", help="train at several alphas, choose one without a test", formatter_class=values.Help
+        "select-alpha",
+        help="train at several alphas, choose one without a test",
+        formatter_class=values.Help,
+        epilog=f"{_HOW_LONG}{_HOW_LONG_SELECT}\n{_RESUMES}",
     )
     _add_cells(select)
     select.add_argument(
@@ -145,9 +189,10 @@ def _add_reproduce(commands: Any) -> None:
         "reproduce",
         help="run an experiment of the paper, make its tables and figures",
         formatter_class=values.Help,
-        epilog="Killed and called again, it goes on where it stopped.",
+        epilog=f"{_experiments()}\n\nHow long it takes: on two CPU cores minutes at --budget smoke and hours at small; "
+        f"paper is meant for a GPU. {_RESUMES}",
     )
-    again.add_argument("name", help=f"one of {', '.join(EXPERIMENTS)}; or 'list', which says what each is")
+    again.add_argument("name", metavar="NAME", help="an experiment (below), or 'list' for a sentence about each")
     again.add_argument("--budget", default="smoke", help="smoke (minutes), small (hours) or paper (GPU)")
     again.add_argument(
         "--protocol", default="ours", help="ours, or authors: trained as the code of the paper's authors"
@@ -159,6 +204,33 @@ def _add_reproduce(commands: Any) -> None:
     again.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     again.add_argument("--report", action="store_true", help="run nothing, make tables and figures of what is there")
     again.set_defaults(command="reproduce")
+
+
+def _add_completion(commands: Any) -> None:
+    completion = commands.add_parser(
+        "completion",
+        help="print what lets your shell complete commands and options",
+        formatter_class=values.Help,
+        epilog="""
+Needs the package shtab: pip install "scbd[completion]". Then, once:
+
+  bash   scbd completion bash > ~/.local/share/bash-completion/completions/scbd
+  zsh    scbd completion zsh > "${fpath[1]}/_scbd"
+  fish   scbd completion fish > ~/.config/fish/completions/scbd.fish
+  tcsh   scbd completion tcsh > ~/.scbd.tcsh, and source that file in ~/.tcshrc
+""",
+    )
+    completion.add_argument("shell", choices=_SHELLS, help="whose form to print")
+    completion.set_defaults(command="completion")
+
+
+def _experiments() -> str:
+    """Names of experiments, those of one data set or question on a line."""
+    families: dict[str, list[str]] = {}
+    for name in EXPERIMENTS:
+        families.setdefault(name.partition("-")[0], []).append(name)
+    lines = (textwrap.wrap("  ".join(names), 76, break_on_hyphens=False) for names in families.values())
+    return "Experiments:\n\n" + "\n".join(f"  {line}" for family in lines for line in family)
 
 
 def _add_cells(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +274,7 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     model.add_argument("--n-latent", type=int, help="dimension of both embeddings (64; of linear 300)")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
-    model.add_argument("--smoothing", type=float, help="of the perturbations, 0 for none (2/3; of features 0)")
+    model.add_argument("--smoothing", type=values.share, help="of the perturbations, 0 for none (2/3; of features 0)")
     model.add_argument(
         "--positives",
         choices=["all", "other_environments"],

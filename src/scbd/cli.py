@@ -1,13 +1,15 @@
-"""The command line: ``scbd demo``, ``inspect``, ``convert``, ``run``, ``select-alpha`` and ``reproduce``."""
+"""The command line: ``scbd run`` and what else :mod:`scbd._command_line` lists."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scbd._command_line import parser_of_commands
+from scbd._argument_values import path_or_url
+from scbd._command_line import EXPERIMENTS, actions_of, parser_of_commands
 
 if TYPE_CHECKING:
     import argparse
@@ -175,6 +177,49 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _completion(arguments: argparse.Namespace) -> int:
+    print(completion_script(arguments.shell))
+    return 0
+
+
+def completion_script(shell: str) -> str:
+    """What a shell reads to complete commands, options, choices and files of ``scbd``.
+
+    Parameters
+    ----------
+    shell
+        ``"bash"``, ``"zsh"``, ``"fish"`` or ``"tcsh"``.
+
+    Raises
+    ------
+    ImportError
+        If shtab is not installed.
+    ValueError
+        If the shell is another one.
+
+    Examples
+    --------
+    >>> from scbd.cli import completion_script
+    >>> "select-alpha" in completion_script("bash")
+    True
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        msg = 'Completion needs the package shtab: pip install "scbd[completion]"'
+        raise ImportError(msg) from error
+    if shell not in shtab.SUPPORTED_SHELLS:
+        msg = f"{shell!r} is no shell that can be completed in: give one of {', '.join(shtab.SUPPORTED_SHELLS)}."
+        raise ValueError(msg)
+    parser = parser_of_commands()
+    for action in actions_of(parser):
+        if action.type in (Path, path_or_url):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        if action.dest == "name":
+            action.choices = [*EXPERIMENTS, "list"]
+    return shtab.complete(parser, shell)
+
+
 def _print(table: pd.DataFrame) -> None:
     print("\n" + table.to_string(float_format=lambda value: f"{value:.3f}"))
 
@@ -186,4 +231,5 @@ _COMMANDS = {
     "run": _run,
     "select_alpha": _select_alpha,
     "reproduce": _reproduce,
+    "completion": _completion,
 }
