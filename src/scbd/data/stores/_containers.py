@@ -197,7 +197,7 @@ class ZarrContainer:
                 write_elem(group, name, table)
             group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
             images = {f"obsm/{self._image_key}": (self._plan.shape, self._plan.dtype)}
-            write_elem(group["uns"][STORE_KEY], TABLES_KEY, tables_checksums(group, images))
+            write_elem(group[f"uns/{STORE_KEY}"], TABLES_KEY, tables_checksums(group, images))
         n, *image = self._plan.shape
         group.create_array(
             f"obsm/{self._image_key}",
