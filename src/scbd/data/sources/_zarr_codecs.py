@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +38,11 @@ class ShardIndex:
         return without_checksum(data) if self.checked else memoryview(data)
 
 
+def _name(choice: Any) -> str:
+    """Of one of Zarr's choices: members of enumerations until its version 3.3, plain text in 3.4."""
+    return str(getattr(choice, "value", choice))
+
+
 def codecs_of(array: zarr.Array, where: str) -> tuple[Decode, ShardIndex | None, int | None]:
     """How chunks are decoded, and shards indexed.
 
@@ -58,13 +63,13 @@ def codecs_of(array: zarr.Array, where: str) -> tuple[Decode, ShardIndex | None,
     if isinstance(codecs[0], ShardingCodec):
         sharding = codecs[0]
         checked = any(isinstance(codec, Crc32cCodec) for codec in sharding.index_codecs)
-        index = ShardIndex(sharding.index_location.value == "end", checked)
+        index = ShardIndex(_name(sharding.index_location) == "end", checked)
         codecs = list(sharding.codecs)
     undo: list[Undo] = []
     for codec in reversed(codecs):
         if isinstance(codec, BytesCodec):
-            if array.dtype.itemsize > 1 and codec.endian is not None and codec.endian.value != sys.byteorder:
-                raise ValueError(_not_read(where, f"numbers that are {codec.endian.value}-endian"))
+            if array.dtype.itemsize > 1 and codec.endian is not None and _name(codec.endian) != sys.byteorder:
+                raise ValueError(_not_read(where, f"numbers that are {_name(codec.endian)}-endian"))
         else:
             undo.append(_undone(codec, where))
     last = undo.pop() if undo and undo[-1] is not without_checksum else _copied
