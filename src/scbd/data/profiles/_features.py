@@ -70,7 +70,7 @@ def profiles_of(table: pd.DataFrame, obs_columns: Iterable[str], missing: Missin
         raise ValueError(msg)
     obs = table.drop(columns=features)
     logger.info("%s: %d features; in obs: %s.", where, len(features), head(obs.columns, 20))
-    values = table[features].to_numpy(np.float32)
+    values = table[features].to_numpy(np.float32, copy=True)  # what pandas hands out itself may be read-only
     values[~np.isfinite(values)] = np.nan
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(features), dtype=bool)
     if missing != "keep":
