@@ -112,13 +112,3 @@ def test_no_value_is_missing_and_none_is_changed(seed, share, missing):
 def test_what_is_wrong_is_said(frame, how, error, message):
     with pytest.raises(error, match=message):
         profiles_of(frame, **{"obs_columns": (), "missing": "drop", "where": "t"} | how)
-
-
-def test_a_table_that_is_read_only_is_read():
-    """As pandas 3 hands out what it holds."""
-    values = np.arange(12, dtype=np.float32).reshape(6, 2)
-    values[0, 0] = np.inf
-    values.flags.writeable = False
-    frame = pd.DataFrame(values, columns=["Cells_a", "Cells_b"], copy=False).assign(Metadata_Plate=list("aabbcc"))
-    found = profiles_of(frame, (), "keep", "t")
-    assert np.isnan(found.X).sum() == 1 and np.isinf(values[0, 0])
