@@ -278,8 +278,8 @@ def test_completion_knows_commands_options_files_and_experiments(capsys):
     for shell in ("zsh", "fish", "tcsh"):
         assert main(["completion", shell]) == 0
         assert "select-alpha" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="'powershell' is no shell that can be completed in"):
-        completion_script("powershell")
+    with pytest.raises(ValueError, match="'nushell' is no shell that can be completed in"):
+        completion_script("nushell")
 
 
 def test_completion_without_its_package_is_one_sentence(monkeypatch, capsys):

@@ -146,7 +146,7 @@ def test_the_name_can_be_changed(clone):
         check=False,
     )
     assert left.stdout == ""
-    assert "scbd_store" in (clone / "src/unbatch/data/stores/_containers.py").read_text(encoding="utf-8")
+    assert "scbd_store" in (clone / "src/unbatch/data/stores/_tables.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("name", "said"), [("Un-batch", "is no new name"), ("scbd", "is no new name")])
