@@ -9,14 +9,16 @@ from scbd.paper._counterfactuals import counterfactual_report
 def test_counterfactuals(tmp_path):
     rows = [
         {
+            "invariance": "listing",
             "alpha": alpha,
-            "decoder": {"width": 8, "joint": joint} if joint else {"width": 8},
+            "decoder": {"width": 8, **how},
             "digit kept": 0.5,
             "mse": 0.01,
         }
         for alpha in (10.0, 0.0)
-        for joint in (True, False)
+        for how in ({"joint": True, "exchange": True}, {"joint": True, "exchange": False}, {})
     ]
     text = counterfactual_report(pd.DataFrame(rows), tmp_path)
-    lines = [cells(line)[:4] for line in text.splitlines()[2:6]]
-    assert lines[0] == ["0", "after", "50.0", "0.0100"] and lines[-1] == ["10", "with encoders", "50.0", "0.0100"]
+    lines = [cells(line)[:5] for line in text.splitlines()[2:8]]
+    decoders = ["after", "with encoders", "with encoders, styles exchanged"]
+    assert lines == [["listing", alpha, how, "50.0", "0.0100"] for alpha in ("0", "10") for how in decoders]

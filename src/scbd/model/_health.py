@@ -82,7 +82,7 @@ def complaint(
     if not (verdict.collapsed or verdict.tells_nothing):
         return ""
     by_heart = not verdict.collapsed and learned_of_training > _BY_HEART
-    what = "collapsed: all cells get nearly the same embedding" if verdict.collapsed else "learned nothing"
+    what = "collapsed to nearly the same embedding for all cells" if verdict.collapsed else "learned nothing"
     what += " that holds for validation cells" * by_heart
     if by_heart:
         remedy = (

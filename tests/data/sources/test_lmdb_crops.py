@@ -36,8 +36,7 @@ def test_keys_and_table_take_no_more_than_they_hold(database):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(keys) == len(obs) == n
-    # pandas 3 copies text into Arrow, and holds both for a moment
-    assert peak - obs.memory_usage(deep=True).sum() < (100 if pd.__version__ < "3" else 120) * n
+    assert peak - obs.memory_usage(deep=True).sum() < 100 * n
 
 
 def test_labels_are_sorted_and_belong_to_their_keys():
