@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _COLLAPSED_SPREAD = 0.25
 # share of the labels of training cells beyond which one that tells nothing of others has memorised them
 _BY_HEART = 0.05
+# steps below which a run is short: running statistics and weights have hardly moved, whatever the settings
+_FEW_STEPS = 200
 # standard errors of a batch beyond which an environment is seen
 _SEEN = 5.0
 # training batches, as far as they are logged, over which that is averaged
@@ -63,7 +65,13 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
 
 
 def complaint(
-    health: dict[str, float], verdict: Verdict, module: SCBDModule, batch_size: int, learned_of_training: float
+    health: dict[str, float],
+    verdict: Verdict,
+    module: SCBDModule,
+    *,
+    n_steps: int,
+    batch_size: int,
+    learned_of_training: float,
 ) -> str:
     """What is wrong with z_c and what to do; nothing if it is alive.
 
@@ -73,7 +81,7 @@ def complaint(
         From :func:`measure`.
     module
         That was measured.
-    batch_size
+    n_steps, batch_size
         It was trained with.
     learned_of_training
         Share of what the labels of training cells say that it told of them, see :func:`learned_lately`; 0 where there
@@ -90,7 +98,7 @@ def complaint(
             "Use more cells, augment=True, or fewer steps (early_stopping=True)."
         )
     else:
-        remedy = _remedy(module, batch_size)
+        remedy = _remedy(module, n_steps, batch_size)
     return (
         f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {health['supervised_c']:.2f}; a "
         f"collapsed embedding has {health['ceiling']:.2f}). {remedy}"
@@ -114,15 +122,20 @@ def learned_lately(history: dict[str, pd.DataFrame]) -> float:
     return 0.0 if logged is None else float(logged.iloc[-_LAST:, 0].astype(float).mean())
 
 
-def _remedy(module: SCBDModule, batch_size: int) -> str:
-    """What to do about an embedding that learned nothing of any cells."""
-    alpha, longer = float(module.current_alpha), "train for longer, if this was a handful of steps"
+def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
+    """What to do about an embedding that learned nothing of any cells: a short run is the first suspect, then alpha."""
+    alpha = float(module.current_alpha)
     if not alpha:
-        return f"There is no invariance to blame (alpha 0): raise lr, or {longer}."
-    if module.alpha_rule is not None:
-        instead = f"about {alpha / 10:.2g}"
-    elif module.invariance == "variance":
-        instead = f"'auto', or about {min(alpha / 10, GENTLE_ALPHA):g}"
+        settings = "There is no invariance to blame (alpha 0): raise lr, or train for longer."
     else:
-        instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
-    return f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}; or {longer}."
+        if module.alpha_rule is not None:
+            instead = f"about {alpha / 10:.2g}"
+        elif module.invariance == "variance":
+            instead = f"'auto', or about {min(alpha / 10, GENTLE_ALPHA):g}"
+        else:
+            instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
+        settings = f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}."
+    if n_steps >= _FEW_STEPS:
+        return settings
+    steps = f"{n_steps:,} step{'s' * (n_steps != 1)}"
+    return f"First train for longer: {steps} may be too few for any settings. If it stays so: {settings}"

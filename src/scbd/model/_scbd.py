@@ -197,7 +197,15 @@ class SCBDModel(TraverseMixin, ImageModel):
         """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""
         self.health_, verdict = measure(self.module, data.example_batch())
         learned = learned_lately(self.history_ or {}) if data.validates else 0.0
-        if wrong := complaint(self.health_, verdict, self.module, data.batch_size, learned):
+        wrong = complaint(
+            self.health_,
+            verdict,
+            self.module,
+            n_steps=data.max_steps,
+            batch_size=data.batch_size,
+            learned_of_training=learned,
+        )
+        if wrong:
             warnings.warn(wrong, UserWarning, stacklevel=3)
         if data.validates and (left := environment_left(self.health_, self.module)):
             logger.warning(left)
