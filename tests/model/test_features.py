@@ -14,11 +14,12 @@ from conftest import make_cells, make_wells
 from small_models import PressCtrlC, assert_same, weights
 
 from scbd import SCBDModel
+from scbd.baselines import standardize_by_environment
 from scbd.data import memory_map_h5ad, open_screen
 from scbd.model import TrainingDiverged
 
 # a few steps teach nothing
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:position_key is not used")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:position_key is not used", "ignore:Environments \\(")
 QUICK: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu", "train_size": 1.0}
 KEYS = {"y_key": "compound", "e_key": "plate", "control": "DMSO", "position_key": "well"}
 
@@ -220,6 +221,26 @@ def test_the_encoder_of_z_s_starts_from_environments():
         return float(means.var(0).sum() / z.var(0).sum())
 
     assert share(z_s) > 2 * share(z_c)
+
+
+def test_plates_that_were_standardised_one_by_one_are_trained_on():
+    """Their means are the same, and the encoder of z_s has no difference of plates to start from."""
+    wells = make_wells()
+    wells.layers["standardized"] = standardize_by_environment(wells.X, wells.obs["plate"])
+    model = make(wells, KEYS | {"layer": "standardized"})
+    model.train(**QUICK, max_steps=2)
+    z_s = model.get_latent_representation(block="s", center=None)
+    assert np.isfinite(z_s).all() and np.linalg.matrix_rank(z_s) > 3
+
+
+def test_a_single_control_is_trained_on():
+    """It is its own mean, which is mapped to 0."""
+    wells = make_wells()
+    dmso = np.flatnonzero(wells.obs["compound"] == "DMSO")
+    wells = wells[np.delete(np.arange(wells.n_obs), dmso[1:])].copy()
+    model = make(wells, {k: v for k, v in KEYS.items() if k != "position_key"})
+    model.train(**QUICK, max_steps=2)
+    assert np.isfinite(model.get_latent_representation()).all()
 
 
 def test_learns_compounds_and_not_plates():

@@ -39,6 +39,19 @@ def test_there_are_no_more_discriminants_than_labels_less_one():
     assert mapped(transform, features)[:, :3].std(0).min() > 0.1 and not mapped(transform, features)[:, 3:].any()
 
 
+@pytest.mark.parametrize("kind", ["lda", "plda"])
+def test_labels_that_differ_in_nothing_leave_directions_to_cells(kind):
+    """Plates that were standardised one by one have one mean: nothing but rounding, which is no direction."""
+    features, labels = labelled(f=8)
+    means = np.stack([features[labels == u].mean(0) for u in range(20)])
+    features -= means[labels]
+    transform, within = InputTransform(8, kind), InputTransform(8, "within")
+    transform.fit(features, labels)
+    within.fit(features, labels)
+    one, other = (mapped(t, features) for t in (transform, within))
+    np.testing.assert_allclose(np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1), rtol=1e-4)
+
+
 def test_what_has_no_inverse_is_said_to():
     features, labels = labelled(f=8)
     features[:, 5] = 0

@@ -24,6 +24,7 @@ from scbd.model._controls import check_control
 from scbd.model._environments import known_covariate_keys, known_e_columns, warn_of_quantities, with_inferred
 from scbd.model._manager import ScreenManager
 from scbd.model._registry import RegistryMixin
+from scbd.model._shifts import warn_if_shifted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,6 +171,8 @@ class SetupMixin(RegistryMixin):
             warn_of_quantities(adata.obs, as_columns(e_key))
             for columns in apart if e_columns == "side_by_side" else [as_columns(e_key)]:
                 warn_if_confounded(adata.obs, as_columns(y_key), columns)
+                if not image_key:
+                    warn_if_shifted(adata, inputs, as_columns(y_key), columns)
             for column in continuous_covariate_keys or ():
                 warn_if_ordered_alike(adata.obs, as_columns(y_key), column)
 

@@ -15,6 +15,8 @@ Whitening = Literal["within", "controls", "lda", "plda"]
 
 # of the covariance of label means towards the identity: a few hundred labels say little of a thousand directions
 _SHRINKAGE = 0.1
+# variance between labels, in units of that within, below which it is the rounding of means that are alike
+_ALIKE = 1e-9
 
 
 class InputTransform(nn.Module):
@@ -36,7 +38,9 @@ class InputTransform(nn.Module):
         The same, each times :math:`b / (b + 1)`, the share of its variance that belongs to labels (probabilistic
         discriminants).
 
-    The mean of the controls, where they are known, else of all cells, is mapped to 0.
+    The mean of the controls, where they are known, else of all cells, is mapped to 0. Where the means of all labels are
+    the same, as those of plates that were standardised one by one, the discriminants have no direction to choose, and
+    do what ``"within"`` does.
 
     Parameters
     ----------
@@ -136,16 +140,12 @@ class InputTransform(nn.Module):
         spread = self._spread(features, labels, controls, positions)
         matrix = whitening(spread, self.regularization)
         n_components = self.output_shape[0]
-        if self.kind in ("lda", "plda"):
-            _, means, _ = label_means(features, labels)
-            if len(means) < 2:
-                msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
-                raise ValueError(msg)
-            between = matrix.T @ covariance(means) @ matrix
+        between = self._between(features, labels, matrix)
+        if between is not None:
             gains = self.kind == "plda"
             matrix = matrix @ discriminants(between, shrinkage=_SHRINKAGE, n_components=n_components, gains=gains)
             if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
-                matrix[:, len(means) - 1 :] = 0
+                matrix[:, len(np.unique(labels)) - 1 :] = 0
         elif n_components < matrix.shape[1]:
             # of whitened cells, the directions in which there is more than variation within labels
             matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
@@ -158,6 +158,17 @@ class InputTransform(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Map features ``(B, F)`` to ``(B, K)``."""
         return features @ self.matrix + self.offset
+
+    def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
+        """Covariance of the whitened means of labels, if discriminants are asked for and labels differ in anything."""
+        if self.kind not in ("lda", "plda"):
+            return None
+        _, means, _ = label_means(features, labels)
+        if len(means) < 2:
+            msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
+            raise ValueError(msg)
+        between = matrix.T @ covariance(means) @ matrix
+        return between if np.trace(between) > _ALIKE * len(between) else None
 
     def _spread(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
