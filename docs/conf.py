@@ -84,6 +84,7 @@ html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["scbd.css"]
 html_show_sphinx = False
+html_context = {"default_mode": "auto"}  # light or dark, as the browser; without a word, the theme logs an error
 html_theme_options: dict[str, Any] = {
     "logo": {"text": f"scbd {release}", "alt_text": "scbd"},
     "navbar_persistent": [],  # one search field, that of the sidebar
