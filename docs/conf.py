@@ -84,6 +84,7 @@ html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["scbd.css"]
 html_show_sphinx = False
+html_context = {"default_mode": "auto"}  # light or dark, as the browser; without a word, the theme logs an error
 html_theme_options: dict[str, Any] = {
     "logo": {"text": f"scbd {release}", "alt_text": "scbd"},
     "navbar_persistent": [],  # one search field, that of the sidebar
@@ -218,9 +219,10 @@ def full_name(app, env, node, contnode):
             target = full + target.removeprefix(short)
     target = _KNOWN_AS.get(target, target)
     domain = env.domains["py"]
-    if node["reftype"] == "meth" and f"{Path(node['refdoc']).name}.{target}" in domain.objects:
-        target = f"{Path(node['refdoc']).name}.{target}"  # in the table of members, which is outside of the class
-        return domain.resolve_xref(env, node["refdoc"], app.builder, "meth", target, node, contnode)
+    # in the table of members, which is outside of the class; or of a model that shares the method with SCBDModel
+    for owner in (Path(node["refdoc"]).name, "scbd.SCBDModel"):
+        if node["reftype"] == "meth" and f"{owner}.{target}" in domain.objects:
+            return domain.resolve_xref(env, node["refdoc"], app.builder, "meth", f"{owner}.{target}", node, contnode)
     node["reftarget"] = target
     if node["reftype"] == "class":
         node["reftype"] = "obj"  # what is a class for us may be documented as data, or as a function
@@ -265,7 +267,10 @@ def linkcode_resolve(domain, info):
 
 
 def own_members(fullname: str) -> dict[str, list[str]]:
-    """Attributes and methods of a class that its page documents: ours, public, with words of their own."""
+    """Attributes and methods of a class that its page documents: ours, public, with words of their own.
+
+    Those that are the same as of SCBDModel are also in ``shared``: its page documents them.
+    """
     module, _, name = fullname.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
     found: dict[str, list[str]] = {"attributes": [], "methods": []}
@@ -279,7 +284,14 @@ def own_members(fullname: str) -> dict[str, list[str]]:
             kind = "methods" if inspect.isroutine(value) else "attributes" if isinstance(value, property) else None
             if kind and member not in found[kind]:
                 found[kind].append(member)
-    return {kind: sorted(members) for kind, members in found.items()}
+    # nine models would tell the same of train(): it is told once
+    shared = [
+        member
+        for member in found["attributes"] + found["methods"]
+        if cls is not scbd.SCBDModel
+        and inspect.getattr_static(cls, member) is inspect.getattr_static(scbd.SCBDModel, member, None)
+    ]
+    return {kind: sorted(members) for kind, members in found.items()} | {"shared": shared}
 
 
 def for_templates(app):
