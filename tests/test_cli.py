@@ -305,7 +305,7 @@ def test_completion_knows_commands_options_files_and_experiments(capsys):
     for shell in ("zsh", "fish", "tcsh"):
         assert main(["completion", shell]) == 0
         assert "select-alpha" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="'nushell' is no shell that can be completed in"):
+    with pytest.raises(ValueError, match="'nushell' is not a shell that scbd can complete in"):
         completion_script("nushell")
 
 

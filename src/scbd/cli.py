@@ -60,9 +60,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     table = demo(arguments.out, alpha=arguments.alpha, seed=arguments.seed, max_steps=arguments.max_steps)
     _print(table)
     print(
-        "\nColour gives the digit away in training and is missing from white digits. r_c: linear head; z_c: nearest\n"
-        "class mean; e: accuracy of the environment (chance 0.5). z_c stands for something only where its supervised\n"
-        "loss is below that of a collapsed embedding (ceiling), and r_c only where it beats the random encoder.\n"
+        "\nThe colour tells the digit in training; white digits have none. r_c: linear head; z_c: nearest class mean;\n"
+        "e: accuracy of the environment (chance 0.5). z_c has learned something only if its supervised loss is below\n"
+        "that of a collapsed embedding (ceiling), and r_c only if it beats the random encoder.\n"
         f"Table, pictures and model: {arguments.out}/"
     )
     return 0
@@ -218,7 +218,7 @@ def completion_script(shell: str) -> str:
         msg = 'Completion needs the package shtab: pip install "scbd[completion]"'
         raise ImportError(msg) from error
     if shell not in shtab.SUPPORTED_SHELLS:
-        msg = f"{shell!r} is no shell that can be completed in: give one of {', '.join(shtab.SUPPORTED_SHELLS)}."
+        msg = f"{shell!r} is not a shell that scbd can complete in: give one of {', '.join(shtab.SUPPORTED_SHELLS)}."
         raise ValueError(msg)
     parser = parser_of_commands()
     for action in actions_of(parser):
