@@ -13,7 +13,7 @@ RUN, SELECT, CONVERT, REPRODUCE = (
 @pytest.mark.parametrize(
     ("options", "said", "read"),
     [
-        (RUN, "max_steps=0 cannot be: give more.", "--max-steps 0 cannot be: give more."),
+        (RUN, "max_steps=0: give more.", "--max-steps 0: give more."),
         (RUN, "Give max_steps or max_epochs, not both.", "Give --max-steps or --max-epochs, not both."),
         (RUN, "go on with that run (resume=True).", "go on with that run (--resume)."),
         (RUN, "use style_target=None, or whitening=None", "use --style-target none, or --whitening none"),
