@@ -8,6 +8,7 @@ import math
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from pictures import is_drawn
 from PIL import Image
 
 import scbd
-from scbd import SCBDModel
+from scbd import SCBDModel, _progress
 from scbd import _argument_values as values
 from scbd._command_line import EXPERIMENTS, actions_of, parser_of_commands
 from scbd.cli import completion_script, main
@@ -42,7 +43,8 @@ def test_run(tmp_path, capsys):
     assert str(tmp_path / "out") in printed
     assert (tmp_path / "out" / "metrics.csv").exists()
     assert main([*arguments, *settings]) == 2
-    assert "already holds files" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "already holds files" in said and "(--resume)" in said and "resume=True" not in said
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
@@ -121,7 +123,7 @@ def test_convert_folders_of_crops_of_any_size(tmp_path, capsys):
         Image.fromarray(pixels).save(tmp_path / "crops" / gene / f"{number}.png")
     convert = ["convert", str(tmp_path / "crops"), "--y-key", "label", "--out", str(tmp_path / "screen.h5ad")]
     assert main(convert) == 2
-    assert "fit='pad'" in capsys.readouterr().err
+    assert "made by --fit pad or --fit crop" in capsys.readouterr().err
     assert main([*convert, "--fit", "pad", "--channels", "2", "0", "--image-size", "8"]) == 0
     assert "4 cells of 2 × 8 × 8 uint8" in capsys.readouterr().out
     screen = open_screen(tmp_path / "screen.h5ad")
@@ -162,6 +164,31 @@ def test_mistakes_become_one_sentence(tmp_path, capsys):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     assert main(["run", str(tmp_path / "cells.h5ad"), "--y-key", "genes", "--e-key", "well", "--out", "x"]) == 2
     assert "Did you mean 'gene'?" in capsys.readouterr().err
+
+
+def test_a_table_of_image_files_is_to_be_converted_first(tmp_path, capsys):
+    (tmp_path / "crops.csv").write_text("gene,file\na,0.png\n")
+    run = ["run", str(tmp_path / "crops.csv"), "--y-key", "gene", "--e-key", "well", "--out", str(tmp_path / "out")]
+    assert main(run) == 2
+    assert f"(scbd convert {tmp_path / 'crops.csv'} --file-columns file --y-key … " in capsys.readouterr().err
+
+
+def test_warnings_and_progress_name_options_too(tmp_path, capsys, monkeypatch):
+    import scbd.workflows
+
+    def stub(**kwargs):
+        _progress.say("Cheaper: style_target=None; fewer max_steps.")
+        message = warnings.formatwarning("e_key='time' makes many.", UserWarning, "", 0)
+        raise ValueError(message)
+
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    monkeypatch.setattr(scbd.workflows, "run", stub)
+    run = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--out", str(tmp_path / "out")]
+    assert main(run) == 2
+    said = capsys.readouterr().err
+    assert "Cheaper: --style-target none; fewer --max-steps." in said and "--e-key time makes many." in said
+    _progress.say("fewer max_steps")
+    assert capsys.readouterr().err == "fewer max_steps\n"
 
 
 def test_demo_and_help(tmp_path, capsys, monkeypatch):
@@ -278,7 +305,7 @@ def test_completion_knows_commands_options_files_and_experiments(capsys):
     for shell in ("zsh", "fish", "tcsh"):
         assert main(["completion", shell]) == 0
         assert "select-alpha" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="'nushell' is no shell that can be completed in"):
+    with pytest.raises(ValueError, match="'nushell' is not a shell that scbd can complete in"):
         completion_script("nushell")
 
 

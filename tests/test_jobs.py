@@ -125,7 +125,7 @@ def test_what_is_done_is_in_no_share_and_moves_no_other_block():
 
 @pytest.mark.parametrize("shard", [(0, 2), (3, 2), (-1, 2), (1, 0)])
 def test_a_share_is_one_of_so_many(shard):
-    with pytest.raises(ValueError, match=f"shard={shard[0]}/{shard[1]}: the first number counts from 1 to the second"):
+    with pytest.raises(ValueError, match=f"shard={shard[0]}/{shard[1]}: give a first number from 1 to the second"):
         check_shard(shard)
     check_shard((1, 1))
     check_shard((2, 2))

@@ -136,7 +136,7 @@ def test_controls_are_one_value_or_several():
 
 @pytest.mark.parametrize("control", [None, np.nan, pd.NA, ["DMSO", None], [np.nan]], ids=repr)
 def test_what_is_missing_is_no_control_and_not_the_text_nan(control):
-    with pytest.raises(ValueError, match="is no value: name with control what was not perturbed, as 'y' has it"):
+    with pytest.raises(ValueError, match="is no value: give control the value of 'y' for unperturbed"):
         control_names(control, ["DMSO", "nan", "None", "<NA>"], "y")
 
 

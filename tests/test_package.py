@@ -17,6 +17,7 @@ SOURCE = Path(scbd.__file__).parent
 ROOMS = {
     "_checks": set(),
     "_argument_values": set(),
+    "_option_names": {"_argument_values"},
     "_files": set(),
     "_keys": set(),
     "_lazy": set(),
@@ -53,7 +54,7 @@ ROOMS = {
     },
     "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},
     "experiments": {"paper", "workflows"},
-    "cli": {"_argument_values", "_command_line", "data", "paper", "workflows"},
+    "cli": {"_argument_values", "_command_line", "_option_names", "_progress", "data", "paper", "workflows"},
 }
 
 

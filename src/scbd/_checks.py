@@ -9,14 +9,14 @@ from numbers import Integral, Real
 def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise ``ValueError`` unless a setting is a whole number that is large enough."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        msg = f"{name}={value!r} cannot be: give a whole number from {least} on."
+        msg = f"{name}={value!r}: give a whole number, {least} or larger."
         raise ValueError(msg)
 
 
 def check_number(name: str, value: float, most: float = math.inf) -> None:
     """Raise ``ValueError`` unless a setting is a finite number from 0 on, or to the most that it may be."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= most or not value < math.inf:
-        msg = f"{name}={value!r} cannot be: give a number from 0 {'on' if most == math.inf else f'to {most:g}'}."
+        msg = f"{name}={value!r}: give a number{', 0 or larger' if most == math.inf else f' from 0 to {most:g}'}."
         raise ValueError(msg)
 
 

@@ -116,24 +116,28 @@ def _add_convert(commands: Any) -> None:
     )
     convert.add_argument("--y-key", required=True, help="column of the perturbation, to sort by")
     convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
-    convert.add_argument("--table", type=Path, help="table with a row an image, for a single plate")
-    convert.add_argument("--file-columns", nargs="+", default=["path"], help="of a table: columns of image files")
-    convert.add_argument("--root", type=Path, help="folder that paths in a table are relative to (the table's)")
-    convert.add_argument("--channels", nargs="+", help="which to take, by name or number; names where they have none")
+    convert.add_argument("--table", type=Path, help="table with one row per image, for a single plate")
+    convert.add_argument("--file-columns", nargs="+", default=["path"], help="columns of a table that name image files")
+    convert.add_argument("--root", type=Path, help="folder that paths in a table are relative to (that of the table)")
+    convert.add_argument("--channels", nargs="+", help="channels to take, by name or number; or names for unnamed ones")
     convert.add_argument(
         "--fit",
         type=values.fit,
         metavar="pad|crop|SIDE|HxW",
-        help="pad or cut crops of different sizes about their middle: to the largest, the smallest, so many pixels",
+        help="pad or cut crops of different sizes around their middle: to the largest, the smallest, or this size",
     )
-    convert.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
-    convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="of the stored images")
+    convert.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to this many pixels")
+    convert.add_argument("--dtype", choices=["uint8", "uint16", "float16", "float32"], help="type of the stored images")
     convert.add_argument(
-        "--intensity-range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="what becomes lowest and highest"
+        "--intensity-range",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="become lowest and highest value",
     )
-    convert.add_argument("--compression", choices=["lz4", "zstd"], help="of a Zarr store")
+    convert.add_argument("--compression", choices=["lz4", "zstd"], help="compression of a Zarr store")
     convert.add_argument("--seed", type=values.seed, default=0, help="seed of the order")
-    convert.add_argument("--workers", dest="n_workers", type=int, metavar="N", help="blocks at once (a core each)")
+    convert.add_argument("--workers", dest="n_workers", type=int, metavar="N", help="blocks at once (one core each)")
     convert.add_argument("--shard", type=values.shard, default=(1, 1), metavar="I/N", help="the I-th of N processes")
     convert.add_argument("--verify", action="store_true", help="read what was written, and compare with its checksums")
     convert.set_defaults(command="convert")
@@ -163,13 +167,13 @@ def _add_run(commands: Any) -> None:
 def _add_select_alpha(commands: Any) -> None:
     select = commands.add_parser(
         "select-alpha",
-        help="train at several alphas, choose one without a test",
+        help="train at several alphas, choose one without test cells",
         formatter_class=values.Help,
         epilog=f"{_HOW_LONG}{_HOW_LONG_SELECT}\n{_RESUMES}",
     )
     _add_cells(select)
     select.add_argument(
-        "--alphas", type=values.number, nargs="+", help="to try; a handful that suits --invariance without it"
+        "--alphas", type=values.number, nargs="+", help="values to try (default: some that suit --invariance)"
     )
     select.add_argument(
         "--criterion",
@@ -177,7 +181,7 @@ def _add_select_alpha(commands: Any) -> None:
         default="kept",
         help="accuracy on cells of the same environments, or on environments held out in turn",
     )
-    select.add_argument("--folds", type=int, help="for 'unseen': hold out environments in so many groups")
+    select.add_argument("--folds", type=int, help="for 'unseen': number of groups of environments to hold out")
     select.add_argument("--seeds", type=int, default=1, help="runs of each alpha")
     _add_model(select)
     _add_training(select)
@@ -220,7 +224,7 @@ Needs the package shtab: pip install "scbd[completion]". Then, once:
   tcsh   scbd completion tcsh > ~/.scbd.tcsh, and source that file in ~/.tcshrc
 """,
     )
-    completion.add_argument("shell", choices=_SHELLS, help="whose form to print")
+    completion.add_argument("shell", choices=_SHELLS, help="shell that will read it")
     completion.set_defaults(command="completion")
 
 
@@ -245,17 +249,17 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--e-columns",
         choices=["side_by_side", "crossed"],
-        help="several columns: each an environment of its own (the default), or each combination one",
+        help="for several columns: each is an environment of its own (the default), or each combination is one",
     )
     parser.add_argument(
         "--continuous-covariate-keys",
         nargs="+",
         metavar="COLUMN",
-        help="obs column(s) of numbers that z_c is to know nothing of either: row, column, time, count of cells",
+        help="obs column(s) of numbers to remove from z_c as well: row, column, time, number of cells",
     )
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
-    parser.add_argument("--channels", nargs="+", help="of the images: which to take, by name or number")
+    parser.add_argument("--channels", nargs="+", help="channels of the images to take, by name or number")
     parser.add_argument("--layer", help="features in place of images: a layer, or X")
     parser.add_argument("--obsm-key", help="features in place of images: an obsm key")
     parser.add_argument("--control", help="perturbation of the controls")
@@ -267,14 +271,17 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     model.add_argument(
         "--encoder",
         default="auto",
-        help="small, resnet18, resnet50, densenet121; of features linear or mlp; auto: what suits the cells",
+        help="small, resnet18, resnet50, densenet121; for features linear or mlp; auto: what suits the cells",
     )
     model.add_argument(
-        "--norm", choices=["batch", "instance", "group"], default="batch", help="of images: what normalises activations"
+        "--norm",
+        choices=["batch", "instance", "group"],
+        default="batch",
+        help="for images: normalisation of activations",
     )
     model.add_argument("--n-latent", type=int, help="dimension of both embeddings (64; of linear 300)")
     model.add_argument("--temperature", type=float, default=0.1, help="temperature of the losses")
-    model.add_argument("--smoothing", type=values.share, help="of the perturbations, 0 for none (2/3; of features 0)")
+    model.add_argument("--smoothing", type=values.share, help="label smoothing, 0 for none (2/3; of features 0)")
     model.add_argument(
         "--positives",
         choices=["all", "other_environments"],
@@ -285,9 +292,9 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--invariance",
         choices=["variance", "listing", "formula", "mean", "mass"],
         default="variance",
-        help="form of the loss, 'listing' as published; each has its own scale of alpha",
+        help="form of the invariance loss ('listing': as published); each has its own scale of alpha",
     )
-    model.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to so many pixels")
+    model.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to this many pixels")
     model.add_argument(
         "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
     )
@@ -295,9 +302,9 @@ def _add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--no-standardize", dest="standardize", action="store_false", help="keep each channel's mean and scale"
     )
     model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
-    model.add_argument("--clip", type=float, default=20.0, help="of features: cut off at so many standard deviations")
+    model.add_argument("--clip", type=float, default=20.0, help="for features: clip at this many standard deviations")
     model.add_argument(
-        "--whitening", type=values.word, default="auto", help="of features: within, controls, lda, plda or none"
+        "--whitening", type=values.word, default="auto", help="for features: within, controls, lda, plda or none"
     )
     return model
 
@@ -307,7 +314,7 @@ def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     length = train.add_mutually_exclusive_group()
     length.add_argument("--max-steps", type=int, help="updates")
     length.add_argument("--max-epochs", type=int, help="passes over the training cells")
-    train.add_argument("--batch-size", type=int, help="cells a batch (2,048, or all if fewer)")
+    train.add_argument("--batch-size", type=int, help="cells per batch (2,048, or all if fewer)")
     train.add_argument(
         "--perturbations-per-batch",
         type=values.count_or_auto,
@@ -317,7 +324,7 @@ def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     train.add_argument(
         "--lr", type=float, default=TrainSettings.lr, help="learning rate (0.0001; of features with mlp 0.001)"
     )
-    train.add_argument("--encoder-lr", type=float, help="of encoders, where it is another (0 freezes them)")
+    train.add_argument("--encoder-lr", type=float, help="learning rate of the encoders, if different (0 freezes them)")
     train.add_argument("--weight-decay", type=float, default=TrainSettings.weight_decay, help="weight decay")
     train.add_argument(
         "--alpha-warmup", type=int, default=0, metavar="STEPS", help="steps over which alpha rises from 0"

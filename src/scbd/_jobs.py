@@ -26,7 +26,7 @@ def check_shard(shard: tuple[int, int]) -> None:
     """Raise unless it is one of so many."""
     index, n = shard
     if not 1 <= index <= n:
-        msg = f"shard={index}/{n}: the first number counts from 1 to the second."
+        msg = f"shard={index}/{n}: give a first number from 1 to the second."
         raise ValueError(msg)
 
 

@@ -94,15 +94,15 @@ def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str
     several = isinstance(control, Iterable) and not isinstance(control, str | bytes)
     values = list(control) if several else [control]
     if any(pd.isna(value) for value in values):
-        msg = f"control={control!r} is no value: name with control what was not perturbed, as {y_key!r} has it."
+        msg = f"control={control!r} is no value: give control the value of {y_key!r} for unperturbed cells."
         raise ValueError(msg)
     names = list(dict.fromkeys(map(label_text, values)))
     there = pd.unique(np.asarray(labels, dtype=object))
     absent = sorted(set(names) - set(there))
     if absent:
         msg = (
-            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(there)}): name with control what was "
-            "not perturbed."
+            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(there)}): give control the value for "
+            "unperturbed cells."
         )
         raise ValueError(msg)
     return names

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # what takes longer than a glance at about ten thousand a second
 _WORTH_A_BAR = 20_000
+# how sentences are put: the command line names its options in place of arguments
+wording: Callable[[str], str] = str
 
 
 def progress_bar(
@@ -52,4 +58,4 @@ def progress_bar(
 
 def say(sentence: str) -> None:
     """Something to know meanwhile, above a bar that stays where it is."""
-    tqdm.write(sentence, file=sys.stderr)
+    tqdm.write(wording(sentence), file=sys.stderr)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scbd import _progress
 from scbd._argument_values import path_or_url
 from scbd._command_line import EXPERIMENTS, actions_of, parser_of_commands
+from scbd._option_names import in_options, options_of
 
 if TYPE_CHECKING:
     import argparse
@@ -20,17 +23,23 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors of the user's become one sentence and exit code 2."""
-    arguments = parser_of_commands().parse_args(argv)
-    warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {message}\n"
+    parser = parser_of_commands()
+    arguments = parser.parse_args(argv)
+    # what is said names arguments, for those who use Python
+    said = partial(in_options, options=options_of(parser, arguments.command.replace("_", "-")))
+    warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {said(str(message))}\n"
+    _progress.wording = said
     try:
         return _COMMANDS[arguments.command](arguments)
     except _mistakes() as error:
         message = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-        print(f"scbd: {' '.join(message.split()) or type(error).__name__}", file=sys.stderr)
+        print(f"scbd: {' '.join(said(message).split()) or type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("scbd: interrupted; what was finished is kept.", file=sys.stderr)
         return 130
+    finally:
+        _progress.wording = str
 
 
 def _mistakes() -> tuple[type[Exception], ...]:
@@ -51,9 +60,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     table = demo(arguments.out, alpha=arguments.alpha, seed=arguments.seed, max_steps=arguments.max_steps)
     _print(table)
     print(
-        "\nColour gives the digit away in training and is missing from white digits. r_c: linear head; z_c: nearest\n"
-        "class mean; e: accuracy of the environment (chance 0.5). z_c stands for something only where its supervised\n"
-        "loss is below that of a collapsed embedding (ceiling), and r_c only where it beats the random encoder.\n"
+        "\nThe colour tells the digit in training; white digits have none. r_c: linear head; z_c: nearest class mean;\n"
+        "e: accuracy of the environment (chance 0.5). z_c has learned something only if its supervised loss is below\n"
+        "that of a collapsed embedding (ceiling), and r_c only if it beats the random encoder.\n"
         f"Table, pictures and model: {arguments.out}/"
     )
     return 0
@@ -209,7 +218,7 @@ def completion_script(shell: str) -> str:
         msg = 'Completion needs the package shtab: pip install "scbd[completion]"'
         raise ImportError(msg) from error
     if shell not in shtab.SUPPORTED_SHELLS:
-        msg = f"{shell!r} is no shell that can be completed in: give one of {', '.join(shtab.SUPPORTED_SHELLS)}."
+        msg = f"{shell!r} is not a shell that scbd can complete in: give one of {', '.join(shtab.SUPPORTED_SHELLS)}."
         raise ValueError(msg)
     parser = parser_of_commands()
     for action in actions_of(parser):

@@ -85,8 +85,6 @@ def test_several_controls_and_features_that_an_environment_lacks():
     # as a number, in a column of numbers
     adata.obs["gene"] = adata.obs["gene"].map({"nontargeting": 0, "DMSO": 1, "A": 2}).astype(float)
     np.testing.assert_array_equal(cellprofiler_pca(adata, e_key="well", control=[0, 1]), one)
-    with pytest.raises(
-        ValueError, match="control=nan is no value: name with control what was not perturbed, as 'gene'"
-    ):
+    with pytest.raises(ValueError, match="control=nan is no value: give control the value of 'gene'"):
         cellprofiler_pca(adata, e_key="well", control=np.nan)
     assert not np.array_equal(cellprofiler_pca(adata, e_key="well", control=None), one)

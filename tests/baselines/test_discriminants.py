@@ -75,7 +75,7 @@ def test_one_label_differs_from_none(rival):
 
 def test_settings_out_of_range_are_refused():
     wells = plates()
-    with pytest.raises(ValueError, match="n_components=0 cannot be"):
+    with pytest.raises(ValueError, match="n_components=0: give"):
         lda(wells.features, wells.compounds, n_components=0)
-    with pytest.raises(ValueError, match="shrinkage=2 cannot be: give a number from 0 to 1"):
+    with pytest.raises(ValueError, match="shrinkage=2: give a number from 0 to 1"):
         plda(wells.features, wells.compounds, shrinkage=2)

@@ -148,8 +148,8 @@ def test_rounds_follow_batches_of_all_environments():
     [
         ({"meta_lr": 0.0}, "meta_lr=0.0: a share above 0, at most 1"),
         ({"meta_lr": float("nan")}, "meta_lr=nan: a share above 0, at most 1"),
-        ({"pretrain_steps": -1}, "pretrain_steps=-1 cannot be: give a whole number from 0 on"),
-        ({"pretrain_steps": 2.5}, "pretrain_steps=2.5 cannot be: give a whole number from 0 on"),
+        ({"pretrain_steps": -1}, "pretrain_steps=-1: give a whole number, 0 or larger"),
+        ({"pretrain_steps": 2.5}, "pretrain_steps=2.5: give a whole number, 0 or larger"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

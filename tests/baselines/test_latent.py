@@ -147,10 +147,10 @@ def test_wild_gradients_are_skipped_and_the_divergence_warms_up():
     ("model_class", "settings", "message"),
     [
         (VAEModel, {"likelihood": "poisson"}, "likelihood='poisson' is not known"),
-        (VAEModel, {"kl_warmup_steps": -1}, "kl_warmup_steps=-1 cannot be: give a whole number from 0 on"),
-        (VAEModel, {"n_latent": 0}, "n_latent=0 cannot be: give a whole number from 1 on"),
-        (IVAEModel, {"n_latent": 2.5}, "n_latent=2.5 cannot be: give a whole number from 1 on"),
-        (MCVAEModel, {"n_latent": -1}, "n_latent=-1 cannot be: give a whole number from 1 on"),
+        (VAEModel, {"kl_warmup_steps": -1}, "kl_warmup_steps=-1: give a whole number, 0 or larger"),
+        (VAEModel, {"n_latent": 0}, "n_latent=0: give a whole number, 1 or larger"),
+        (IVAEModel, {"n_latent": 2.5}, "n_latent=2.5: give a whole number, 1 or larger"),
+        (MCVAEModel, {"n_latent": -1}, "n_latent=-1: give a whole number, 1 or larger"),
         (IVAEModel, {"style_posterior": "e"}, "style_posterior='e' is not known"),
     ],
 )

@@ -90,7 +90,7 @@ def test_the_decoder_may_be_given_the_environment(tmp_path):
     cells.obs["well"] = np.where(np.arange(cells.n_obs) < 9, "a new one", "well_0")
     with pytest.raises(ValueError, match="a new one"):
         loaded.train(max_steps=1, **QUICK)
-    with pytest.raises(ValueError, match="n_environment_latent=-1 cannot be: give a whole number from 0 on"):
+    with pytest.raises(ValueError, match="n_environment_latent=-1: give a whole number, 0 or larger"):
         make(n_environment_latent=-1)
 
 

@@ -70,7 +70,7 @@ def test_one_label_is_sphering():
             "positions must have one value for each of 92 rows",
         ),
         ({"position_weight": -1}, "position_weight is how much of the positions' covariance is added"),
-        ({"regularization": float("nan")}, "regularization=nan cannot be"),
+        ({"regularization": float("nan")}, "regularization=nan: give"),
     ],
 )
 def test_what_cannot_be_learned_is_said(given, message):

@@ -113,14 +113,14 @@ def test_functions_that_are_named_exist():
 
 def test_a_table_without_image_files_is_told_of_profiles(tmp_path):
     make_wells().to_df().to_csv(tmp_path / "wells.csv")
-    with pytest.raises(KeyError, match=r"no column 'path' .*file_columns; a table of features .*read_profiles"):
+    with pytest.raises(KeyError, match=r"no column 'path' .*file_columns=…; a table of features .*read_profiles"):
         read_crops(tmp_path / "wells.csv")
 
 
 def test_cells_with_features_and_no_images(tmp_path):
     make_wells().write_h5ad(tmp_path / "wells.h5ad")
     for read in (open_screen, read_crops):
-        with pytest.raises(KeyError, match=r"no images .* It has X: open features with .*open_screen.*layer='X'"):
+        with pytest.raises(KeyError, match=r"no images .* It has X: open it as features with layer='X' .*open_screen"):
             read(tmp_path / "wells.h5ad")
 
 

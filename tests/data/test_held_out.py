@@ -104,8 +104,8 @@ def test_controls_are_held_out_by_position():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"share": 1.2}, "share=1.2 cannot be: give a number from 0 to 1"),
-        ({"validation_share": -1}, "validation_share=-1 cannot be"),
+        ({"share": 1.2}, "share=1.2: give a number from 0 to 1"),
+        ({"validation_share": -1}, "validation_share=-1: give"),
         ({"held_out": ["c99"]}, "No cell has the held-out perturbation 'c99'; there are: DMSO, c00, c01"),
         ({"keep": "water"}, "No cell has the perturbation to keep, 'water'"),
         ({"held_out": ["c01", "DMSO"], "keep": ["DMSO"]}, "'DMSO' is to be held out and to be kept: name it once"),

@@ -156,7 +156,7 @@ def test_bad_input_gets_a_sentence():
         generalization(adata, ["blind"], trained_on=np.ones(100, dtype=bool), control="0", **KEYS)
     with pytest.raises(ValueError, match=r"No row of obs\['one'\] says True or 'train'"):
         generalization(adata, ["blind"], trained_on="one", control="0", **KEYS)
-    with pytest.raises(ValueError, match="n_folds=1 cannot be"):
+    with pytest.raises(ValueError, match="n_folds=1: give"):
         generalization(adata, ["blind"], n_folds=1, **KEYS)
     with pytest.raises(ValueError, match="kind='cubic' is not known"):
         generalization(adata, ["blind"], classifiers=["cubic"], **KEYS)  # type: ignore[list-item]

@@ -142,5 +142,5 @@ def test_the_size_of_sets_is_none_of_pairs():
     with pytest.raises(ValueError, match="Each set that has two profiled genes has more than max_set_size=2"):
         related(genes, sets, 2)
     for size in (1, 2.5, True, "30"):
-        with pytest.raises(ValueError, match=f"max_set_size={size!r} cannot be: give a whole number from 2 on"):
+        with pytest.raises(ValueError, match=f"max_set_size={size!r}: give a whole number, 2 or larger"):
             related(genes, sets, size)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_values_are_those_of_the_naive_form():
         ({"held_out": np.zeros(1600, dtype=bool)}, "held_out names no cell"),
         ({"held_out": [3, 500]}, "held_out names 1 cells that were trained on"),
         ({"trained_on": [1, 2, 3]}, "There are 3 training cells, and n_neighbors=10"),
-        ({"n_neighbors": 0}, "n_neighbors=0 cannot be"),
+        ({"n_neighbors": 0}, "n_neighbors=0: give"),
         ({"held_out": [1600]}, "held_out is int64"),
     ],
 )

@@ -74,7 +74,7 @@ def test_bad_input_gets_a_sentence():
             proximity_bias(profiles(x, list(arms)), "arm")
     with pytest.raises(KeyError, match="obs has no 'chromosome'"):
         proximity_bias(profiles(x, list("aabb")), "chromosome")
-    with pytest.raises(ValueError, match="n_permutations=0 cannot be"):
+    with pytest.raises(ValueError, match="n_permutations=0: give"):
         proximity_bias(profiles(x, list("aabb")), "arm", n_permutations=0)
     table = profiles(x, list("aabb"))
     table.obs.loc["G1", "arm"] = None

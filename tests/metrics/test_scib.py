@@ -27,7 +27,7 @@ def screen(n: int = 600, seed: int = 0) -> AnnData:
 
 def test_where_it_is_not_installed_a_sentence_says_how(monkeypatch):
     monkeypatch.setitem(sys.modules, "scib_metrics", None)
-    with pytest.raises(ImportError, match="These scores need a package more: pip install scib-metrics"):
+    with pytest.raises(ImportError, match="These scores need one more package: pip install scib-metrics"):
         scib_scores(screen(), "noise", **KEYS)
 
 

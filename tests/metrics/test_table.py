@@ -65,7 +65,7 @@ def test_what_is_missing_is_no_control(compute: Compute):
     adata = wells()
     adata.obs["y"] = adata.obs["y"].replace({"a": "nan"})
     for control in (np.nan, ["DMSO", None]):
-        with pytest.raises(ValueError, match="is no value: name with control what was not perturbed, as 'y' has it"):
+        with pytest.raises(ValueError, match="is no value: give control the value of 'y' for unperturbed"):
             compute(adata, control)
     with pytest.raises(ValueError, match="No row has the control '7' in 'y'"):
         compute(adata, ["DMSO", 7])

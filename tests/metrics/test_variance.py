@@ -107,7 +107,7 @@ def test_bad_input_gets_a_sentence():
         variance_table(adata, ["Z"], [])
     with pytest.raises(KeyError, match="obs has no 'well'"):
         variance_table(adata, ["Z"], {"place": ["e", "well"]})
-    with pytest.raises(ValueError, match="max_cells=2 cannot be"):
+    with pytest.raises(ValueError, match="max_cells=2: give"):
         variance_table(adata, ["Z"], ["e"], max_cells=2)
     broken = adata.copy()
     broken.obs.loc["1", "e"] = None

@@ -280,7 +280,7 @@ def test_what_is_held_out_by_a_split_was_not_trained_on(cells):
     ("change", "error", "said"),
     [
         ({"using": "some"}, ValueError, "using='some' is not known"),
-        ({"max_cells": 1}, ValueError, "max_cells=1 cannot be"),
+        ({"max_cells": 1}, ValueError, "max_cells=1: give"),
         ({"key": "plaet"}, KeyError, "Did you mean 'plate'"),
     ],
 )
@@ -292,7 +292,7 @@ def test_bad_settings_get_a_sentence(model, cells, change, error, said):
 def test_what_cannot_be_adapted_to_leaves_the_model_as_it_was(model, cells):
     new = photographed(cells)
     of_one = new[new.obs["gene"] != CONTROL].copy()
-    with pytest.raises(ValueError, match=r"Two controls .* fewer of next month \(0\)\. using='all' takes all"):
+    with pytest.raises(ValueError, match=r"two controls; there are fewer in next month \(0\)\. using='all' takes"):
         model.adapt(of_one, "plate", using="controls")
     broken = new.copy()
     broken.obsm[IMAGE_KEY][np.flatnonzero(new.obs["gene"] == CONTROL)[3]] = np.nan
@@ -304,7 +304,7 @@ def test_what_cannot_be_adapted_to_leaves_the_model_as_it_was(model, cells):
     for name, values in model.module.state_dict().items():
         torch.testing.assert_close(values, before[name], rtol=0, atol=0)
     del new.obs["gene"]
-    with pytest.raises(ValueError, match="does not know which cells these are"):
+    with pytest.raises(ValueError, match="does not know which cells are controls"):
         model.adapt(new, "plate", using="controls")
     with pytest.warns(UserWarning, match="not known which cells are controls, so all cells"):
         assert model.adapt(new, "plate")["using"].item() == "all"
@@ -326,8 +326,8 @@ def test_where_nothing_is_normalised_there_is_nothing_to_adapt(cells):
 def test_without_training_controls_their_look_is_not_known(cells):
     kept = cells[cells.obs["gene"] != CONTROL].copy()
     model = trained(kept, control=None, steps=1)
-    with pytest.raises(ValueError, match="does not know which cells these are"):
+    with pytest.raises(ValueError, match="does not know which cells are controls"):
         model.adapt(photographed(cells), "plate", using="controls")
     model.looks_ = {}
-    with pytest.raises(ValueError, match="train it for a step at least"):
+    with pytest.raises(ValueError, match="train it for at least one step"):
         model.adapt(photographed(cells), "plate", using="all")

@@ -176,9 +176,9 @@ def test_what_cannot_be_is_said():
         set_up(with_numbers(cells, time=np.where(np.arange(96) == 0, np.nan, 1.0 * np.arange(96))))
     with pytest.raises(ValueError, match=r"Every cell has the same obs\['time'\] \(2\)"):
         set_up(with_numbers(cells, time=2))
-    with pytest.raises(ValueError, match="ERMModel knows one environment a cell, of labels: leave continuous"):
+    with pytest.raises(ValueError, match="ERMModel takes one environment per cell, which is a label: leave continuous"):
         ERMModel.setup_anndata(cells, "gene", "well", continuous_covariate_keys="time")
-    with pytest.raises(ValueError, match=r"invariance='mean' knows .* no numbers \(time, column\)"):
+    with pytest.raises(ValueError, match=r"takes labels as environments, not numbers \(time, column\)"):
         make(cells, invariance="mean")
     assert "numbers time" in repr(make(cells, keys=["time", "time"]))
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_said():
 def test_a_quantity_as_environment_is_warned_of():
     cells = cells_in_time()
     with pytest.warns(
-        UserWarning, match="e_key='time' makes an environment of each of 96 numbers in 96 cells.*in place"
+        UserWarning, match="e_key='time' makes an environment of each of 96 numbers in 96 cells.*instead of"
     ):
         set_up(cells, keys=None, e_key=["well", "time"])
     with warnings.catch_warnings():

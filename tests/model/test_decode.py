@@ -229,7 +229,7 @@ def test_a_batch_size_that_is_none_gets_a_sentence(decoded, batch_size):
         lambda: decoded.reconstruct(batch_size=batch_size),
         lambda: decoded.swap_blocks([0], [1], batch_size=batch_size),
     ):
-        with pytest.raises(ValueError, match=f"batch_size={batch_size} cannot be: give a whole number from 1 on"):
+        with pytest.raises(ValueError, match=f"batch_size={batch_size}: give a whole number, 1 or larger"):
             call()
 
 

@@ -53,7 +53,7 @@ def classifier():
 @pytest.mark.parametrize("batch_size", [-1, 0, 2.5, "8"])
 def test_a_batch_size_that_is_none_gets_a_sentence(of_names, classifier, tmp_path, batch_size):
     """Of -1, the embedding was memory that nothing had been written to."""
-    said = f"batch_size={batch_size!r} cannot be: give a whole number from 1 on"
+    said = f"batch_size={batch_size!r}: give a whole number, 1 or larger"
     for call in (
         lambda: of_names.get_latent_representation(batch_size=batch_size),
         lambda: of_names.embed_to(tmp_path / "z.h5ad", batch_size=batch_size),
@@ -102,7 +102,7 @@ def test_a_broken_model_is_told_from_broken_cells(of_names):
     weight.data[2] = torch.nan
     try:
         with pytest.raises(
-            ValueError, match=r"makes NaN of 96 of 96 cells .*content.projection.*training that diverged"
+            ValueError, match=r"returns NaN for 96 of 96 cells .*content.projection.*training that diverged"
         ):
             of_names.get_latent_representation()
     finally:

@@ -128,8 +128,8 @@ def test_what_is_wrong_is_said_before_any_work(trained, tmp_path, monkeypatch):
         (ValueError, "dtype='float64' is not known: use float32 or float16", "z.h5ad", {"dtype": "float64"}),
         (ValueError, "block='x' is not known", "z.h5ad", {"blocks": ["c", "x"]}),
         (ValueError, "representation='q' is not known", "z.h5ad", {"representation": "q"}),
-        (ValueError, "block_size=0 cannot be: give a whole number from 1 on", "z.h5ad", {"block_size": 0}),
-        (ValueError, "batch_size=-1 cannot be: give a whole number from 1 on", "z.h5ad", {"batch_size": -1}),
+        (ValueError, "block_size=0: give a whole number, 1 or larger", "z.h5ad", {"block_size": 0}),
+        (ValueError, "batch_size=-1: give a whole number, 1 or larger", "z.h5ad", {"batch_size": -1}),
     ]
     for error, message, path, changed in cases:
         with pytest.raises(error, match=message):
@@ -155,7 +155,7 @@ def test_shares_of_several_devices(trained, tmp_path):
     trained.embed_to(tmp_path / "whole.h5ad", **arguments)
     assert not trained.embed_to(tmp_path / "z.h5ad", shard=(2, 2), **arguments).obsm
     assert len(trained.embed_to(tmp_path / "z.h5ad", shard=(1, 2), **arguments).obsm) == 2
-    with pytest.raises(ValueError, match="shard=0/2: the first number counts from 1 to the second"):
+    with pytest.raises(ValueError, match="shard=0/2: give a first number from 1 to the second"):
         trained.embed_to(tmp_path / "other.h5ad", shard=(0, 2))
     assert not list(tmp_path.glob("*other*"))
     assert contents(tmp_path / "z.h5ad") == contents(tmp_path / "whole.h5ad")

@@ -122,7 +122,7 @@ def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="e_columns='both' is not known: use 'side_by_side', or 'crossed'"):
         make(e_columns="both")
     how: dict[str, Any] = {"y_key": "gene", "e_key": SEVERAL}
-    with pytest.raises(ValueError, match="ERMModel knows one environment a cell: use e_columns='crossed'"):
+    with pytest.raises(ValueError, match="ERMModel takes one environment per cell: use e_columns='crossed'"):
         ERMModel.setup_anndata(plates(), **how, e_columns="side_by_side")
     cells = plates()
     for e_columns in (None, "crossed"):  # the same
@@ -210,5 +210,5 @@ def test_inferred_environments_stand_beside_known_ones():
 def test_neither_known_nor_inferred():
     with pytest.raises(ValueError, match="e_key=None: name the column of obs .* or give infer_environments=2"):
         SCBDModel.setup_anndata(make_cells(), y_key="gene")
-    with pytest.raises(ValueError, match="n_environments=1 cannot be"):
+    with pytest.raises(ValueError, match="n_environments=1: give"):
         SCBDModel.setup_anndata(make_cells(), y_key="gene", infer_environments=1)

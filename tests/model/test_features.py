@@ -115,7 +115,7 @@ def test_few_controls_among_many_cells_are_all_looked_at(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"encoder": "mlp"}, {"whitening": "controls"}, {"whitening": None}])
 def test_positions_that_nobody_looks_at_are_told(settings):
-    with pytest.warns(UserWarning, match="position_key is not used: positions of controls are taken out by whitening"):
+    with pytest.warns(UserWarning, match="position_key is not used: effects of positions are removed only"):
         make(**settings)
 
 

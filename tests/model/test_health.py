@@ -55,7 +55,7 @@ def test_memorised_cells_are_told_from_an_embedding_that_learned_nothing():
     noise = make_cells()
     noise.obs["gene"] = np.random.default_rng(0).permutation(noise.obs["gene"])
     model = make_model(noise, alpha=0, smoothing=0, style_target=None)
-    said = r"learned nothing that holds for validation cells .* memorised training cells: .* tells \d+% .* augment=True"
+    said = r"learned nothing that holds for validation cells .* memorised the training cells: .* \d+% .* augment=True"
     with pytest.warns(UserWarning, match=said):
         model.train(**QUICK | {"max_steps": 300, "lr": 3e-3, "batch_size": 48}, validate_every=300)
 

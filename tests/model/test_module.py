@@ -104,8 +104,8 @@ def test_who_shares_a_label_is_counted_once_a_step(cells, monkeypatch, how, n):
     [
         ({"alpha": -1}, "alpha weighs the invariance loss: give a number that is 0 or larger, got -1"),
         ({"alpha": float("nan")}, "alpha weighs the invariance loss: give a number that is 0 or larger, got nan"),
-        ({"n_latent": 0}, "n_latent=0 cannot be: give a whole number from 1 on"),
-        ({"n_latent": "64"}, "n_latent='64' cannot be: give a whole number from 1 on"),
+        ({"n_latent": 0}, "n_latent=0: give a whole number, 1 or larger"),
+        ({"n_latent": "64"}, "n_latent='64': give a whole number, 1 or larger"),
         ({"temperature": 0}, "temperature must be a number above 0.0029"),
         ({"temperature": float("inf")}, "temperature must be a number above .* got inf"),
         ({"alpha": "much"}, "alpha='much' is not known: give a number, or 'auto'"),

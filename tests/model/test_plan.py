@@ -151,7 +151,7 @@ def test_encoders_learn_at_a_rate_of_their_own():
 
 def test_a_rate_of_encoders_that_cannot_be_gets_a_sentence():
     cells = make_cells()
-    with pytest.raises(ValueError, match="encoder_lr=-1 cannot be"):
+    with pytest.raises(ValueError, match="encoder_lr=-1: give"):
         make_model(cells).train(**QUICK | {"encoder_lr": -1})
     VAEModel.setup_anndata(cells, y_key="gene", e_key="well")
     with pytest.raises(ValueError, match="encoder_lr is for models with an encoder by name"):

@@ -33,7 +33,7 @@ def test_settings_are_frozen_and_checked_again_when_they_are_changed():
         settings.lr = 1.0  # type: ignore[misc]
     changed = dataclasses.replace(settings, lr=2.0)
     assert changed.plan["lr"] == 0.5 and changed.trainer_kwargs == {"gradient_clip_val": 1.0}
-    with pytest.raises(ValueError, match="batch_size=1 cannot be: give a whole number from 2 on"):
+    with pytest.raises(ValueError, match="batch_size=1: give a whole number, 2 or larger"):
         dataclasses.replace(settings, batch_size=1)
     with pytest.raises(TypeError, match="did you mean 'max_steps'"):
         TrainSettings.of({"max_step": 3})
@@ -44,7 +44,7 @@ def test_what_is_left_open_may_be_said_to_be():
         if option.default is None:
             TrainSettings.of({option.name: None} if option.name != "trainer_kwargs" else {})
     assert TrainSettings(perturbations_per_batch=None).perturbations_per_batch is None
-    with pytest.raises(ValueError, match="early_stopping_patience=None cannot be"):
+    with pytest.raises(ValueError, match="early_stopping_patience=None: give"):
         TrainSettings(early_stopping_patience=None)  # type: ignore[arg-type]
 
 

@@ -60,7 +60,7 @@ def test_a_single_block():
 def test_bad_input(decoded):
     with pytest.raises(KeyError, match=r"to='gene_9': no cell has this perturbation. Those of 'gene' are gene_0"):
         decoded.traverse([0], "gene_9")
-    with pytest.raises(ValueError, match="n_steps=1 cannot be: give a whole number from 2 on"):
+    with pytest.raises(ValueError, match="n_steps=1: give a whole number, 2 or larger"):
         decoded.traverse([0], "gene_1", n_steps=1)
     with pytest.raises(ValueError, match="There is no decoder"):
         make_model().traverse([0], "gene_1")

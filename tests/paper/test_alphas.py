@@ -19,7 +19,7 @@ def test_what_finds_its_own_alpha_comes_last():
 def test_the_cost_is_in_points_below_the_best():
     # 0.9, 0.89, 0.88, 0.87: the last is below 97 % of the best
     text = cost_of_choosing(rows([0.0, 1.0, 2.0, 3.0]), "seen", "wanted", "score")
-    assert "seed by seed: 2 (1). Its score is 10.0 points below that of the best alpha." in text
+    assert "seed by seed: 2 (1). Its score is 10.0 percentage points below that of the best alpha." in text
 
 
 @pytest.mark.parametrize("alphas", [[], [1.0], [1.0, "auto"]])

@@ -49,11 +49,14 @@ def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
     assert (table["runs"] == "2").all()
     assert "choose_alpha" not in text  # rows without what it takes
     with_z_c = generalization_rows().assign(**{"z_c in": 0.9})
-    said = "seed by seed: 10 (2). Its accuracy of $z_c$ out of distribution is 0.0 ± 0.0 points below that of the best"
-    assert f"{said} alpha." in generalization_report(with_z_c, tmp_path)
+    said = "seed by seed: 10 (2). Its accuracy of $z_c$ out of distribution is 0.0 ± 0.0 percentage points below that"
+    assert f"{said} of the best alpha." in generalization_report(with_z_c, tmp_path)
     auto = with_z_c[with_z_c["alpha"] == 0].assign(alpha="auto", **{"z_c out": 0.9})
     text_with_auto = generalization_report(pd.concat([with_z_c, auto[auto["system"] == "SCBD"]]), tmp_path)
-    assert f'{said} alpha, that of `alpha="auto"` 3.0 ± 1.4.' in text_with_auto and "SCBD, alpha auto" in text_with_auto
+    assert (
+        f'{said} of the best alpha, that of `alpha="auto"` 3.0 ± 1.4.' in text_with_auto
+        and "SCBD, alpha auto" in text_with_auto
+    )
     assert "ERM, 6 runs: in- and out-of-distribution accuracy correlate with -1.00" in text
     assert {path.name for path in tmp_path.iterdir()} == {"alpha.png", "erm.png"}
 

@@ -82,7 +82,7 @@ def write_broken(path: Path) -> None:
             "pictures",
             write_pictures,
             ["a folder of images", "8 cells of 4 × 6 × 6", "column label: 2"],
-            "scbd convert {}",
+            "scbd convert {} --y-key label --out screen.h5ad",
         ),
         (
             "crops.npy",
@@ -176,3 +176,15 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
         inspect(tmp_path / "w.h5ad", sheet=tmp_path / "s.png")
     with pytest.raises(KeyError, match="Did you mean 'plate'"):
         inspect(tmp_path / "w.h5ad", y_key="compound", e_key="plat")
+
+
+@pytest.mark.parametrize("classes", ["flat", "in plates"])
+def test_the_label_of_a_folder_of_folders_is_said(tmp_path, classes):
+    write_pictures(tmp_path if classes == "flat" else tmp_path / "plate")
+    assert inspect(tmp_path).endswith(f"scbd convert {tmp_path} --y-key label --out screen.h5ad")
+    assert "--y-key folder_1 --out" in inspect(tmp_path, y_key="folder_1")
+
+
+def test_what_has_no_known_label_leaves_it_to_the_user(tmp_path):
+    Image.new("L", (6, 6)).save(tmp_path / "0.png")
+    assert "--table … --y-key …" in inspect(tmp_path)

@@ -37,3 +37,19 @@ def test_what_a_table_does_not_have_is_said(tmp_path):
             open_cells(tmp_path / "wells.csv", **asked)
     with pytest.raises(FileNotFoundError):
         open_cells(tmp_path / "no.csv")
+
+
+def test_images_are_to_be_converted_first(tmp_path):
+    (tmp_path / "crops" / "a").mkdir(parents=True)
+    (tmp_path / "crops" / "a" / "0.png").write_bytes(b"")
+    (tmp_path / "crops.csv").write_text("gene,dna,actin\na,0_dna.tif,0_actin.tif\n")
+    np.save(tmp_path / "crops.npy", make_cells().obsm["single_cell_images"])
+    commands = {
+        "crops.csv": "--file-columns dna actin --y-key …",
+        "crops": "--y-key label",
+        "crops.npy": "--table … --y-key …",
+    }
+    for name, options in commands.items():
+        with pytest.raises(ValueError, match="make a screen of it first") as raised:
+            open_cells(tmp_path / name)
+        assert f"(scbd convert {tmp_path / name} {options} --out screen.h5ad)" in str(raised.value)

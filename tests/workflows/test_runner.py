@@ -218,7 +218,7 @@ def test_nothing_is_run_when_something_is_wrong(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             run_trials([trial(alpha=0.0), bad], tmp_path)
-    with pytest.raises(ValueError, match="shard=3/2: the first number counts from 1 to the second"):
+    with pytest.raises(ValueError, match="shard=3/2: give a first number from 1 to the second"):
         run_trials([trial(alpha=0.0)], tmp_path, shard=(3, 2))
     with pytest.raises(ValueError, match="pacs is not downloaded by scbd: see scbd.datasets.pacs"):
         run_trials([Trial("domain generalization", "pacs", "SCBD")], tmp_path)
@@ -228,7 +228,7 @@ def test_nothing_is_run_when_something_is_wrong(tmp_path):
 def test_a_package_that_is_missing_is_named_before_any_run(tmp_path, monkeypatch):
     monkeypatch.setitem(NEEDED, "Harmony", "no_such_package")
     trials = [Trial("unseen perturbations", "cpjump1", system) for system in ("features", "Harmony")]
-    with pytest.raises(ImportError, match="Harmony, which has no row yet, needs a package more: pip install"):
+    with pytest.raises(ImportError, match="Harmony, which has no row yet, needs one more package: pip install"):
         run_trials(trials, tmp_path / "out", path="nowhere.parquet")
     assert not (tmp_path / "out").exists()
 

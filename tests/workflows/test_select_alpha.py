@@ -161,7 +161,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_trained(monkeyp
 def test_two_environments_cannot_be_held_out():
     cells = make_cells()
     cells.obs["plate"] = np.where(np.arange(len(cells)) % 2, "a", "b")
-    with pytest.raises(ValueError, match="it takes three, there are 2; use criterion='kept'"):
+    with pytest.raises(ValueError, match="it needs three, there are 2; use criterion='kept'"):
         select_alpha(cells, **CELLS | {"e_key": "plate"}, criterion="unseen", **QUICK)
     with pytest.raises(KeyError, match="nowhere"):
         select_alpha(cells, **CELLS | {"e_key": "nowhere"}, **QUICK)

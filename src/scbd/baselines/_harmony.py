@@ -75,7 +75,7 @@ def _harmonypy() -> ModuleType:
     try:
         import harmonypy
     except ImportError as error:
-        msg = "Harmony needs a package more: pip install harmonypy."
+        msg = "Harmony needs one more package: pip install harmonypy."
         raise ImportError(msg) from error
     return harmonypy
 

@@ -1,4 +1,4 @@
-"""Cells at rest and on their way to a batch: fields, sources, splits, samplers, the data module.
+"""Cells on disk and on their way to a batch: fields, sources, splits, samplers, the data module.
 
 Names that need torch, Lightning or scvi-tools load on first use: screens are written, opened and verified without them.
 """

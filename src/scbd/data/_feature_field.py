@@ -111,8 +111,8 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
     if inputs.names(adata) is None:
         if len(names) != len(columns):
             msg = (
-                f"{inputs.where} has {len(names)} features, the model was set up with {len(columns)}, and without "
-                "names they are told by their place: give all of them, in that order."
+                f"{inputs.where} has {len(names)} features, the model was set up with {len(columns)}. "
+                "Features without names are known by their position: give all of them, in that order."
             )
             raise ValueError(msg)
         names = columns

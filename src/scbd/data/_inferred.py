@@ -141,8 +141,8 @@ def infer_environments(
     gain = float(mixture.score(space[rows[:n_tested]]) - single.score(space[rows[:n_tested]]))
     if gain <= 0:
         msg = (
-            f"At equal {y_key!r}, cells form no {n_environments} groups: these describe new cells no better than a "
-            f"single one does ({gain:.2g} nats a cell), and the environments that were inferred mean nothing."
+            f"Cells of equal {y_key!r} do not form {n_environments} groups: these describe new cells no better than "
+            f"one group does ({gain:.2g} nats per cell). The inferred environments mean nothing."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     of_cell = mixture.predict(space)

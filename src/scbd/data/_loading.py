@@ -26,7 +26,7 @@ Stage = Literal["train", "validation", "matched"]
 
 # of a batch, by default
 _CELLS = 2048
-# below this many expected positives an anchor learns little from a plainly shuffled batch
+# below this many expected positives a cell learns little from a plainly shuffled batch
 _POSITIVES_WANTED = 8
 # training cells that validation cells are compared with: enough to say what they share, few enough to cost little
 _MATCHED = 8192
@@ -101,7 +101,7 @@ class ImageDataModule(L.LightningDataModule):
     batch_size
         Cells a batch. `None` takes 2,048, or all training cells if they are fewer.
     perturbations_per_batch
-        P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives an anchor about eight
+        P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives a cell about eight
         partners of its perturbation, and draws P × 8 batches otherwise.
     neighbours
         Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:

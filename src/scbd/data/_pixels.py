@@ -53,7 +53,7 @@ def check_pixels(source: ImageSource, channels: list[str], image_key: str) -> No
         rest = [channels[i] for i in np.flatnonzero(low != high)]
         msg = (
             f"obsm[{image_key!r}] has one value in every pixel of {', '.join(values)}, in {len(rows)} cells looked at: "
-            "an empty channel, or the transparency of a picture, says nothing of cells."
+            "an empty channel, or the transparency of a picture, says nothing about cells."
             + (f" To leave it out: channels={rest}." if rest else "")
         )
         warnings.warn(msg, UserWarning, stacklevel=2)

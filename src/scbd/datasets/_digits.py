@@ -100,8 +100,8 @@ def colored_mnist(
         Take this many of the 60,000 training digits (split 80/20 into training and validation) and of the 10,000
         white test digits, at random; all by default.
     colored
-        Whether training digits are. Where they are white too, what is learned from them is the best that is to be had
-        on white digits (an oracle), and the environment stands for nothing.
+        Whether training digits are. Where they are white too, what is learned from them is the best possible on white
+        digits (an oracle), and the environment means nothing.
     n_environments
         Number of training environments.
     imbalance

@@ -88,7 +88,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
         msg = f"{path} has no complex of organism {organism!r}."
         raise ValueError(msg)
     name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
-    # different complexes may bear one name, and are not one complex
+    # different complexes may have one name, and are not one complex
     name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
     return _tidy(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
 

@@ -141,12 +141,13 @@ def simulated_screen(
     -----
     ``scbd.datasets.HARD_SCREEN`` holds arguments; change some by ``HARD_SCREEN | {"n_wells": 384, "plate_wells": 24}``.
     It has 300 genes in 50 complexes, of which 20 do something; each gene is in wells of two of six plates, with about
-    five of 20,000 cells in each. Average precision of complexes is then .04 from pixels, .11 from pixels standardised
-    by well, .14 with TVN by well and .28 from ``X_oracle`` (three seeds; chance .017; of 8,000 cells .03, .07, .09 and
-    .21). Without any effect of wells, pixels would have .14, and .20 with TVN. Real maps are about as hard: of the
-    published profiles of Funk et al., CORUM's complexes have .20 (chance .027), and .13 of their background components.
-    A linear probe reads the well from pixels with an F1 of .98, and no longer once they are standardised by well (.04);
-    a quadratic one still does (.43). Ten thousand cells of 32 × 32 pixels take about three seconds on one core.
+    five of 20,000 cells in each. Average precision of complexes is then 0.04 from pixels, 0.11 from pixels standardised
+    by well, 0.14 with TVN by well and 0.28 from ``X_oracle`` (three seeds; chance 0.017; of 8,000 cells 0.03, 0.07,
+    0.09 and 0.21). Without any effect of wells, pixels would have 0.14, and 0.20 with TVN. Real maps are about as hard:
+    of the published profiles of Funk et al., CORUM's complexes have 0.20 (chance 0.027), and 0.13 of their background
+    components. A linear probe predicts the well from pixels with an F1 of 0.98, and no longer once they are
+    standardised by well (0.04); a quadratic one still does (0.43). Ten thousand cells of 32 × 32 pixels take about
+    three seconds on one core.
 
     References
     ----------

@@ -85,8 +85,8 @@ def batch_probe_table(
 ) -> pd.DataFrame:
     """Read the environment from several embeddings by several probes, all on the same split.
 
-    An embedding from which a linear probe reads nothing may still tell all: environments that differ in spread alone
-    have the same means, and no plane parts them.
+    An embedding from which a linear probe predicts nothing may still hold the environment: environments that differ
+    only in their variance have the same means, and no plane separates them.
 
     Parameters
     ----------

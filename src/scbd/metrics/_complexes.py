@@ -142,8 +142,8 @@ def _ceiling(asked: int | None, n_first: int, n_sets: int) -> int:
     if asked < needed:
         best = min(1, n_sets / (asked + 1))
         msg = (
-            f"max_permutations={asked:,} is few for {n_sets:,} complexes: were one of them alone found, its false "
-            f"discovery rate would be {best:.2g} at best. {needed:,} bring it to {_CALLED_AT:g}."
+            f"max_permutations={asked:,} is few for {n_sets:,} complexes: if only one of them were found, its false "
+            f"discovery rate would be {best:.2g} at best. Give {needed:,} for {_CALLED_AT:g}."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
     return asked

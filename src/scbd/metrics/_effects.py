@@ -60,7 +60,7 @@ def perturbation_effects(
     n_permutations
         Random labels; no p value is below ``1 / (n_permutations + 1)``.
     seed
-        Of draws and permutations.
+        Seed of draws and permutations.
 
     Returns
     -------

@@ -56,7 +56,7 @@ def environment_mmd(
     n_permutations
         Random assignments of cells to environments.
     seed
-        Of draws and permutations.
+        Seed of draws and permutations.
 
     Returns
     -------

@@ -35,7 +35,7 @@ def novelty(
     to what is new.
 
     Give it r_c (``get_latent_representation(representation="intermediate")``). On a simulated screen it told exchanged
-    channels and noise (70 to 97 % of the cells below .05), two cells in a crop and empty crops in part, and neither
+    channels and noise (70 to 97 % of the cells below 0.05), two cells in a crop and empty crops in part, and neither
     blur nor dim light (:doc:`/archive/lab_book`, 40); z_c, which puts every cell with some perturbation, told less.
 
     Parameters
@@ -55,7 +55,7 @@ def novelty(
     max_cells
         Training cells that are compared with, drawn at random.
     seed
-        Of the draw.
+        Seed of the draw.
 
     Returns
     -------

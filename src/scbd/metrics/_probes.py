@@ -98,11 +98,11 @@ def label_probe(
     labels
         ``(N,)``; labels with a single cell are left out.
     kind
-        What reads the embedding. ``"linear"``: multinomial logistic regression on standardised components.
-        ``"quadratic"``: the same on the 64 whitened principal components of most variance, their squares, and the
-        products of the first 16, which tells environments apart that differ in spread. ``"neighbours"``: votes of the
-        15 nearest cells by cosine, which asks for no shape. ``"nearest_mean"``: the label whose mean is nearest, which
-        asks whether the embedding *as it is* separates the labels.
+        The classifier. ``"linear"``: multinomial logistic regression on standardised components. ``"quadratic"``: the
+        same on the 64 whitened principal components of most variance, their squares, and the products of the first 16,
+        which tells apart environments that differ in variance. ``"neighbours"``: votes of the 15 nearest cells by
+        cosine, which asks for no shape. ``"nearest_mean"``: the label whose mean is nearest, which asks whether the
+        embedding *as it is* separates the labels.
     train_fraction
         Fraction of cells to learn from.
     groups

@@ -38,14 +38,14 @@ def proximity_bias(profiles: AnnData, arm_key: str, *, n_permutations: int = 1_0
     n_permutations
         Random assignments of genes to arms; no p value is below ``1 / (n_permutations + 1)``.
     seed
-        Of these.
+        Seed of these assignments.
 
     Returns
     -------
     Frame with a row an arm that has two genes, sorted by name, and one row ``"all"`` before them: ``n_genes``;
     ``probability`` that of two other genes, one of its arm and one of another, a gene has the higher cosine to the
-    first, where equal cosines count half: .5 by chance and for a point; ``p_value``, one-sided; and ``q_value``
-    (Benjamini and Hochberg over arms; of ``"all"`` its p value).
+    first, where equal cosines count half: 0.5 by chance and if all profiles are equal; ``p_value``, one-sided; and
+    ``q_value`` (Benjamini and Hochberg over arms; of ``"all"`` its p value).
 
     Raises
     ------

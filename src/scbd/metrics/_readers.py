@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
 
-# with squares of all and products of the first: at most 64 + 64 + 120 features, which a few hundred cells bear
+# with squares of all and products of the first: at most 64 + 64 + 120 features, which a few hundred cells allow
 _N_COMPONENTS, _N_MULTIPLIED = 64, 16
 # in standard deviations: the square of an outlier would outweigh all else
 _CLIP = 5.0

@@ -46,7 +46,7 @@ def relationship_chance(
 
     Returns
     -------
-    ``area`` (about .38 of the prevalence of relations with the default percentiles; NaN of fewer than two points),
+    ``area`` (about 0.38 of the prevalence of relations with the default percentiles; NaN of fewer than two points),
     ``recall`` (about ``2 tail``) and ``average_precision`` (the prevalence, and more where pairs are few).
 
     Raises

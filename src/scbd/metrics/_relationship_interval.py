@@ -58,8 +58,9 @@ def relationship_interval(
     complexes of 12 genes), 95.8 % (60 of 4), 96.0 % (recall, 60 of 4) and 93.0 % (area, 40 of 4).
 
     One group of 221 genes holds most relations of CORUM among the genes of Funk et al., as if there were fewer than two
-    complexes. Intervals are very wide then: .05 to .31 for an average precision of .197. Without the complexes of more
-    than 30 genes, ``Relations(profiles, net, max_set_size=30)``, it is as if there were ten: .06 to .17 for .105.
+    complexes. Intervals are very wide then: 0.05 to 0.31 for an average precision of 0.197. Without the complexes of
+    more than 30 genes, ``Relations(profiles, net, max_set_size=30)``, it is as if there were ten: 0.06 to 0.17 for
+    0.105.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ def relationship_difference(
 
     Of 400 to 1,200 simulated pairs of maps for each design of :func:`relationship_interval`, intervals of 95 % held the
     true difference in 94.1 to 96.3 % where complexes differ in strength between the two, in 94.5 to 95.3 % where the
-    other map is the first with noise, and in 95.0 to 98.5 % where both are the same but for noise (standard errors .6
+    other map is the first with noise, and in 95.0 to 98.5 % where both are the same but for noise (standard errors 0.6
     to 1.2 %).
 
     Parameters

@@ -50,7 +50,7 @@ def relationship_retrieval(
         Random orders for p values, of which none is below ``1 / (n_permutations + 1)``: with more than a twentieth as
         many genes, a single one cannot be called.
     seed
-        Of these.
+        Seed of these orders.
 
     Returns
     -------

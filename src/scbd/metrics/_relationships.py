@@ -91,8 +91,8 @@ def relationship_curve(
 def relationship_area(curve: pd.DataFrame) -> float:
     """Area under a precision-recall curve by the trapezoid rule, over the recalls that the curve spans.
 
-    With the default percentiles an embedding without information spans .38 of all recalls, from .02 to .40, and has an
-    area of .38 times the prevalence of relations: see :func:`relationship_chance`. Areas of maps whose prevalence
+    With the default percentiles an embedding without information spans 0.38 of all recalls, from 0.02 to 0.40, and has
+    an area of 0.38 times the prevalence of relations: see :func:`relationship_chance`. Areas of maps whose prevalence
     differs compare as multiples of that alone.
 
     Parameters
@@ -132,7 +132,7 @@ def relationship_recall(
     """Fraction of known relations whose cosine is in one of both tails of all pairs' cosines.
 
     Two-tailed, over genes with a known partner by default; published map benchmarks report it over all profiles, which
-    is ``universe="profiles"`` here (.450 against .377 for the maps of Funk et al. and CORUM). Ranks are taken in the
+    is ``universe="profiles"`` here (0.450 against 0.377 for the maps of Funk et al. and CORUM). Ranks are taken in the
     sorted cosines of all pairs of different genes; ties count for neither tail.
 
     Parameters
@@ -172,7 +172,7 @@ def relationship_average_precision(
 
     One-tailed: only a *high* cosine predicts a relation, while curve and recall count opposite profiles, too. Genes are
     those with a known partner by default; over all profiles, ``universe="profiles"``, the prevalence is lower and so is
-    the score (.063 against .197 for the maps of Funk et al. and CORUM).
+    the score (0.063 against 0.197 for the maps of Funk et al. and CORUM).
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ def replicate_retrieval(
         Random orders for p values, of which none is below ``1 / (n_permutations + 1)``: with more than a twentieth as
         many perturbations, a single one cannot be called.
     seed
-        Of these.
+        Seed of these orders.
 
     Returns
     -------

@@ -90,9 +90,9 @@ def benchmark(
         Columns of ``obs``.
     group_key
         What the probe of the perturbation holds out as a whole: a column of ``obs``, several for their cross, or `None`
-        to split cells one by one. A probe that saw other cells of a well reads the well, and where a well holds one
-        gene, it so knows the gene from an embedding without any biology. By default, ``"auto"``, environments are held
-        out where most hold one perturbation, guides where these belong to one, and otherwise nothing; see
+        to split cells one by one. A probe that saw other cells of a well can recognise the well. Where a well holds one
+        gene, it then predicts the gene from an embedding without any biology. By default, ``"auto"``, environments are
+        held out where most hold one perturbation, guides where these belong to one, and otherwise nothing; see
         :func:`label_probe`.
     control
         Value of ``gene_key`` for unperturbed cells, or several, or `None`: see :func:`aggregate`. The same of ``y_key``
@@ -111,9 +111,9 @@ def benchmark(
     n_pcs
         Reduce wider embeddings (CellProfiler features) to so many principal components; the paper uses 64.
     kinds
-        Probes of the environment, of those of :func:`label_probe`. An embedding that a linear one reads nothing from
-        may still tell environments by their spread, which ``"quadratic"`` reads. ``"neighbours"`` takes far longer
-        where cells are many, and mixing asks nearly the same.
+        Probes of the environment, of those of :func:`label_probe`. Environments that a linear probe cannot predict may
+        still differ in their variance, which ``"quadratic"`` detects. ``"neighbours"`` takes far longer where cells are
+        many, and mixing asks nearly the same.
     n_neighbors
         Of the mixing metrics.
     max_cells
@@ -240,7 +240,7 @@ def _probe_groups(
     if wrong is not None:
         msg = (
             f"Between y_key={y_key!r} and e_key={e_key!r}, {wrong}: an embedding that holds the environment alone "
-            "tells the perturbation, too. y_probe_f1 and its like do not measure biology alone here."
+            "also predicts the perturbation. y_probe_f1 and similar scores do not measure biology alone here."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
     return groups

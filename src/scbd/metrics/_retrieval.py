@@ -60,7 +60,7 @@ def retrieval(
     n_permutations
         Random orders for p values, of which none is below ``1 / (n_permutations + 1)``.
     seed
-        Of these.
+        Seed of these orders.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def retrieval(
     if not len(scores.rows):
         msg = (
             f"No two perturbations share a label of obs[{label_key!r}], or none has another: {len(labelled)} of "
-            f"{len(perturbations)} have one. Is {separator!r} what stands between labels?"
+            f"{len(perturbations)} have one. Is {separator!r} the separator of labels?"
         )
         raise ValueError(msg)
     left_out = np.setdiff1d(np.flatnonzero(is_query), scores.rows)

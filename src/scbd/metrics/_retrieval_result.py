@@ -50,7 +50,7 @@ class Retrieval:
 
     @property
     def n_called(self) -> int:
-        """Perturbations with a q value below .05."""
+        """Perturbations with a q value below 0.05."""
         return _n_called(self.table)
 
     def scores(self) -> dict[str, float]:

@@ -47,13 +47,13 @@ def scib_scores(
     few cells, their usual reading misleads, and that of ``…_expected`` does not. Of *noise* with 100 perturbations of
     20 cells in 10 environments:
 
-    - ``clisi`` is .89: a neighbourhood of 90 has cells of most perturbations whatever the embedding is, and the scale
+    - ``clisi`` is 0.89: a neighbourhood of 90 has cells of most perturbations whatever the embedding is, and the scale
       counts those that are missing.
-    - ``kmeans_nmi`` is .37, as so many clusters always agree in part. ``kmeans_ari`` is 0: read that one.
+    - ``kmeans_nmi`` is 0.37, as so many clusters always agree in part. ``kmeans_ari`` is 0: read that one.
     - ``kbet`` is 0, though the environments are mixed perfectly: 20 cells that are spread out are not connected, which
       it counts as rejected. Where cells are connected and few, it has too little power to reject.
-    - ``graph_connectivity`` is .07, and 1 for perturbations of a single cell: 15 neighbours hold no other one.
-    - ``silhouette`` is .45 and not 0, being scaled; ``ilisi`` is .56 and not 1, see :func:`batch_mixing`.
+    - ``graph_connectivity`` is 0.07, and 1 for perturbations of a single cell: 15 neighbours hold no other one.
+    - ``silhouette`` is 0.45 and not 0, being scaled; ``ilisi`` is 0.56 and not 1, see :func:`batch_mixing`.
 
     Parameters
     ----------
@@ -225,6 +225,6 @@ def _scib_metrics() -> ModuleType:
     try:
         import scib_metrics
     except ImportError as error:
-        msg = "These scores need a package more: pip install scib-metrics (which brings jax)."
+        msg = "These scores need one more package: pip install scib-metrics (which brings jax)."
         raise ImportError(msg) from error
     return scib_metrics

@@ -54,7 +54,7 @@ def profile_uncertainty(
     n_draws
         How often units are drawn.
     seed
-        Of the draws.
+        Seed of the draws.
 
     Returns
     -------

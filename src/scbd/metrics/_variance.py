@@ -51,7 +51,7 @@ def variance_table(
     max_cells
         Use a random subset of this size; `None` for all.
     seed
-        Of the subset.
+        Seed of the subset.
 
     Returns
     -------

@@ -61,7 +61,7 @@ class AdaptMixin:
     ) -> pd.DataFrame:
         r"""Learn how to embed cells of new plates, donors or microscopes as well as those that were trained on.
 
-        No weight changes. What does are the statistics of batch normalisation, and the mean of each channel (in
+        No weight changes. What changes are the statistics of batch normalisation, and the mean of each channel (in
         networks without batch normalisation, its standard deviation, too): they are set such that some cells of a new
         environment leave each layer with the mean and variance that such cells of the training environments have there.
         With controls, nothing is assumed of what else is on a plate; with all cells, that new plates hold the same
@@ -73,12 +73,12 @@ class AdaptMixin:
         Parameters
         ----------
         adata
-            Cells with inputs as the model was set up with. Of labels, it needs ``key``, and to know controls by, the
+            Cells with inputs as the model was set up with. It needs the column ``key`` and, to find controls, the
             column of the perturbation.
         key
             Column of ``obs`` with what the cells differ by, such as the plate, or a list of columns, which are crossed.
-            Each of its values is an environment to adapt to, but for those the model was trained on. Variances are
-            those within ``e_key`` of the training, such as wells, where new cells have it.
+            Each of its values is an environment to adapt to, except those the model was trained on. Variances are those
+            within ``e_key`` of the training, such as wells, where new cells have it.
         using
             ``"controls"``: those named by ``control`` of :meth:`setup_anndata`; ``"all"``: all cells of an environment.
             By default controls where they were named, else all, with a warning: on MitoCheck, whose plates have few
@@ -88,7 +88,7 @@ class AdaptMixin:
             distributions that moves cells least. Covariances are shrunk as if as many cells more had been seen as
             there are dimensions, whose covariance is a multiple of the identity.
         max_cells
-            So many of an environment are looked at, drawn at random (as from seed 0).
+            Number of cells of an environment to look at, drawn at random (with seed 0).
         enable_progress_bar
             By default for more than 20,000 cells.
 
@@ -235,15 +235,15 @@ class AdaptMixin:
         named = self._controls(adata) is not None
         if using == "controls" and not named:
             msg = (
-                "using='controls': the model does not know which cells these are. It takes control=… in setup_anndata, "
-                "and the column of the perturbation in the new cells."
+                "using='controls': the model does not know which cells are controls. Name them with control=… in "
+                "setup_anndata; the new cells need the column of the perturbation."
             )
             raise ValueError(msg)
         if using == "auto" and not named:
             msg = (
-                "It is not known which cells are controls, so all cells of each environment are adapted to. What they "
-                "were perturbed with is then taken for the look of the place, unless each holds what the training "
-                "did, in about the same numbers. Name controls (control=… in setup_anndata), or say using='all'."
+                "It is not known which cells are controls, so all cells of each environment are used. Effects of "
+                "perturbations then count as effects of the environment, unless each holds the perturbations of the "
+                "training in about the same numbers. Name controls (control=… in setup_anndata), or give using='all'."
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return ("controls" if named else "all") if using == "auto" else using
@@ -260,9 +260,7 @@ class AdaptMixin:
         chosen = {name: np.flatnonzero((values == name) & usable) for name in new}
         if few := [f"{name} ({len(rows)})" for name, rows in chosen.items() if len(rows) < _LEAST]:
             what = "controls" if kind == "controls" else "cells"
-            msg = (
-                f"Two {what} at least of each environment tell what it looks like, and there are fewer of {head(few)}."
-            )
+            msg = f"Each environment needs at least two {what}; there are fewer in {head(few)}."
             raise ValueError(msg + (" using='all' takes all cells." if kind == "controls" else ""))
         return chosen
 
@@ -280,14 +278,14 @@ class AdaptMixin:
         if kind not in looks:
             what = "control" if kind == "controls" else "cell"
             msg = (
-                f"What the model would bring new cells to is not known, as no training {what} was looked at: train "
-                "it for a step at least, with its training cells attached."
+                f"The model has seen no training {what} that new cells could be adapted to: train it for at least one "
+                "step, with its training cells attached."
             )
             raise ValueError(msg)
         if not looks[kind]["moments"]:
             msg = (
-                "Nothing in this model is brought to one scale by statistics (standardize=False, and no batch "
-                "normalisation): there is nothing to adapt."
+                "This model normalises nothing by statistics (standardize=False, and no batch normalisation): there "
+                "is nothing to adapt."
             )
             raise ValueError(msg)
         return looks[kind]

@@ -1,4 +1,4 @@
-"""``alpha="auto"``: as much invariance as misleading environments take, and as what has been learned bears."""
+"""``alpha="auto"``: as much invariance as misleading environments need, and as what was learned allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 Alpha = float | Literal["auto"]
 
-# borne by all that was tried, in nats a standard error: docs/archive/lab_book.md
+# tolerated by all that was tried, in nats a standard error: docs/archive/lab_book.md
 GENTLE_ALPHA = 0.01
 # all of it: where everything that the labels say is learned, and environments change what they mean
 _FULL_ALPHA = 0.05

@@ -27,9 +27,9 @@ def contrasts_told(y: np.ndarray, e: np.ndarray) -> float:
     """Share of what environments can differ in that is seen at equal perturbation, from 0 to 1.
 
     It is 1 where each perturbation is in all environments in equal proportions, and 0 where one can be told from the
-    other. If a share p of all cells follow a rule, such as one plate for each compound, about 1 - p² is left: .19 of 90
-    percent. The invariance loss then sees the same differences of environments at that share of its standard errors.
-    Of a few cells a perturbation, n, it is (n - 1) / n at best.
+    other. If a share p of all cells follow a rule, such as one plate for each compound, about 1 - p² is left: 0.19 if
+    p is 90 percent. The invariance loss then sees the same differences of environments at that share of its standard
+    errors. Of a few cells a perturbation, n, it is (n - 1) / n at best.
 
     In terms of matrices, with R taking from cells the mean of their perturbation and K averaging over environments, it
     is the trace of R K R, in units of how many environments there are less one; or the same with the two exchanged, if
@@ -96,8 +96,8 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
     )
     crossed = ", or columns side by side (e_columns of SCBDModel)" if len(e_columns) > 1 else ""
     msg = (
-        f"y and e are confounded ({' × '.join(e_columns)}): {', and '.join(found)}. What such pairs differ in cannot "
-        "be told to be one or the other, and removing e from z_c may remove y with it. If e is finer than needed "
+        f"y and e are confounded ({' × '.join(e_columns)}): {', and '.join(found)}. What such pairs differ in can be "
+        "due to either, and removing e from z_c may remove y with it. If e is finer than needed "
         f"(wells of an arrayed screen), use a coarser e_key (the plate){crossed}. Cells by environment and "
         f"perturbation, {len(rows)} × {len(columns)} of {table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
     )
@@ -110,7 +110,7 @@ def warn_if_ordered_alike(obs: pd.DataFrame, y_columns: Sequence[str], column: s
     if told < _TOO_FEW:
         msg = (
             f"y and {column!r} are confounded: perturbations ({' × '.join(y_columns)}) differ in where they lie, "
-            f"and {told:.0%} of what can change with {column!r} is seen within them. The rest cannot be told to be one "
-            f"or the other, and stays in z_c: leave {column!r} out of continuous_covariate_keys."
+            f"and {told:.0%} of what can change with {column!r} is seen within them. The rest can be due to either, "
+            f"and stays in z_c: leave {column!r} out of continuous_covariate_keys."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)

@@ -70,12 +70,13 @@ class DecodeMixin(TrainMixin):
             Train encoders and decoder together (which the paper leaves to future work); the encoders go on from where
             they are, or start here.
         weight
-            Of the reconstruction beside the contrastive losses, when joint: times nats a value (pixel and channel).
+            Weight of the reconstruction beside the contrastive losses, when joint: times nats per value (pixel and
+            channel).
         exchange
-            Decode each training cell with z_s of another cell of its environment. What z_s tells of a single cell, its
-            perturbation above all, is then of no use to the decoder, and z_c has to tell it: without, encoders that are
-            trained along move it to z_s. By default when joint. Cells that are alone of their environment in a batch
-            keep their own.
+            Decode each training cell with z_s of another cell of its environment. What z_s holds of a single cell,
+            above all its perturbation, is then useless to the decoder, and z_c has to hold it. Without this, encoders
+            that are trained too move it to z_s. By default when joint. Cells that are alone of their environment in a
+            batch keep their own.
         **training
             Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` 0.001, and on frozen blocks
             ``batch_size`` 128, shuffled plainly. The split is by default that which the encoders were trained on.

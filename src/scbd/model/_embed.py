@@ -79,11 +79,12 @@ class EmbedMixin:
         center
             ``"controls"``: subtract the mean z of the training cells that are controls, so that a cell's direction says
             in what it differs from them, and its length by how much; `None`: z as the losses see it, on the unit
-            sphere. By default centred for features, where ``setup_anndata`` was told of controls. Of ``"embedding"``
-            alone.
+            sphere. By default centred for features, where ``setup_anndata`` was told of controls. For ``"embedding"``
+            only.
         adapt_key
-            The ``key`` of :meth:`adapt`: each cell is embedded by what was learned of its own environment there; cells
-            of others as the training cells, which a log message tells of environments that the model does not know.
+            The ``key`` of :meth:`adapt`: each cell is embedded by what was learned of its own environment there. Cells
+            of other environments are embedded like training cells; a log message names environments that the model does
+            not know.
         out
             Where to write: an array of the right shape, or the path of an ``.npy`` file (memory-mapped, for what does
             not fit in memory; it appears under its name when complete).
@@ -156,7 +157,7 @@ class EmbedMixin:
         representation, center, adapt_key
             As for :meth:`get_latent_representation`.
         dtype
-            Of the file. Half precision halves it, and moves a component of a unit vector by less than .0005.
+            Of the file. Half precision halves it, and moves a component of a unit vector by less than 0.0005.
         batch_size
             Cells in a forward pass; 512 by default.
         block_size

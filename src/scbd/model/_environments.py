@@ -47,7 +47,7 @@ def with_inferred(
     if e_key is None:
         msg = (
             "e_key=None: name the column of obs that says where cells were measured; or give infer_environments=2, for "
-            "example, to have environments looked for that nobody wrote down."
+            "example, to find environments that were not recorded."
         )
         raise ValueError(msg)
     return e_key
@@ -67,7 +67,7 @@ def known_e_columns(
         msg = f"e_columns={asked!r} is not known: use 'side_by_side', or 'crossed'."
         raise ValueError(msg)
     if asked == "side_by_side" and not takes_several:
-        msg = f"{system} knows one environment a cell: use e_columns='crossed', or a single column as e_key."
+        msg = f"{system} takes one environment per cell: use e_columns='crossed', or a single column as e_key."
         raise ValueError(msg)
     if isinstance(e_key, str):
         return None
@@ -100,13 +100,13 @@ def known_covariate_keys(
         return None
     columns = list(dict.fromkeys(as_columns(asked)))
     if not takes_several:
-        msg = f"{system} knows one environment a cell, of labels: leave continuous_covariate_keys out."
+        msg = f"{system} takes one environment per cell, which is a label: leave continuous_covariate_keys out."
         raise ValueError(msg)
     twice = [column for column in columns if column in as_columns(e_key)]
     if twice:
         msg = (
-            f"{twice[0]!r} is in both e_key and continuous_covariate_keys: leave it in the latter, if only its order "
-            "counts; in e_key, if any two of its values may differ in any way."
+            f"{twice[0]!r} is in both e_key and continuous_covariate_keys: keep it in continuous_covariate_keys if it "
+            "is a quantity, in e_key if its values are labels."
         )
         raise ValueError(msg)
     return columns
@@ -119,8 +119,8 @@ def warn_of_quantities(obs: pd.DataFrame, e_columns: Sequence[str]) -> None:
         if pd.api.types.is_float_dtype(values) and values.nunique() > len(values) / _CELLS_A_VALUE:
             msg = (
                 f"e_key={column!r} makes an environment of each of {values.nunique():,} numbers in {len(values):,} "
-                f"cells. If it is a quantity, such as a time or a count, name it in continuous_covariate_keys (of "
-                "SCBDModel) in place of e_key; if these are labels, make them text."
+                "cells. If it is a quantity, such as a time or a count, name it in continuous_covariate_keys (of "
+                "SCBDModel) instead of e_key; if these are labels, make them text."
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
 
@@ -129,7 +129,7 @@ def check_numbers_known(columns: Sequence[str], invariance: str) -> None:
     """Raise ``ValueError`` if there are columns of numbers, and a form of invariance that knows labels only."""
     if columns and invariance != "variance":
         msg = (
-            f"invariance={invariance!r} knows environments of labels, and no numbers ({', '.join(columns)}): use "
+            f"invariance={invariance!r} takes labels as environments, not numbers ({', '.join(columns)}): use "
             "invariance='variance', or set up without continuous_covariate_keys."
         )
         raise ValueError(msg)

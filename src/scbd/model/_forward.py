@@ -91,7 +91,7 @@ def _check_finite_embedding(module: EmbeddingModule, embedding: np.ndarray, part
         else "they are far outside of those it was trained on"
     )
     msg = (
-        f"The model makes NaN of {(~finite).sum()} of {len(finite)} cells (rows {head(_rows(part, ~finite))}) whose "
+        f"The model returns NaN for {(~finite).sum()} of {len(finite)} cells (rows {head(_rows(part, ~finite))}) whose "
         f"inputs are finite: {why}."
     )
     raise ValueError(msg)

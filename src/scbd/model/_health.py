@@ -94,14 +94,14 @@ def complaint(
     what += " that holds for validation cells" * by_heart
     if by_heart:
         remedy = (
-            f"It has memorised training cells: of these it tells {learned_of_training:.0%} of what their labels say. "
+            f"It has memorised the training cells: it tells {learned_of_training:.0%} of what their labels say. "
             "Use more cells, augment=True, or fewer steps (early_stopping=True)."
         )
     else:
         remedy = _remedy(module, n_steps, batch_size)
     return (
-        f"z_c has {what} (spread {health['spread']:.3f} of 1; supervised loss {health['supervised_c']:.2f}; a "
-        f"collapsed embedding has {health['ceiling']:.2f}). {remedy}"
+        f"z_c has {what} (spread {health['spread']:.3f}, from 0 (a point) to 1; supervised loss "
+        f"{health['supervised_c']:.2f}; a collapsed embedding has {health['ceiling']:.2f}). {remedy}"
     )
 
 

@@ -161,7 +161,7 @@ def _warn_if_seen(split: Split, earlier: Split) -> None:
     if seen:
         msg = (
             f"{seen:,} of {len(split.validation):,} validation cells were trained on in an earlier run of this model: "
-            "their loss says nothing of new cells. Without split, train_size and validation_size, train() keeps the "
+            "their loss says nothing about new cells. Without split, train_size and validation_size, train() keeps the "
             "split of the earlier run."
         )
         warnings.warn(msg, UserWarning, stacklevel=6)

@@ -54,7 +54,7 @@ def preparation(registered: Mapping[str, Any], settings: Mapping[str, Any]) -> P
 
 
 def encoder_for(registered: Mapping[str, Any], encoder: str | nn.Module) -> str | nn.Module:
-    """What ``"auto"`` stands for: of images what the machine bears, of features what their number does."""
+    """What ``"auto"`` stands for: for images by the machine, for features by the number of rows."""
     if not isinstance(encoder, str) or encoder != "auto":
         return encoder
     if "image_shape" in registered:

@@ -104,9 +104,8 @@ class RegistryMixin(BaseModelClass):
             transform is None or transform.kind == "controls" or self.registry_[_SETUP_ARGS_KEY].get("control") is None
         ):
             msg = (
-                "position_key is not used: positions of controls are taken out by whitening='within', 'lda' or 'plda' "
-                "of features, where control=… names the controls. encoder='linear', the default below 20,000 rows, "
-                "has one."
+                "position_key is not used: effects of positions are removed only from features, with control=… and "
+                "whitening='within', 'lda' or 'plda'. encoder='linear', the default up to 20,000 rows, has a whitening."
             )
             warnings.warn(msg, UserWarning, stacklevel=5)
         return transform

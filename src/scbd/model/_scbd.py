@@ -63,9 +63,9 @@ class SCBDModel(TraverseMixin, ImageModel):
     temperature
         Temperature of the contrastive losses.
     smoothing
-        How much of a cell's match is asked for whatever its perturbation (label smoothing of z_c): cells that carry a
-        perturbation without showing it need not be told apart at any price. By default 2/3 of images, 0 of features.
-        See :func:`scbd.nn.supervised_contrastive_loss`.
+        Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
+        of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
+        :func:`scbd.nn.supervised_contrastive_loss`.
     positives
         Which cells z_c is brought together with: ``"all"`` of the perturbation, or only those in
         ``"other_environments"``. See :func:`scbd.nn.supervised_contrastive_loss`.
@@ -80,7 +80,7 @@ class SCBDModel(TraverseMixin, ImageModel):
         encoder; alpha is the price of one standard error of it, in nats, see
         :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
         ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on coloured
-        digits with the small encoder, 10 to 30 is as much as it bears.
+        digits with the small encoder, 10 to 30 is the most that works.
     image_size
         Resize images to this many pixels a side while training; a pair ``(height, width)`` if they are not square.
         `None` keeps the stored size. Cost grows with the area.
@@ -93,7 +93,7 @@ class SCBDModel(TraverseMixin, ImageModel):
     standardize
         Whether channels, or features, are brought to one scale.
     clip
-        Scaled features are cut off there, see :class:`scbd.nn.FeatureScaling`.
+        Number of standard deviations at which scaled features are clipped, see :class:`scbd.nn.FeatureScaling`.
     whitening
         What features pass before each encoder, learned from training cells, see :class:`scbd.nn.InputTransform`:
         ``"within"``, ``"controls"``, ``"lda"``, ``"plda"`` or `None`; by default ``"plda"`` before ``"linear"``, and

@@ -53,7 +53,8 @@ class TrainSettings:
         heuristic: 400 epochs up to 20,000 cells, fewer beyond. With the encoder ``"small"`` 300 steps: minutes on a
         processor; of features 50 steps with ``"linear"``, 400 with others.
     lr, weight_decay
-        Of AdamW; the rate by default 0.0001, and 0.001 with ``"small"``, and of features with others than ``"linear"``.
+        Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"``, and for features
+        0.001 with others than ``"linear"``.
     encoder_lr
         The rate of the encoders, where what is behind them (projections, heads) should learn faster, as behind an
         encoder that has learned elsewhere: a tenth of ``lr``, say. 0 freezes them, the running statistics of batch

@@ -90,8 +90,8 @@ class SetupMixin(RegistryMixin):
         infer_environments
             So many environments that nobody wrote down are looked for in all cells, see
             :func:`scbd.data.infer_environments`, and written to ``obs["inferred_environment"]``. They are the
-            environment, or stand beside that of ``e_key``. Cells that the model is to be tested on should have no say:
-            then infer them with ``fit=…``, and give the column as ``e_key``.
+            environment, or stand beside that of ``e_key``. To leave out cells that the model is tested on, infer them
+            with ``fit=…`` first, and give the column as ``e_key``.
         channels
             Those that are learned from, by name or number; by default all but masks, which scPortrait's files tell in
             ``var["channel_mapping"]``. A mapping gives them names of the model's own.

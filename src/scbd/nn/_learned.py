@@ -29,11 +29,11 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
 def share_learned(
     loss: Tensor, labels: Tensor | Groups, *, smoothing: float = 0.0, include_self: bool = True
 ) -> Tensor:
-    r"""Share of what the labels say that an embedding tells: 0 for a point, 1 at best, negative below a point.
+    r"""Share of the information in labels that an embedding has: 0 for a single point, 1 at best, below 0 if worse.
 
-    A point matches an anchor of label :math:`u` with its own as often as that occurs, :math:`\pi_u`. The loss asks for
-    :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`. An embedding that does what is asked is below the
-    point (:func:`contrastive_ceiling`) by a Kullback-Leibler divergence, the mean over anchors of
+    A point matches a cell (the anchor) of label :math:`u` with its own as often as that occurs, :math:`\pi_u`. The loss
+    asks for :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`. An embedding that does what is asked is
+    below the point (:func:`contrastive_ceiling`) by a Kullback-Leibler divergence, the mean over anchors of
 
     .. math:: m_u \log \frac{m_u}{\pi_u} + (1 - m_u) \log \frac{1 - m_u}{1 - \pi_u},
 

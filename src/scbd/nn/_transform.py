@@ -178,14 +178,14 @@ class InputTransform(nn.Module):
             if controls is None or controls.sum() < 2:
                 msg = (
                     "whitening='controls' learns from controls, and there are fewer than two among the training cells: "
-                    "name them in setup_anndata(control=…), or use another whitening."
+                    "name them with control=…, or use another whitening."
                 )
                 raise ValueError(msg)
             return covariance(features[controls])
         if len(np.unique(labels)) == len(labels):
             msg = (
-                f"Each of the {len(labels)} training cells has a label of its own: nothing tells what belongs to a "
-                "label from what does not. Use replicates, or whitening=None."
+                f"Each of the {len(labels)} training cells has a label of its own, so that variation within "
+                "labels is not known. Use replicates, or whitening=None."
             )
             raise ValueError(msg)
         spread = within_covariance(features, labels)

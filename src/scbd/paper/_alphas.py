@@ -37,7 +37,7 @@ def cost_of_choosing(scbd: pd.DataFrame, ins: str, outs: str, what: str) -> str:
     points = Column("", 100.0, 1)
     text = (
         f"\n\nAlpha as `choose_alpha` takes it from what is seen in distribution, seed by seed: {alphas}. Its {what} "
-        f"is {mean_sd(found['regret'], points)} points below that of the best alpha"
+        f"is {mean_sd(found['regret'], points)} percentage points below that of the best alpha"
     )
     auto = f', that of `alpha="auto"` {mean_sd(found["auto, regret"], points)}' if "auto, regret" in found else ""
     return f"{text}{auto}."

@@ -54,12 +54,12 @@ def vlcs(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 
 def cmnist_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """Colored MNIST with our form at several alphas: what choosing one costs, and what finds itself."""
+    """Colored MNIST with our invariance loss at several alphas: what choosing one costs, and alpha="auto"."""
     return _our_alphas("colored_mnist", budget, n_seeds, {"smoke": 20, "small": 500, "paper": 25_000}[budget])
 
 
 def pacs_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """PACS with our form at several alphas, each domain held out in turn."""
+    """PACS with our invariance loss at several alphas, each domain held out in turn."""
     steps = {"smoke": 20, "small": 300, "paper": 25_000}[budget]
     domains = PACS_DOMAINS[: 1 if budget == "smoke" else None]
     return [trial for d in domains for trial in _our_alphas("pacs", budget, n_seeds, steps, test_environment=d)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def cmnist_long(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """Colored MNIST at the published alpha for long, to see whether z_c ever leaves the ceiling."""
+    """Colored MNIST at the published alpha for long, to see whether z_c ever learns."""
     model, training = generalization_settings(budget)
     training |= {"max_steps": {"smoke": 60, "small": 15_000, "paper": 100_000}[budget], "load_best": False}
     return [

@@ -40,7 +40,7 @@ def as_authors(name: str, trials: Sequence[Trial]) -> list[Trial]:
     if other := {trial.protocol for trial in trials} - set(_KNOWN):
         msg = (
             f"{name} has no protocol of the authors: it is of {', '.join(sorted(other))}; they have domain "
-            "generalisation and batch correction. Leave protocol out."
+            "generalisation and batch correction. Use protocol='ours'."
         )
         raise ValueError(msg)
     # a subset and all of it are one there

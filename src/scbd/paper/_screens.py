@@ -47,7 +47,7 @@ def screen(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 
 def screen_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """New cells of a simulated screen with wells of unequal size, with our form at several alphas."""
+    """New cells of a simulated screen with wells of unequal size, with our invariance loss at several alphas."""
     model, training = new_cells_settings(budget)
     return [
         new_cells_trial(seed, SCREENS[budget] | UNEQUAL_WELLS, model | OURS | {"alpha": alpha}, training)

@@ -70,7 +70,7 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     .. math:: c + \kappa\,(a - c) - s.
 
     With ``"kept"``, accuracy is that of cells from the training environments and :math:`\kappa` is 0.97: as much
-    invariance as can be had for next to nothing.
+    invariance as costs nearly no accuracy.
     With ``"unseen"``, accuracy is that of held-out environments, which is what invariance is for; :math:`\kappa` is 1:
     the one-standard-error rule, in favour of invariance.
 

@@ -109,7 +109,7 @@ class Dataset:
         """Raise if files are needed and no path was given."""
         if path is None and self.has_files and self.needs_path:
             name = self.loader.__name__.removesuffix("_fold")
-            msg = f"{name} is not downloaded by scbd: see scbd.datasets.{name} for its source, and give the path."
+            msg = f"{name} is not downloaded by scbd: see scbd.datasets.{name} for its source, and give path=…"
             raise ValueError(msg)
 
 

@@ -14,7 +14,7 @@ from scbd._messages import head
 from scbd.data import Crops, image_columns, kind_of, open_screen, read_crops
 from scbd.model import contrasts_told
 from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
-from scbd.workflows._opening import TABLES
+from scbd.workflows._opening import LABELS, TABLES, conversion
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # cells whose pixels are looked at, and of these such that are drawn
 _SAMPLED, _DRAWN = 64, 10
-_PIXELS = ("arrays", "lmdb", "image_folder", "image_table")
 
 
 def inspect(
@@ -88,11 +87,11 @@ def inspect(
     lines += _of_labels(cells.obs)
     if y_key is not None and e_key is not None:
         lines.append(_of_design(cells.obs, as_columns(y_key), as_columns(e_key)))
-    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, columns, y_key, e_key)}"])
+    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, y_key, e_key)}"])
 
 
 def _reader(kind: str, columns: list[str]) -> Callable[[Path], Crops | AnnData] | None:
-    if kind in _PIXELS:
+    if kind in LABELS:
         return lambda path: read_crops(path, file_columns=columns or "path")
     return _of_anndata if kind == "anndata" else TABLES.get(kind)
 
@@ -169,11 +168,12 @@ def _of_design(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[
     )
 
 
-def _next(path: Path, kind: str, cells: Crops | AnnData, columns: list[str], y_key: Any, e_key: Any) -> str:
+def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any) -> str:
+    known = LABELS.get(kind)
+    if y_key is None and known in cells.obs:
+        y_key = known
     y, e = (" ".join(as_columns(key)) if key is not None else "…" for key in (y_key, e_key))
     if isinstance(cells, Crops) and (kind, path.suffix) != ("anndata", ".h5ad"):
-        files = f"--file-columns {' '.join(columns)} " if columns else ""
-        table = "" if len(cells.obs.columns) else "--table … "  # arrays alone have no labels
-        return f"scbd convert {path} {files}{table}--y-key {y} --out screen.h5ad"
+        return conversion(path, kind, y=y, table=not len(cells.obs.columns))  # arrays alone have no labels
     features = "--layer X " if kind == "anndata" and not isinstance(cells, Crops) else ""
     return f"scbd run {path} {features}--y-key {y} --e-key {e} --out results"

@@ -83,7 +83,7 @@ def transfer_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, new
     -------
     ``y AUROC``, ``y F1``: of a linear probe that learned from training cells, on cells of new environments; ``new or
     old``: balanced accuracy with which a linear probe tells controls (where they are known, else cells) of new
-    environments from those of old ones, .5 by chance.
+    environments from those of old ones, 0.5 by chance.
     """
     y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
     learned = (adata.obs["split"] == "train").to_numpy()

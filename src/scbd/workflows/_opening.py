@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scbd._keys import IMAGE_KEY
-from scbd.data import kind_of, open_screen, read_cellprofiler, read_profiles
+from scbd.data import image_columns, kind_of, open_screen, read_cellprofiler, read_profiles
 
 if TYPE_CHECKING:
     import os
@@ -19,6 +19,28 @@ TABLES: dict[str, Any] = {
     "deepprofiler": read_profiles,
     "cellprofiler": read_cellprofiler,
 }
+
+# images that are converted before they are trained on, and the column that is then known to be a label
+LABELS: dict[str, str | None] = {"image_table": None, "image_folder": "label", "lmdb": "gene", "arrays": None}
+
+
+def conversion(path: str | os.PathLike[str], kind: str, *, y: str | None = None, table: bool = False) -> str:
+    """The command that makes a screen of images.
+
+    Parameters
+    ----------
+    path
+        Where they are.
+    kind
+        One of ``LABELS``.
+    y
+        Columns of the perturbation; by default the one that is known, if any.
+    table
+        Whether a table of the cells has to be given.
+    """
+    columns = image_columns(path) if kind == "image_table" else []
+    files = f"--file-columns {' '.join(columns)} " if columns else ""
+    return f"scbd convert {path} {files}{'--table … ' * table}--y-key {y or LABELS.get(kind) or '…'} --out screen.h5ad"
 
 
 def open_cells(
@@ -44,7 +66,12 @@ def open_cells(
         If there is nothing, or it cannot be read.
     """
     where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
-    read = TABLES.get(kind_of(path).name) if Path(path).exists() else None
+    kind = kind_of(path) if Path(path).exists() else None
+    if kind is not None and kind.name in LABELS:
+        table = Path(path).suffix == ".npy"
+        msg = f"{path} is {kind.about}: make a screen of it first ({conversion(path, kind.name, table=table)})."
+        raise ValueError(msg)
+    read = None if kind is None else TABLES.get(kind.name)
     if read is None:
         return open_screen(path, image_key=image_key, **where), where or {"image_key": image_key}
     if where not in ({}, {"layer": "X"}):

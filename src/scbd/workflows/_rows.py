@@ -1,4 +1,4 @@
-"""Rows of finished runs on disk: a file a run while a grid is running, one file with a line a run at rest.
+"""Rows of finished runs on disk: a file a run while a grid is running, one file with a line a run afterwards.
 
 Several processes add rows at once, each as a file that is there whole or not at all; :func:`fold_rows` makes lines of
 them. At every moment a row is in its file, in its line, or in both.

@@ -91,7 +91,7 @@ def run(
     """
     out = check_directory(out)
     if not resume and any((out / name).exists() for name in _OUTPUTS):
-        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume)."
+        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
         raise FileExistsError(msg)
     if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE):
         msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."

@@ -142,7 +142,7 @@ def _check_packages(trials: Iterable[Trial]) -> None:
     """Raise an ImportError that names a package, if a trial's system or correction needs one that is not there."""
     for system in {name for trial in trials for name in trial.system.split(", ")} & set(NEEDED):
         if importlib.util.find_spec(NEEDED[system]) is None:
-            msg = f"{system}, which has no row yet, needs a package more: pip install {NEEDED[system]}."
+            msg = f"{system}, which has no row yet, needs one more package: pip install {NEEDED[system]}."
             raise ImportError(msg)
 
 

@@ -131,7 +131,7 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
 def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
     if len(names) < 3:
         msg = (
-            f"criterion='unseen' holds environments out and learns invariance from the others: it takes three, there "
+            f"criterion='unseen' holds environments out and learns invariance from the others: it needs three, there "
             f"are {len(names)}; use criterion='kept'."
         )
         raise ValueError(msg)

@@ -51,7 +51,7 @@ def check_weights(trials: Sequence[Trial], path: str | os.PathLike[str] | None) 
     """Raise ``ValueError`` unless the file is the one that these trials name, if any."""
     named = {str(trial.model["weights"]) for trial in trials if "weights" in trial.model}
     if named - ({_digest(path)} if path is not None else set()):
-        msg = f"Trials start from weights with the digest {min(named)}: give their file as weights."
+        msg = f"Trials start from weights with the digest {min(named)}: give their file with weights=…"
         raise ValueError(msg)
 
 

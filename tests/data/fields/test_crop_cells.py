@@ -275,7 +275,7 @@ CELLS = cells_at((20, 20), (10, 10), field=["a", "b"])
         (FIELDS, None, {}, "Give cells, .* or labels"),
         (FIELDS, CELLS, {"size": 0}, "size=0"),
         (FIELDS, CELLS, {"edge": "mirror"}, "edge='mirror' is not known: use 'zeros', 'reflect', 'drop'"),
-        (FIELDS, CELLS, {"mask": "neighbours"}, "wants labels"),
+        (FIELDS, CELLS, {"mask": "neighbours"}, "needs labels"),
         (FIELDS, CELLS, {"physical": True}, r"not known of 2 of 2 fields \(a, b\): give pixel_size"),
         (FIELDS, CELLS, {"pixel_size": -1}, "Pixel sizes are positive: that of field 'a'"),
         (FIELDS, CELLS, {"pixel_size": 1, "resample_to": 0}, "Pixel sizes are positive: resample_to is 0"),

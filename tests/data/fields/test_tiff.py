@@ -131,5 +131,5 @@ def test_without_tifffile(tmp_path, monkeypatch):
     (tmp_path / "field.tif").write_bytes(b"II*")
     monkeypatch.setitem(sys.modules, "tifffile", None)
     _tiff._tifffile.cache_clear()
-    with pytest.raises(ImportError, match="need a package more: pip install tifffile"):
+    with pytest.raises(ImportError, match="need one more package: pip install tifffile"):
         pixels(Path(tmp_path / "field.tif"))

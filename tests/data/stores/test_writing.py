@@ -389,7 +389,7 @@ def test_shares_are_written_in_any_order_by_any_number_of_processes(tmp_path, na
     assert IMAGES in write_screen(path, shard=(2, 3), **arguments).obsm
     assert contents(path) == contents(tmp_path / f"whole_{name}")
     assert not list(tmp_path.glob(".*"))
-    with pytest.raises(ValueError, match="shard=4/3: the first number counts from 1 to the second"):
+    with pytest.raises(ValueError, match="shard=4/3: give a first number from 1 to the second"):
         write_screen(tmp_path / f"other_{name}", shard=(4, 3), **arguments)
     assert not list(tmp_path.glob("*other*"))
 

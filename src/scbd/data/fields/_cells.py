@@ -70,7 +70,7 @@ class Cells:
             f"{self.field[first]!r}, {place}"
         )
         if invalid == "raise":
-            msg = f"{fact}. Mend them, or leave them out with invalid='drop'."
+            msg = f"{fact}. Correct them, or leave them out with invalid='drop'."
             raise ValueError(msg)
         if bad.all():
             msg = f"{fact}: none is left."

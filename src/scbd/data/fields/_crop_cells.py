@@ -209,7 +209,7 @@ def _check_arguments(chosen: dict[str, Any], size: Any, cells: Any, labels: Any)
         msg = "Give cells, a table with their positions, or labels, whose centroids are computed."
         raise ValueError(msg)
     if labels is None and chosen["mask"] is not None:
-        msg = f"mask={chosen['mask']!r} wants labels, which say whose pixel is whose."
+        msg = f"mask={chosen['mask']!r} needs labels, which say which cell each pixel belongs to."
         raise ValueError(msg)
     if cells is not None and not isinstance(cells, pd.DataFrame):
         msg = f"cells is {type(cells).__name__}: give a table (a data frame); label masks are given as labels."

@@ -106,7 +106,7 @@ def check_broken(fields: Fields, asked: Sequence[str], invalid: str) -> None:
         return
     fact = f"{len(bad)} of {len(asked)} fields cannot be read ({head(bad)}); the first: {fields.broken[bad[0]]}"
     if invalid == "raise":
-        msg = f"{fact} Mend or drop them, or leave their cells out with invalid='drop'."
+        msg = f"{fact} Repair or drop them, or leave their cells out with invalid='drop'."
         raise ValueError(msg)
     warnings.warn(f"{fact} Their cells are left out.", UserWarning, stacklevel=4)
 

@@ -99,7 +99,7 @@ def _tifffile() -> Any:
     try:
         import tifffile
     except ImportError as error:
-        msg = "Fields in TIFF files need a package more: pip install tifffile."
+        msg = "Fields in TIFF files need one more package: pip install tifffile."
         raise ImportError(msg) from error
     return tifffile
 

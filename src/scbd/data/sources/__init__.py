@@ -1,4 +1,4 @@
-"""Where inputs lie at rest: one small protocol, and what it is there for, from memory to object stores."""
+"""Where inputs are stored: one small protocol, and what it is there for, from memory to object stores."""
 
 from scbd.data.sources._arrays import ArraySource, ImageSource, count_rows, non_finite_rows, target_of
 from scbd.data.sources._derived import CentredSource, ColumnSource, DerivedSource

@@ -1,4 +1,4 @@
-"""Where inputs lie at rest: one small protocol, and arrays in memory or memory-mapped under it."""
+"""Where inputs are stored: one small protocol, and arrays in memory or memory-mapped under it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def open_lmdb(path: Path) -> Any:
     try:
         import lmdb
     except ImportError as error:
-        msg = "Crops in an LMDB need a package more: pip install lmdb."
+        msg = "Crops in an LMDB need one more package: pip install lmdb."
         raise ImportError(msg) from error
     try:
         return lmdb.open(str(path), readonly=True, lock=False, readahead=False)

@@ -236,7 +236,7 @@ def _images(group: Any, path: Any, image_key: str) -> Any:
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
         has_x = "X" in group and _holds(group["X"])
-        raise KeyError(msg + " It has X: open features with scbd.data.open_screen(path, layer='X')." * has_x)
+        raise KeyError(msg + " It has X: open it as features with layer='X' (scbd.data.open_screen)." * has_x)
     return obsm[image_key]
 
 

@@ -170,10 +170,9 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
     missing = [column for column in columns if column not in table]
     if missing:
         found = image_columns(path)
-        typed = f" (--file-columns {' '.join(found)})" if found else ""
         msg = (
             f"{path} has no column {missing[0]!r} (it has: {head(table, 12)}): name the columns of image files with "
-            f"file_columns{typed}; a table of features is read by scbd.data.read_profiles."
+            f"file_columns={found or '…'}; a table of features is read by scbd.data.read_profiles."
         )
         raise KeyError(msg)
     unnamed = np.flatnonzero((table[columns].isna() | (table[columns] == "")).any(axis=1).to_numpy())
