@@ -10,7 +10,7 @@ from torch import nn
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
 CONTROL = "gene_0"
 
 

@@ -90,13 +90,13 @@ def test_what_is_nearly_confounded_is_warned_of(n_y, n_e, one):
 
 def test_columns_side_by_side_are_judged_one_by_one():
     """Each position has another compound on each plate, and each plate all compounds; their cross has one each."""
-    wells = simulated_profiles(64, 12, n_features=4, one_layout=False)
+    wells = simulated_profiles(64, 12, n_features=4, one_layout=False, plate_effect=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SCBDModel.setup_anndata(wells, "perturbation", ["plate", "well"], layer="X")
     with pytest.warns(UserWarning, match="1152 of 1152 environments.*or columns side by side"):
         SCBDModel.setup_anndata(wells, "perturbation", ["plate", "well"], e_columns="crossed", layer="X")
-    same = simulated_profiles(64, 12, n_features=4)  # a compound has one position
+    same = simulated_profiles(64, 12, n_features=4, plate_effect=0.1)  # a compound has one position
     with pytest.warns(UserWarning, match=r"y and e are confounded \(well\)") as caught:
         SCBDModel.setup_anndata(same, "perturbation", ["plate", "well"], layer="X")
     assert len(caught) == 1

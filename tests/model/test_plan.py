@@ -11,7 +11,7 @@ from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
 
 
 def test_history_has_one_frame_a_metric(trained):

@@ -132,6 +132,7 @@ def test_ten_odd_files(tmp_path, name, write, lines, command):
 
 
 @pytest.mark.filterwarnings("ignore:z_c has", "ignore:Transforming to str index")
+@pytest.mark.filterwarnings("ignore:Environments \\(")
 def test_a_table_of_features_is_trained_on_as_it_lies(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wells = make_wells()

@@ -57,6 +57,7 @@ def test_a_plate_without_a_feature(tmp_path):
         assert read_profiles([tmp_path / "1.csv", tmp_path / "2.csv"]).shape == (6, 1)
 
 
+@pytest.mark.filterwarnings("ignore:Environments \\(")
 def test_what_is_read_can_be_learned_from(tmp_path, hasty):
     cells = make_wells()
     cells.obs.add_prefix("Metadata_").join(cells.to_df()).to_csv(tmp_path / "wells.csv")
