@@ -47,7 +47,7 @@ def test_run(tmp_path, capsys):
     assert "already holds files" in said and "(--resume)" in said and "resume=True" not in said
 
 
-@pytest.mark.filterwarnings("ignore:z_c has")
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
 def test_run_on_features(tmp_path, capsys):
     wells = make_wells()
     wells.layers["scaled"] = wells.X

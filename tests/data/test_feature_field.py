@@ -81,7 +81,7 @@ def test_features_without_names_go_by_their_place():
     assert state["features"] == ["0", "1", "3", "4", "5"]
     np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X[:, [0, 1, 3, 4, 5]])
     wells.obsm["dino"] = wells.X[:, :5]
-    with pytest.raises(ValueError, match="has 5 features, the model was set up with 6, and without names"):
+    with pytest.raises(ValueError, match="has 5 features, the model was set up with 6. Features without names"):
         known_features(wells, dino, state)
 
 

@@ -53,7 +53,7 @@ def test_no_p_value_is_zero():
     """Of ten random sets none may be as good: that is one of eleven, and not nothing."""
     profiles, net = map_of_complexes()
     with pytest.warns(
-        UserWarning, match=r"max_permutations=10 is few for 20 complexes.* would be 1 at best. 399 bring"
+        UserWarning, match=r"max_permutations=10 is few for 20 complexes.* would be 1 at best. Give 399 for"
     ):
         table = complex_table(profiles, net, n_permutations=1000, max_permutations=10)
     assert table["p_value"].min() == pytest.approx(1 / 11)

@@ -114,7 +114,7 @@ def test_pixels_beyond_all_measure_are_told_from_a_broken_model():
     model.module.content.encoder[1].weight.data.fill_(1e10)
     cells = make_cells(60, dtype="float32")
     cells.obsm[IMAGE_KEY][7] = 1e30
-    with pytest.raises(ValueError, match=r"NaN of 1 of 60 cells \(rows 7\) .* far outside of those it was trained on"):
+    with pytest.raises(ValueError, match=r"NaN for 1 of 60 cells \(rows 7\) .* far outside of those it was trained on"):
         model.get_latent_representation(cells)
 
 

@@ -19,7 +19,7 @@ from scbd.baselines import ERMModel
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
 SEVERAL = ["plate", "row"]
 IMAGES, Y, E = torch.randint(0, 255, (24, 2, 16, 16)).byte(), torch.arange(24) % 2, torch.arange(24) // 2 % 4
 

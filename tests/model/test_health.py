@@ -81,7 +81,7 @@ def test_a_run_without_a_logged_step_is_judged():
     assert "train_loss" not in model.history
 
 
-@pytest.mark.filterwarnings("ignore:z_c has")
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
 @pytest.mark.parametrize(
     ("shown", "alpha", "told"), [(1, "auto", True), (0, "auto", False), (1, 0.0, False)], ids=["left", "blind", "asked"]
 )

@@ -40,6 +40,15 @@ def test_shifted_plates_are_told_of_with_the_lines_that_mend_it(e_key, where, gi
         SCBDModel.setup_anndata(table, "compound", e_key, **where)
 
 
+def test_environments_of_a_few_rows_are_not_to_be_standardised():
+    """Their mean and variance are those of what was done in them."""
+    table = plates(shift=2)
+    table = table[np.isin(table.obs["compound"], ["0", "1", "2"])].copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SCBDModel.setup_anndata(table, "compound", "plate")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_not_shifted_is_not_told_of(seed):
     shifted = plates(2, seed)

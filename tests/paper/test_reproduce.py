@@ -58,7 +58,7 @@ def test_the_command_line(tmp_path, digits, capsys):
         (["reproduce", "mnist"], "There is no experiment 'mnist': use one of cmnist"),
         (["reproduce", "cmnist", "--budget", "huge"], "There is no budget 'huge': use one of smoke, small, paper"),
         (["reproduce", "vlcs"], "vlcs is not downloaded by scbd: see scbd.datasets.vlcs for its source"),
-        (["reproduce", "cmnist", "--seeds", "0"], "n_seeds=0: run at least one seed"),
+        (["reproduce", "cmnist", "--seeds", "0"], "--seeds 0: run at least one seed"),
         (["reproduce", "screen", "--report", "--out", str(tmp_path / "none")], "has no finished run of screen"),
         (["reproduce", "cmnist", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "x")], "lacks train-images"),
     ]:

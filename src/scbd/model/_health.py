@@ -137,5 +137,5 @@ def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
         settings = f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}."
     if n_steps >= _FEW_STEPS:
         return settings
-    steps = f"{n_steps:,} step{'s' * (n_steps != 1)}"
+    steps = f"{n_steps:,} {'step' if n_steps == 1 else 'steps'}"
     return f"First train for longer: {steps} may be too few for any settings. If it stays so: {settings}"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # share of the features' variance at equal perturbation from which it is said: of normalised profiles environments
 # explain 0.01, of the raw tables that were seen 0.5 and more
 _SHIFTED = 0.2
+# rows of an environment below which mean and variance are of these rows, and not of their environment
+_FEW_ROWS = 8
 # rows that are looked at
 _SAMPLED = 4_096
 
@@ -33,19 +35,19 @@ def warn_if_shifted(adata: AnnData, inputs: Inputs, y_columns: Sequence[str], e_
     rows = np.sort(np.random.default_rng(adata.n_obs).permutation(adata.n_obs)[:_SAMPLED])
     if len(rows) < 2:
         return
-    y, e = (
-        torch.from_numpy(label_values(adata.obs.iloc[rows], columns).cat.codes.to_numpy().astype(np.int64))
-        for columns in (y_columns, e_columns)
-    )
+    labels, environments = (label_values(adata.obs, columns).cat for columns in (y_columns, e_columns))
+    if adata.n_obs < _FEW_ROWS * len(environments.categories):
+        return
+    y, e = (torch.from_numpy(of.codes.to_numpy()[rows].astype(np.int64)) for of in (labels, environments))
     features = torch.from_numpy(inputs.source(adata).read(rows)).float()
     share = float(explained_variance(features, e, y, partners="across").share)
     if share < _SHIFTED:
         return
-    environments = f"adata.obs[{e_columns[0]!r}]"
+    column = f"adata.obs[{e_columns[0]!r}]"
     if len(e_columns) > 1:
-        environments = f"adata.obs[{list(e_columns)}].astype(str).agg(' '.join, axis=1)"
+        column = f"adata.obs[{list(e_columns)}].astype(str).agg(' '.join, axis=1)"
     slot, argument = ("obsm", "obsm_key") if inputs.obsm_key else ("layers", "layer")
-    standardised = f"scbd.baselines.standardize_by_environment(adata.{inputs.where}, {environments})"
+    standardised = f"scbd.baselines.standardize_by_environment(adata.{inputs.where}, {column})"
     msg = (
         f"Environments ({', '.join(e_columns)}) explain {share:.0%} of the variance of the features at equal "
         "perturbation: whole environments are shifted, and training takes that out in part only. Standardise each "
