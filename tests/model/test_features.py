@@ -233,16 +233,6 @@ def test_plates_that_were_standardised_one_by_one_are_trained_on():
     assert np.isfinite(z_s).all() and np.linalg.matrix_rank(z_s) > 3
 
 
-def test_a_single_control_is_trained_on():
-    """It is its own mean, which is mapped to 0."""
-    wells = make_wells()
-    dmso = np.flatnonzero(wells.obs["compound"] == "DMSO")
-    wells = wells[np.delete(np.arange(wells.n_obs), dmso[1:])].copy()
-    model = make(wells, {k: v for k, v in KEYS.items() if k != "position_key"})
-    model.train(**QUICK, max_steps=2)
-    assert np.isfinite(model.get_latent_representation()).all()
-
-
 def test_learns_compounds_and_not_plates():
     wells = make_wells(n_compounds=20, n_plates=6, n_features=20)
     model = make(wells)

@@ -46,16 +46,6 @@ def test_embeddings_lie_on_the_sphere_in_float32(name):
     torch.testing.assert_close(z.norm(dim=1), torch.ones(4), rtol=1e-5, atol=1e-5)
 
 
-def test_the_origin_has_a_place_on_the_sphere():
-    """A linear map that is centred on controls maps a single control there."""
-    block = Block("linear", (4,), 4)
-    features = torch.tensor([[0.0, 0, 0, 0], [3, 0, 4, 0]], requires_grad=True)
-    z = block(features)
-    torch.testing.assert_close(z, torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.6, 0, 0.8, 0]]))
-    z.sum().backward()
-    assert features.grad is not None and features.grad.isfinite().all()
-
-
 def test_a_module_is_copied_for_each_block():
     mine = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3))
     one, two = build_encoder(mine, 2), build_encoder(mine, 2)

@@ -125,8 +125,9 @@ def learned_lately(history: dict[str, pd.DataFrame]) -> float:
 def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
     """What to do about an embedding that learned nothing of any cells: a short run is the first suspect, then alpha."""
     alpha = float(module.current_alpha)
+    short = n_steps < _FEW_STEPS
     if not alpha:
-        settings = "There is no invariance to blame (alpha 0): raise lr, or train for longer."
+        settings = f"There is no invariance to blame (alpha 0): raise lr{'' if short else ', or train for longer'}."
     else:
         if module.alpha_rule is not None:
             instead = f"about {alpha / 10:.2g}"
@@ -135,7 +136,7 @@ def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
         else:
             instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
         settings = f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}."
-    if n_steps >= _FEW_STEPS:
+    if not short:
         return settings
     steps = f"{n_steps:,} {'step' if n_steps == 1 else 'steps'}"
     return f"First train for longer: {steps} may be too few for any settings. If it stays so: {settings}"

@@ -169,10 +169,11 @@ class SetupMixin(RegistryMixin):
         if source_registry is None:
             apart = [(column,) for column in as_columns(e_key)]
             warn_of_quantities(adata.obs, as_columns(e_key))
-            for columns in apart if e_columns == "side_by_side" else [as_columns(e_key)]:
+            environments = apart if e_columns == "side_by_side" else [as_columns(e_key)]
+            for columns in environments:
                 warn_if_confounded(adata.obs, as_columns(y_key), columns)
-                if not image_key:
-                    warn_if_shifted(adata, inputs, as_columns(y_key), columns)
+            if not image_key:
+                warn_if_shifted(adata, inputs, as_columns(y_key), environments)
             for column in continuous_covariate_keys or ():
                 warn_if_ordered_alike(adata.obs, as_columns(y_key), column)
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 Representation = Literal["embedding", "intermediate"]
 
-# length below which a vector has no direction: normalize divides by no less
-_ORIGIN = 1e-12
-
 
 class Features(nn.Module):
     """An encoder, ready for inputs of a shape: ``r = Enc(x)``, the intermediate representation.
@@ -199,11 +196,8 @@ class Block(Features):
         z = self.projection(r)
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         # of what is too long for its square to be a number, a direction of length 0 would be left
-        length = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True)
-        # the origin has no direction, and is where a linear map puts the mean of the controls, so that it puts a single
-        # control there: it gets one that favours no axis
-        z = z.masked_fill(length < _ORIGIN, 1.0)
-        return F.normalize(z, dim=1).masked_fill(length.isinf(), torch.nan)
+        overflown = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True).isinf()
+        return F.normalize(z, dim=1).masked_fill(overflown, torch.nan)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` on the unit sphere, ``(B, D)``."""
