@@ -9,7 +9,7 @@ from small_models import QUICK, make_model
 
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
-from scbd.model._reconstruction import Reconstruction
+from scbd.model._reconstruction import Reconstruction, without_environment
 from scbd.nn import Groups, Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
@@ -145,7 +145,39 @@ def test_with_exchange_a_cell_is_decoded_with_the_style_of_another_of_its_enviro
     z_c, z_s = module.blocks(module.preprocess(batch["inputs"])).z
     others = Groups(batch["e"]).others(torch.Generator().manual_seed(3))
     _, of_cell, of_other = seen[0]
-    assert torch.equal(of_cell, z_c) and torch.equal(of_other, z_s[others]) and not torch.equal(of_other, z_s)
+    assert torch.equal(of_other, z_s[others]) and not torch.equal(of_other, z_s)
+    assert torch.equal(of_cell, without_environment(z_c, Groups(batch["y"]), Groups(batch["e"])))
+    assert not torch.allclose(of_cell, z_c)
+
+
+def test_what_an_environment_adds_to_a_label_is_taken_out_cell_by_cell():
+    rng = np.random.default_rng(0)
+    y, e = (rng.integers(n, size=60) for n in (3, 4))
+    y[:2], e[:2] = [7, 8], [0, 9]  # alone of their labels, and one of its environment, too
+    z = rng.normal(size=(60, 5))
+    expected = z.copy()
+    for i in range(60):
+        label, pair = (np.setdiff1d(np.flatnonzero(same), i) for same in (y == y[i], (y == y[i]) & (e == e[i])))
+        for j in pair:
+            expected[i] -= (z[j] - z[label].mean(0)) / (len(pair) + 1)
+    found = without_environment(torch.tensor(z), Groups(torch.tensor(y)), Groups(torch.tensor(e)))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found[:2], z[:2], atol=1e-6)
+
+
+def test_pictures_give_no_reason_to_tell_the_environment():
+    """A shift of all cells of a label and environment is hardly seen behind it, what is a cell's own is."""
+    rng = np.random.default_rng(0)
+    y, e = (torch.from_numpy(np.repeat(np.arange(2), n)).repeat(m) for n, m in ((20, 2), (40, 1)))
+    z = torch.from_numpy(rng.normal(size=(80, 3))).float()
+    shift = torch.from_numpy(rng.normal(size=(2, 2, 3))).float()[y, e]
+    of_label = torch.stack([shift[y == label].mean(0) for label in y])
+    cleaned = without_environment(z + shift, Groups(y), Groups(e)) - without_environment(z, Groups(y), Groups(e))
+    assert (cleaned - of_label).abs().max() < 0.15 * (shift - of_label).abs().max()
+    own = torch.zeros_like(z)
+    own[3] = 1
+    changed = without_environment(z + own, Groups(y), Groups(e)) - without_environment(z, Groups(y), Groups(e))
+    torch.testing.assert_close(changed[3], own[3], atol=1e-5, rtol=0)
 
 
 def test_exchange_is_the_default_when_joint_and_needs_two_blocks(trained):

@@ -75,8 +75,10 @@ class DecodeMixin(TrainMixin):
         exchange
             Decode each training cell with z_s of another cell of its environment. What z_s holds of a single cell,
             above all its perturbation, is then useless to the decoder, and z_c has to hold it. Without this, encoders
-            that are trained too move it to z_s. By default when joint. Cells that are alone of their environment in a
-            batch keep their own.
+            that are trained too move it to z_s. And what the environment adds to cells of a perturbation, as a batch
+            tells it, is taken from z_c before it is decoded, which else learns it for the picture. By default when
+            joint. Cells that are alone of their environment in a batch, or of their pair with the perturbation, keep
+            what they have.
         **training
             Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` 0.001, and on frozen blocks
             ``batch_size`` 128, shuffled plainly. The split is by default that which the encoders were trained on.

@@ -29,7 +29,8 @@ class Reconstruction(Objective):
     weight
         Weight of the reconstruction beside the contrastive losses; `None` leaves the blocks frozen.
     exchange
-        Decode each cell with z_s of another cell of its environment.
+        Decode each cell with z_s of another cell of its environment, and from z_c without what the environment adds
+        to cells of a label, see :func:`without_environment`.
     """
 
     def __init__(
@@ -86,11 +87,42 @@ class Reconstruction(Objective):
             embedded = self.module.blocks(images)
         z_c, *z_s = embedded.z
         if self.exchange:
-            others = Groups(e).others(generator)
-            z_s = [z[others] for z in z_s]
+            of_e = Groups(e)
+            others = of_e.others(generator)
+            z_c, z_s = without_environment(z_c, Groups(y), of_e), [z[others] for z in z_s]
         nats = self.decoder.negative_log_likelihood(target, z_c, *z_s)
         if self.weight is None:
             return Losses(nats)
         losses = self.module.losses(embedded, y, e, numbers, ramp=ramp)
         parts = {**losses.parts, "reconstruction": nats}
         return losses._replace(loss=losses.loss + self.weight * nats, parts=parts)
+
+
+def without_environment(z: Tensor, y: Groups, e: Groups) -> Tensor:
+    r"""Embeddings less what an environment adds to cells of their label, as the other cells of a batch tell.
+
+    From a cell of label :math:`y` and environment :math:`e`, of which there are :math:`n`, is taken
+
+    .. math:: \frac{1}{n} \sum_{j \ne i} (z_j - \bar{z}_y),
+
+    the mean over its pair of label and environment as differences from the label, in which the cell itself counts
+    nothing: what is its own stays, and a cell that is alone of its pair stays as it is. :math:`\bar{z}_y` is of all
+    other cells of the label. A picture that is decoded from this gives no reason to tell the environment in z_c, which
+    a decoder that adds its parts otherwise has wherever environments change labels differently.
+
+    Parameters
+    ----------
+    z
+        ``(B, D)``.
+    y, e
+        Labels and environments of the cells.
+
+    Returns
+    -------
+    float32 ``(B, D)``.
+    """
+    z, pair = z.float(), y.crossed(e)
+    ones = torch.ones_like(z[:, :1])
+    of_pair, of_label = pair.sums(ones), y.sums(ones)
+    mean = (y.sums(z) - z) / (of_label - 1).clamp(min=1)
+    return z - (pair.sums(z) - z - (of_pair - 1) * mean) / of_pair
