@@ -250,14 +250,42 @@ def add_known(app):
                 inventory.setdefault(kind, {}).setdefault(entry, item)
 
 
+def written(module: str, name: str) -> Any:
+    """The class or function that a name stands for, without what is around it."""
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # of properties, of methods of classes
+    return found and inspect.unwrap(found)
+
+
+def module_of(app, module, name):
+    """Where viewcode finds the source of properties, too."""
+    return getattr(written(module, name), "__module__", None) if module else None
+
+
+def lines_of_methods(app, module):
+    """Lines of what SCBDModel has from its parents: viewcode knows a method by the class that it is written in."""
+    from sphinx.pycode import ModuleAnalyzer
+
+    if not module.startswith("scbd."):
+        return None
+    analyzer = ModuleAnalyzer.for_module(module)
+    analyzer.find_tags()
+    tags = dict(analyzer.tags)
+    for name, place in analyzer.tags.items():
+        own_name = f"SCBDModel.{name.rpartition('.')[-1]}"
+        found = written("scbd", own_name)
+        if found and found is written(module, name):
+            tags[own_name] = place
+    return analyzer.code, tags
+
+
 def linkcode_resolve(domain, info):
     """Lines of an object in the repository."""
     if domain != "py" or not info["module"]:
         return None
-    found = importlib.import_module(info["module"])
-    for part in info["fullname"].split("."):
-        found = getattr(found, part, None)
-    found = inspect.unwrap(getattr(found, "fget", None) or found) if found is not None else None
+    found = written(info["module"], info["fullname"])
     try:
         path = Path(inspect.getsourcefile(found)).relative_to(PACKAGE)
         lines, first = inspect.getsourcelines(found)
@@ -335,3 +363,6 @@ def setup(app):
     app.connect("autodoc-process-signature", spelled_out)
     app.connect("builder-inited", add_known, priority=900)  # after intersphinx
     app.connect("missing-reference", full_name, priority=400)  # before intersphinx
+    if not SOURCE:  # then viewcode shows sources
+        app.connect("viewcode-follow-imported", module_of)
+        app.connect("viewcode-find-source", lines_of_methods)

@@ -211,6 +211,13 @@ def test_members_of_scvi_tools_that_pages_list_can_be_linked_to(configuration):
         assert f"scvi.model.base.BaseModelClass.{name}" in linked
 
 
+def test_source_is_found_of_methods_that_a_parent_has(configuration):
+    written = configuration["written"]
+    for name, parent in {"train": "TrainMixin", "load": "ImageModel", "can_predict": "PredictMixin"}.items():
+        assert written("scbd", f"SCBDModel.{name}").__qualname__ == f"{parent}.{name}"
+    assert written("scbd", "SCBDModel.fly") is None
+
+
 def test_formulas_have_the_style_of_the_version_that_draws_them():
     katex = pytest.importorskip("sphinxcontrib.katex")
     style = (DOCS / "_static" / "katex" / "katex.min.css").read_text(encoding="utf-8")
