@@ -91,6 +91,7 @@ html_theme_options: dict[str, Any] = {
     "use_download_button": False,
     "extra_footer": "BSD-3-Clause licence",
     "show_toc_level": 2,
+    "max_navbar_depth": 3,  # to classes: the page of a class leads to those of its methods
 }
 if SOURCE:
     html_theme_options |= {
@@ -249,14 +250,42 @@ def add_known(app):
                 inventory.setdefault(kind, {}).setdefault(entry, item)
 
 
+def written(module: str, name: str) -> Any:
+    """The class or function that a name stands for, without what is around it."""
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # of properties, of methods of classes
+    return found and inspect.unwrap(found)
+
+
+def module_of(app, module, name):
+    """Where viewcode finds the source of properties, too."""
+    return getattr(written(module, name), "__module__", None) if module else None
+
+
+def lines_of_methods(app, module):
+    """Lines of what SCBDModel has from its parents: viewcode knows a method by the class that it is written in."""
+    from sphinx.pycode import ModuleAnalyzer
+
+    if not module.startswith("scbd."):
+        return None
+    analyzer = ModuleAnalyzer.for_module(module)
+    analyzer.find_tags()
+    tags = dict(analyzer.tags)
+    for name, place in analyzer.tags.items():
+        own_name = f"SCBDModel.{name.rpartition('.')[-1]}"
+        found = written("scbd", own_name)
+        if found and found is written(module, name):
+            tags[own_name] = place
+    return analyzer.code, tags
+
+
 def linkcode_resolve(domain, info):
     """Lines of an object in the repository."""
     if domain != "py" or not info["module"]:
         return None
-    found = importlib.import_module(info["module"])
-    for part in info["fullname"].split("."):
-        found = getattr(found, part, None)
-    found = inspect.unwrap(getattr(found, "fget", None) or found) if found is not None else None
+    found = written(info["module"], info["fullname"])
     try:
         path = Path(inspect.getsourcefile(found)).relative_to(PACKAGE)
         lines, first = inspect.getsourcelines(found)
@@ -266,10 +295,35 @@ def linkcode_resolve(domain, info):
     return f"{SOURCE}/blob/{commit}/src/scbd/{path}#L{first}-L{first + len(lines) - 1}"
 
 
-def own_members(fullname: str) -> dict[str, list[str]]:
+# What members of models are for, in the order of an analysis: pages of models list them so. A new member gets its place
+# here; without one, the build stops.
+TASKS = {
+    "Set up and train": ["setup_anndata", "train"],
+    "Embed": ["get_latent_representation", "embed_to"],
+    "Predict perturbations": ["predict", "can_predict"],
+    "Decode and look": ["train_decoder", "reconstruct", "swap_blocks", "traverse", "decode", "get_intensities"],
+    "New plates": ["adapt", "adaptations", "forget_adaptations"],
+    "Save and load": ["save", "load"],
+    "Inspect": ["health", "latent_health", "adata", "get_var_names", "view_anndata_setup"],
+}
+# Of scvi-tools' base class, what our pages use
+FROM_SCVI = ["history", "is_trained", "train_indices", "validation_indices", "test_indices", "device", "to_device"]
+
+
+def by_task(members: list[str]) -> dict[str, list[str]]:
+    """Members of a model by what they are for."""
+    placed = {task: [name for name in names if name in members] for task, names in TASKS.items()}
+    if missing := set(members) - {name for names in placed.values() for name in names}:
+        msg = f"TASKS in docs/conf.py does not say what these members of models are for: {sorted(missing)}"
+        raise ValueError(msg)
+    return {task: names for task, names in placed.items() if names}
+
+
+def own_members(fullname: str) -> dict[str, Any]:
     """Attributes and methods of a class that its page documents: ours, public, with words of their own.
 
-    Those that are the same as of SCBDModel are also in ``shared``: its page documents them.
+    Those that are the same as of SCBDModel are also in ``shared``: each has a page of its own, with SCBDModel. Of
+    models, all are also in ``tasks``, and ``lead`` is what the class says first.
     """
     module, _, name = fullname.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
@@ -284,19 +338,23 @@ def own_members(fullname: str) -> dict[str, list[str]]:
             kind = "methods" if inspect.isroutine(value) else "attributes" if isinstance(value, property) else None
             if kind and member not in found[kind]:
                 found[kind].append(member)
+    everything = found["attributes"] + found["methods"]
     # nine models would tell the same of train(): it is told once
     shared = [
         member
-        for member in found["attributes"] + found["methods"]
+        for member in everything
         if cls is not scbd.SCBDModel
         and inspect.getattr_static(cls, member) is inspect.getattr_static(scbd.SCBDModel, member, None)
     ]
-    return {kind: sorted(members) for kind, members in found.items()} | {"shared": shared}
+    tasks = by_task(everything) if issubclass(cls, scbd.model.ImageModel) else {}
+    lead = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    return {kind: sorted(members) for kind, members in found.items()} | {"shared": shared, "tasks": tasks, "lead": lead}
 
 
 def for_templates(app):
     """Functions for templates of autosummary, while it writes pages: a configuration that holds some is not cached."""
-    app.config.autosummary_context = {} if app.config.autosummary_context else {"own_members": own_members}
+    known = {"own_members": own_members, "tasks": TASKS, "from_scvi": FROM_SCVI}
+    app.config.autosummary_context = {} if app.config.autosummary_context else known
 
 
 def setup(app):
@@ -305,3 +363,6 @@ def setup(app):
     app.connect("autodoc-process-signature", spelled_out)
     app.connect("builder-inited", add_known, priority=900)  # after intersphinx
     app.connect("missing-reference", full_name, priority=400)  # before intersphinx
+    if not SOURCE:  # then viewcode shows sources
+        app.connect("viewcode-follow-imported", module_of)
+        app.connect("viewcode-find-source", lines_of_methods)

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import pydoc
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +181,41 @@ def test_what_inventories_name_exists(name, kind, page):
     assert found is not None, "no such name: a link to it would be dead"
     assert inspect.isclass(found) == (kind == "class")
     assert page.endswith((".html", "/"))
+
+
+@pytest.fixture(scope="module")
+def configuration() -> dict[str, Any]:
+    """Of Sphinx, which need not be there."""
+    return runpy.run_path(str(DOCS / "conf.py"))
+
+
+def test_members_of_models_have_one_task_each(configuration):
+    models = [name for name in scbd.baselines.__all__ if name.endswith("Model")]
+    owners = ["scbd.SCBDModel", "scbd.model.ImageModel", *(f"scbd.baselines.{name}" for name in models)]
+    found = [configuration["own_members"](owner) for owner in owners]  # raises where a member has no task
+    listed = [name for names in configuration["TASKS"].values() for name in names]
+    assert len(models) > 5
+    assert sorted(listed) == sorted({name for own in found for name in own["methods"] + own["attributes"]})
+
+
+def test_a_member_without_a_task_stops_the_build(configuration):
+    assert configuration["by_task"](["train", "load"]) == {"Set up and train": ["train"], "Save and load": ["load"]}
+    with pytest.raises(ValueError, match=r"\['fly'\]"):
+        configuration["by_task"](["train", "fly"])
+
+
+def test_members_of_scvi_tools_that_pages_list_can_be_linked_to(configuration):
+    linked = {name for name, _, _ in inventories()}
+    for name in configuration["FROM_SCVI"]:
+        assert hasattr(scbd.SCBDModel, name)
+        assert f"scvi.model.base.BaseModelClass.{name}" in linked
+
+
+def test_source_is_found_of_methods_that_a_parent_has(configuration):
+    written = configuration["written"]
+    for name, parent in {"train": "TrainMixin", "load": "ImageModel", "can_predict": "PredictMixin"}.items():
+        assert written("scbd", f"SCBDModel.{name}").__qualname__ == f"{parent}.{name}"
+    assert written("scbd", "SCBDModel.fly") is None
 
 
 def test_formulas_have_the_style_of_the_version_that_draws_them():
