@@ -64,6 +64,22 @@ def effective_rank(features: np.ndarray) -> float:
     return float(np.exp(-(share * np.log(share)).sum()))
 
 
+def span_of_few(features: np.ndarray, n_components: int) -> np.ndarray | None:
+    """Orthonormal axes ``(F, D)`` that hold all in which a few rows differ; None where they are half of F or more.
+
+    Of rows that are far fewer than features, no map learns anything beside these axes, and decompositions of a
+    covariance take a cube of their number. Where rows are fewer than the components that are asked for, axes in which
+    no row differs follow, the same ones each time.
+    """
+    n_rows, n_features = features.shape
+    if 2 * max(n_rows, n_components) >= n_features:
+        return None
+    columns = (features - features.mean(0, dtype=np.float64)).T
+    if n_rows < n_components:
+        columns = np.hstack([columns, np.random.default_rng(0).normal(size=(n_features, n_components - n_rows))])
+    return np.linalg.qr(columns)[0]
+
+
 def within_covariance(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Covariance of rows around the mean of their label, pooled; ``labels`` are any values ``(N,)``."""
     codes, means, counts = label_means(features, labels)
@@ -101,7 +117,12 @@ def whitening(spread: np.ndarray, regularization: float) -> np.ndarray:
 
 
 def discriminants(
-    between: np.ndarray, *, shrinkage: float = 0.0, n_components: int | None = None, gains: bool = False
+    between: np.ndarray,
+    *,
+    shrinkage: float = 0.0,
+    n_components: int | None = None,
+    gains: bool = False,
+    n_features: int | None = None,
 ) -> np.ndarray:
     r"""Axes in which labels differ most, of the covariance of label means in a space that is white within labels.
 
@@ -116,13 +137,15 @@ def discriminants(
     gains
         Scale each axis by :math:`b / (b + 1)`, with :math:`b` its variance between labels: the share of what is seen
         there that belongs to the label (probabilistic discriminants). Otherwise axes count alike.
+    n_features
+        Directions that its trace is shared by; D by default, more where others were left out that have none of it.
 
     Returns
     -------
     ``(D, K)``.
     """
     size = len(between)
-    shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / size * np.eye(size)
+    shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / (n_features or size) * np.eye(size)
     variances, axes = np.linalg.eigh(shrunk)
     variances, axes = variances[::-1].clip(min=0)[:n_components], axes[:, ::-1][:, :n_components]
     return axes * (variances / (variances + 1)) if gains else axes

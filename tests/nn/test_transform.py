@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd.nn import InputTransform
+from scbd.nn import InputTransform, _transform
 
 
 def labelled(n_labels: int = 20, n: int = 30, f: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +126,9 @@ def test_bad_input_is_said():
     features, labels = labelled()
     with pytest.raises(ValueError, match="whitening='zca' is not known: use one of within, controls, lda, plda"):
         InputTransform(8, "zca")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="n_components=9: there are 8 features"):
+    with pytest.raises(
+        ValueError, match=r"n_components=9 \(n_latent of a linear encoder\): there are 8 features.*at most 8"
+    ):
         InputTransform(8, n_components=9)
     with pytest.raises(ValueError, match="regularization=-1"):
         InputTransform(8, regularization=-1)
@@ -136,3 +138,26 @@ def test_bad_input_is_said():
         InputTransform(8).fit(features, np.zeros(600))
     with pytest.raises(ValueError, match="fewer than two among the training cells"):
         InputTransform(8, "controls").fit(features, labels, np.zeros(600, dtype=bool))
+
+
+@pytest.mark.parametrize("kind", ["within", "controls", "lda", "plda"])
+@pytest.mark.parametrize("n_components", [4, 30, 45])
+def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_components):
+    """It is learned among the directions in which rows differ: a wide table took minutes."""
+    features, labels = labelled(n_labels=9, n=4, f=100)
+    known = {"controls": labels < 3, "positions": np.tile(np.arange(4), 9)}
+    new = labelled(n_labels=5, n=2, f=100, seed=1)[0]
+    seen: list[int] = []
+    decompose = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (seen.append(len(matrix)), decompose(matrix))[1])
+    few = InputTransform(100, kind, n_components=n_components)
+    few.fit(features, labels, **known)
+    assert max(seen) == max(36, n_components)
+    monkeypatch.setattr(_transform, "span_of_few", lambda *_: None)
+    full = InputTransform(100, kind, n_components=n_components)
+    full.fit(features, labels, **known)
+    assert max(seen) == 100
+    told = 8 if kind in ("lda", "plda") else 35  # as many axes as labels, or rows, differ in; the others are any
+    for cells in (features, new):
+        one, other = (np.abs(mapped(transform, cells)[:, :told]) for transform in (few, full))
+        np.testing.assert_allclose(one, other, atol=1e-3 * other.max())

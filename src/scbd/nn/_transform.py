@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scbd._checks import check_count, check_number
-from scbd._linear_maps import covariance, discriminants, label_means, whitening, within_covariance
+from scbd._linear_maps import covariance, discriminants, label_means, span_of_few, whitening, within_covariance
 
 Whitening = Literal["within", "controls", "lda", "plda"]
 
@@ -100,11 +100,14 @@ class InputTransform(nn.Module):
         n_components = n_features if n_components is None else n_components
         check_count("n_components", n_components)
         if n_components > n_features:
-            msg = f"n_components={n_components}: there are {n_features} features, and no more directions."
+            msg = (
+                f"n_components={n_components} (n_latent of a linear encoder): there are {n_features} features, and no "
+                f"more directions. Give at most {n_features}."
+            )
             raise ValueError(msg)
         self.kind, self.regularization, self.position_weight = kind, regularization, position_weight
         self.output_shape = (n_components,)
-        self.register_buffer("matrix", torch.eye(n_features)[:, :n_components].contiguous())
+        self.register_buffer("matrix", torch.eye(n_features, n_components))
         self.register_buffer("offset", torch.zeros(n_components))
         self.register_buffer("fitted", torch.tensor(False))
 
@@ -137,18 +140,12 @@ class InputTransform(nn.Module):
         ValueError
             If no label has two rows, all rows have one label, or ``"controls"`` has fewer than two controls.
         """
-        spread = self._spread(features, labels, controls, positions)
-        matrix = whitening(spread, self.regularization)
-        n_components = self.output_shape[0]
-        between = self._between(features, labels, matrix)
-        if between is not None:
-            gains = self.kind == "plda"
-            matrix = matrix @ discriminants(between, shrinkage=_SHRINKAGE, n_components=n_components, gains=gains)
-            if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
-                matrix[:, len(np.unique(labels)) - 1 :] = 0
-        elif n_components < matrix.shape[1]:
-            # of whitened cells, the directions in which there is more than variation within labels
-            matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
+        basis = span_of_few(features, self.output_shape[0])
+        if basis is None:
+            matrix = self._matrix(features, labels, controls, positions)
+        else:  # the same map, learned where there is something to learn: a cube of the rows, not of the features
+            centred = features - features.mean(0, dtype=np.float64)
+            matrix = basis @ self._matrix(centred @ basis, labels, controls, positions)
         known = controls is not None and controls.any()
         mean = features[controls if known else slice(None)].mean(0, dtype=np.float64)
         self.matrix.copy_(torch.from_numpy(matrix))
@@ -159,6 +156,34 @@ class InputTransform(nn.Module):
         """Map features ``(B, F)`` to ``(B, K)``."""
         return features @ self.matrix + self.offset
 
+    def _matrix(
+        self,
+        features: np.ndarray,
+        labels: np.ndarray,
+        controls: np.ndarray | None,
+        positions: np.ndarray | None,
+    ) -> np.ndarray:
+        """The map of features ``(N, D)``, be it in coordinates of their own, ``(D, K)``."""
+        spread = self._spread(features, labels, controls, positions)
+        matrix = whitening(spread, self.regularization)
+        n_components = self.output_shape[0]
+        between = self._between(features, labels, matrix)
+        if between is not None:
+            gains = self.kind == "plda"
+            how = {
+                "shrinkage": _SHRINKAGE,
+                "n_components": n_components,
+                "gains": gains,
+                "n_features": len(self.matrix),
+            }
+            matrix = matrix @ discriminants(between, **how)
+            if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
+                matrix[:, len(np.unique(labels)) - 1 :] = 0
+        elif n_components < len(self.matrix):
+            # of whitened cells, the directions in which there is more than variation within labels
+            matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
+        return matrix
+
     def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
         """Covariance of the whitened means of labels, if discriminants are asked for and labels differ in anything."""
         if self.kind not in ("lda", "plda"):
@@ -168,7 +193,7 @@ class InputTransform(nn.Module):
             msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
             raise ValueError(msg)
         between = matrix.T @ covariance(means) @ matrix
-        return between if np.trace(between) > _ALIKE * len(between) else None
+        return between if np.trace(between) > _ALIKE * len(self.matrix) else None
 
     def _spread(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
