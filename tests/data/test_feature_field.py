@@ -130,7 +130,7 @@ def test_all_rows_in_memory_are_looked_at_and_a_sample_elsewhere(tmp_path):
     ("error", "message", "spoil"),
     [
         (TypeError, "X is sparse .*make it dense", lambda a: setattr(a, "X", scipy.sparse.csr_matrix(a.X))),
-        (TypeError, "has dtype '<i8': cast it to one of float16", lambda a: setattr(a, "X", a.X.astype(int))),
+        (TypeError, "has dtype int64: cast it to one of float16", lambda a: setattr(a, "X", a.X.astype(int))),
         (ValueError, "one value in all cells: there is nothing", lambda a: setattr(a, "X", np.ones_like(a.X))),
         (
             ValueError,

@@ -37,6 +37,11 @@ def codes(followed: float, n_y: int, n_e: int) -> tuple[np.ndarray, np.ndarray]:
     return (fine, coarse) if n_y >= n_e else (coarse, fine)
 
 
+def test_rounding_leaves_no_less_than_nothing():
+    """A warning said that -0% can be told."""
+    assert contrasts_told(np.arange(72), np.repeat(np.arange(4), 18)) == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=40))
 def test_the_contrasts_that_can_be_told_are_a_trace(cells):
     y, e = (np.unique(column, return_inverse=True)[1] for column in np.array(cells).T)

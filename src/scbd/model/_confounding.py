@@ -45,7 +45,8 @@ def contrasts_told(y: np.ndarray, e: np.ndarray) -> float:
     n_y, n_e = np.bincount(y), np.bincount(e)
     in_common = float((counts / n_y[of_y] * (counts / n_e[of_e])).sum())
     fewer = min(np.count_nonzero(n_y), np.count_nonzero(n_e))
-    return (fewer - in_common) / (fewer - 1) if fewer > 1 else 0.0
+    # rounding may leave less than nothing
+    return max(0.0, (fewer - in_common) / (fewer - 1)) if fewer > 1 else 0.0
 
 
 def order_told(y: np.ndarray, numbers: np.ndarray) -> float:
@@ -59,7 +60,7 @@ def order_told(y: np.ndarray, numbers: np.ndarray) -> float:
     sums = np.stack([np.bincount(y, weights=term) for term in terms.T], axis=1)
     in_common = float((np.square(sums[counts > 0]).sum(1) / counts[counts > 0]).sum())
     fewer = min(np.square(terms).sum().round(), np.count_nonzero(counts) - 1)
-    return (fewer - in_common) / fewer if fewer else 0.0
+    return max(0.0, (fewer - in_common) / fewer) if fewer else 0.0
 
 
 def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[str]) -> None:

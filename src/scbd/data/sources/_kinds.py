@@ -33,7 +33,7 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
         )
         raise ValueError(msg)
     if dtype.name not in IMAGE_DTYPES or not dtype.isnative:
-        msg = f"{where} has dtype {dtype.str!r}: cast it to one of {', '.join(IMAGE_DTYPES)}."
+        msg = f"{where} has dtype {_shown(dtype)}: cast it to one of {', '.join(IMAGE_DTYPES)}."
         raise TypeError(msg)
 
 
@@ -59,8 +59,13 @@ def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
         msg = f"{where} holds {dtype.name}, features are numbers: leave columns of text out, or put them into obs."
         raise TypeError(msg)
     if dtype.name not in FEATURE_DTYPES or not dtype.isnative:
-        msg = f"{where} has dtype {dtype.str!r}: cast it to one of {', '.join(FEATURE_DTYPES)}."
+        msg = f"{where} has dtype {_shown(dtype)}: cast it to one of {', '.join(FEATURE_DTYPES)}."
         raise TypeError(msg)
+
+
+def _shown(dtype: np.dtype) -> str:
+    """Name of a dtype; with its byte order, where that is what is wrong with it."""
+    return dtype.name if dtype.isnative else f"{dtype.name}, in a foreign byte order ({dtype.str})"
 
 
 class InputKind(NamedTuple):
