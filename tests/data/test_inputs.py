@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import IMAGE_KEY, make_cells
+from conftest import IMAGE_KEY, make_cells, make_wells
 
 from scbd.data import ImageField, ImageSource, read_crops
-from scbd.data._inputs import check_like_registered, image_source
+from scbd.data._inputs import Inputs, check_like_registered, image_source
 
 
 def images(channels: int, height: int, width: int) -> ImageSource:
@@ -39,3 +39,11 @@ def test_an_array_file_with_channels_last_is_told_from_a_broken_one(tmp_path):
     np.save(tmp_path / "cells.npy", np.zeros((5, 32, 32, 3), dtype="uint8"))
     with pytest.raises(ValueError, match=r"cells.npy has shape \(5, 32, 32, 3\), which looks like"):
         read_crops(tmp_path / "cells.npy")
+
+
+def test_layers_are_named_without_x():
+    """To anndata 0.13 it is one of them."""
+    wells = make_wells()
+    wells.layers["scaled"] = wells.X
+    with pytest.raises(KeyError, match=r"layers has no 'scales' \(its keys: scaled\)\. Did you mean 'scaled'\?"):
+        Inputs(layer="scales").array(wells)

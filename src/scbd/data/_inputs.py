@@ -101,7 +101,8 @@ class Inputs(NamedTuple):
         slot, key = (adata.layers, self.layer) if self.layer else (adata.obsm, self.image_key or self.obsm_key)
         if key not in slot:
             argument = next(name for name, value in self._asdict().items() if value is not None)
-            raise KeyError(missing_key("layers" if self.layer else "obsm", str(key), slot.keys(), argument))
+            keys = [known for known in slot if known is not None]  # that is X since anndata 0.13
+            raise KeyError(missing_key("layers" if self.layer else "obsm", str(key), keys, argument))
         return slot[key]
 
     def source(self, adata: AnnData) -> ImageSource:

@@ -36,7 +36,7 @@ def test_keys_and_table_take_no_more_than_they_hold(database):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(keys) == len(obs) == n
-    assert peak - obs.memory_usage(deep=True).sum() < 100 * n
+    assert peak < 170 * n  # with the strings themselves, which pandas 3 packs at the end
 
 
 def test_labels_are_sorted_and_belong_to_their_keys():

@@ -38,7 +38,7 @@ class ShardIndex:
         return without_checksum(data) if self.checked else memoryview(data)
 
 
-def _name(choice: Any) -> str:
+def name_of(choice: Any) -> str:
     """Of one of Zarr's choices: members of enumerations until its version 3.3, plain text in 3.4."""
     return str(getattr(choice, "value", choice))
 
@@ -63,13 +63,13 @@ def codecs_of(array: zarr.Array, where: str) -> tuple[Decode, ShardIndex | None,
     if isinstance(codecs[0], ShardingCodec):
         sharding = codecs[0]
         checked = any(isinstance(codec, Crc32cCodec) for codec in sharding.index_codecs)
-        index = ShardIndex(_name(sharding.index_location) == "end", checked)
+        index = ShardIndex(name_of(sharding.index_location) == "end", checked)
         codecs = list(sharding.codecs)
     undo: list[Undo] = []
     for codec in reversed(codecs):
         if isinstance(codec, BytesCodec):
-            if array.dtype.itemsize > 1 and codec.endian is not None and _name(codec.endian) != sys.byteorder:
-                raise ValueError(_not_read(where, f"numbers that are {_name(codec.endian)}-endian"))
+            if array.dtype.itemsize > 1 and codec.endian is not None and name_of(codec.endian) != sys.byteorder:
+                raise ValueError(_not_read(where, f"numbers that are {name_of(codec.endian)}-endian"))
         else:
             undo.append(_undone(codec, where))
     last = undo.pop() if undo and undo[-1] is not without_checksum else _copied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -19,7 +19,7 @@ _open: WeakValueDictionary[tuple[int, Path, Path], Store] = WeakValueDictionary(
 
 
 def guarded(images: zarr.Array) -> zarr.Array:
-    """Images whose folder is not removed as long as they are in use, and which AnnData can copy.
+    """Images whose folder is not removed as long as they are in use.
 
     AnnData clears a Zarr store before it writes to it, and would then find nothing of what it was to write: images of
     that very store are gone, and are read as zeros. Python asks its audit hooks before a folder is removed, and one of
@@ -27,19 +27,11 @@ def guarded(images: zarr.Array) -> zarr.Array:
     """
     from zarr.storage import LocalStore
 
-    # the images cannot be changed, so that a copy is they themselves; Zarr's arrays have no copy(), which AnnData calls
-    object.__setattr__(images, "copy", partial(_again, images.store, images.path))
     if isinstance(images.store, LocalStore):
         _listen()
         root = Path(os.path.realpath(images.store.root))
         _open[id(images.store), root, root / images.path] = images.store
     return images
-
-
-def _again(store: Store, path: str) -> zarr.Array:
-    import zarr
-
-    return guarded(zarr.open_array(store, path=path, mode="r"))
 
 
 @cache

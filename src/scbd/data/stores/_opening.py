@@ -12,6 +12,7 @@ import numpy as np
 
 from scbd._keys import IMAGE_KEY
 from scbd.data._formats import kind_of, taken_elsewhere
+from scbd.data.stores._copying import with_copy
 from scbd.data.stores._guard import check_inside, guarded
 from scbd.data.stores._hdf5 import mapped, offset_of, open_h5
 from scbd.data.stores._results import with_results
@@ -45,6 +46,9 @@ def open_screen(
 
     As long as a screen in a local path is open, writing to that path is refused, since the images would be lost: write
     elsewhere, or keep results with :func:`add_to_screen`. Writing over an object store is not refused, and loses them.
+
+    Of a screen in Zarr, ``copy()`` copies tables and results, and reads the same images; a copy of some rows
+    (``screen[rows].copy()``) has their images in memory.
 
     Parameters
     ----------
@@ -96,7 +100,7 @@ def open_screen(
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     parts = with_results(path, parts, images)
-    return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
+    return with_copy(AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}}))
 
 
 def open_features(path: str | os.PathLike[str] | Store, layer: str | None, obsm_key: str | None) -> AnnData:
@@ -127,8 +131,8 @@ def open_features(path: str | os.PathLike[str] | Store, layer: str | None, obsm_
     else:
         features = guarded(features)
     if layer is None:
-        return AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}})
-    return AnnData(**parts | ({"X": features} if layer == "X" else {"layers": {layer: features}}))
+        return with_copy(AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}}))
+    return with_copy(AnnData(**parts | ({"X": features} if layer == "X" else {"layers": {layer: features}})))
 
 
 def open_embedding(path: str | os.PathLike[str]) -> AnnData:
@@ -223,10 +227,10 @@ def _open_zarr(path: str | os.PathLike[str] | Store) -> zarr.Group:
             msg = f"{path} is no Zarr store of format 3 ({error})."
         else:
             msg = (
-                f"{path} is a Zarr store of format 2, which AnnData writes by default; scbd reads format 3. If the "
-                "store is yours, convert it: scbd.data.write_screen(new_path, anndata.read_zarr(path), y_key=…), or "
-                "write it again after anndata.settings.zarr_write_format = 3. (Format 2 from elsewhere can hold code "
-                "that runs when it is read.)"
+                f"{path} is a Zarr store of format 2, which AnnData before 0.13 writes by default; scbd reads format "
+                "3. If the store is yours, convert it: scbd.data.write_screen(new_path, anndata.read_zarr(path), "
+                "y_key=…), or write it again after anndata.settings.zarr_write_format = 3. (Format 2 from elsewhere "
+                "can hold code that runs when it is read.)"
             )
         raise ValueError(msg) from error
 

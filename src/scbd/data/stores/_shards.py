@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from scbd.data.sources._zarr_codecs import CHECKSUM_BYTES, checksum
+from scbd.data.sources._zarr_codecs import CHECKSUM_BYTES, checksum, name_of
 
 if TYPE_CHECKING:
     import zarr
@@ -38,7 +38,7 @@ class ShardEncoder:
             import numcodecs
 
             blosc = sharding.codecs[1]
-            self._compress = numcodecs.Blosc(blosc.cname.value, blosc.clevel, numcodecs.Blosc.SHUFFLE).encode
+            self._compress = numcodecs.Blosc(name_of(blosc.cname), blosc.clevel, numcodecs.Blosc.SHUFFLE).encode
 
     @staticmethod
     def codecs(compression: Literal["lz4", "zstd"] | None) -> list[BytesBytesCodec]:
