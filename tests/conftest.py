@@ -17,6 +17,7 @@ from anndata import AnnData
 from hypothesis import settings
 
 import scbd
+from scbd.metrics import _probes
 from scbd.model import ImageModel
 from scbd.nn import _networks as encoders
 
@@ -128,7 +129,8 @@ def screen() -> AnnData:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training of a small encoder for two steps, whatever a page says."""
+    """Training of a small encoder for two steps, and probes that permute labels once, whatever a page says."""
+    monkeypatch.setattr(_probes, "_CHANCE_SIZE", 0)
     monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
     brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
     train = ImageModel._train
