@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,16 @@ def screen() -> AnnData:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training of a small encoder for two steps, and probes that permute labels once, whatever a page says."""
-    monkeypatch.setattr(_probes, "_CHANCE_SIZE", 0)
+def permuted_once() -> Iterator[None]:
+    """Probes learn from permuted labels once, not five times, for what is not about chance."""
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
+        patch.setattr(_probes, "_CHANCE_SIZE", 0)
+        yield
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch, permuted_once: None) -> None:
+    """Training of a small encoder for two steps, whatever a page says."""
     monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
     brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
     train = ImageModel._train

@@ -26,12 +26,14 @@ from pictures import is_drawn
 from scbd.data import add_to_screen, write_screen
 from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
 from scbd.datasets._domains import PACS_CLASSES, VLCS_CLASSES
-from scbd.metrics import _probes
 from scbd.paper import EXPERIMENTS
 from scbd.paper._reproduce import written
 from scbd.workflows import DATASETS, Trial, run_trials
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning"),
+    pytest.mark.usefixtures("permuted_once"),
+]
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
 # only tables
 UNDRAWN = {"cmnist-variance", "counterfactuals", "screen-neighbours"}
@@ -166,7 +168,6 @@ def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
     net = pd.DataFrame({"source": "Nup107-160", "target": ["NUP107", "NUP133"]})
     for dataset in ("funk22", "funk22_cellprofiler"):  # else CORUM, which is downloaded
         monkeypatch.setitem(DATASETS, dataset, replace(DATASETS[dataset], relations=lambda adata: net))
-    monkeypatch.setattr(_probes, "_CHANCE_SIZE", 0)  # labels are permuted once, not five times
     # the last of each kind: a sweep's largest alpha
     trials = list({kind(trial): trial for trial in map(smaller, EXPERIMENTS[name].trials("smoke", None))}.values())
     make, file = FILES.get(trials[0].dataset, (None, ""))
