@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from anndata import AnnData
 from hypothesis import settings
 
 import scbd
+from scbd.metrics import _probes
 from scbd.model import ImageModel
 from scbd.nn import _networks as encoders
 
@@ -26,6 +29,11 @@ settings.load_profile("quick")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of garbage collection: it stays, and to look through it takes half a second."""
+    gc.freeze()
 
 
 @pytest.fixture
@@ -121,7 +129,15 @@ def screen() -> AnnData:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def permuted_once() -> Iterator[None]:
+    """Probes learn from permuted labels once, not five times, for what is not about chance."""
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
+        patch.setattr(_probes, "_CHANCE_SIZE", 0)
+        yield
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch, permuted_once: None) -> None:
     """Training of a small encoder for two steps, whatever a page says."""
     monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
     brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}

@@ -55,6 +55,9 @@ def anchors_of(page: Path) -> set[str]:
 def setting(screen: AnnData, hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """The variables and files that pages speak of."""
     monkeypatch.chdir(tmp_path)
+    simulated_screen = scbd.datasets.simulated_screen
+    few = lambda n_cells, **how: simulated_screen(min(n_cells, 1000), **how)  # a page may make a large one
+    monkeypatch.setattr(scbd.datasets, "simulated_screen", few)
     plates = [screen[screen.obs["plate"] == plate].copy() for plate in screen.obs["plate"].cat.categories[:2]]
     for number, plate in enumerate(plates, start=1):
         plate.write_h5ad(tmp_path / f"plate_{number}.h5ad")

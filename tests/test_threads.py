@@ -6,6 +6,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from scbd import _threads
 from scbd._threads import one_blas_thread, one_torch_thread, torch_threads_kept
 
 
@@ -42,6 +43,19 @@ def test_numpy_and_scipy_have_one_thread_within():
         with one_blas_thread():
             assert set(threads()) == {1}
         assert set(threads()) == {2}
+
+
+def test_libraries_are_looked_for_again_once_more_is_loaded(monkeypatch):
+    _threads._libraries.cache_clear()
+    for _ in range(3):
+        with one_blas_thread():
+            pass
+    assert _threads._libraries.cache_info().misses <= 2  # to look loads what looks
+    before = _threads._libraries.cache_info().misses
+    monkeypatch.setitem(sys.modules, "a_library_that_is_new", sys)
+    with one_blas_thread():
+        pass
+    assert _threads._libraries.cache_info().misses == before + 1
 
 
 def test_torch_has_one_thread_within_where_asked():

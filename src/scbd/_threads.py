@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from threadpoolctl import ThreadpoolController
 
 
 @contextmanager
@@ -40,9 +43,18 @@ def one_blas_thread(*, torch_too: bool = False) -> Iterator[None]:
     Each library has threads of its own, which go on waiting for work for a while: by turns, they keep each other from
     the processor. Where there is little to do, torch had better have one thread, too.
     """
-    from threadpoolctl import threadpool_limits  # comes with scikit-learn
-
-    with threadpool_limits(1, user_api="blas"), torch_threads_kept():
+    with _libraries(len(sys.modules)).limit(limits=1, user_api="blas"), torch_threads_kept():
         if torch_too:
             one_torch_thread()
         yield
+
+
+@lru_cache(maxsize=1)
+def _libraries(n_modules: int) -> ThreadpoolController:
+    """What has threads of its own, looked for anew once more modules are loaded: to look takes longer than a small fit.
+
+    What is loaded later comes with a module.
+    """
+    from threadpoolctl import ThreadpoolController  # comes with scikit-learn
+
+    return ThreadpoolController()

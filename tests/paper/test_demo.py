@@ -9,6 +9,7 @@ from scbd.workflows import UNTRAINED
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")
+@pytest.mark.usefixtures("permuted_once")
 def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     # seconds of compiling; the tests of the figure compute one

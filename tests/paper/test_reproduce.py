@@ -12,7 +12,7 @@ from scbd.paper import _budgets, _spaces, reproduce
 from scbd.paper._reproduce import EXPERIMENTS
 from scbd.workflows import DATASETS, UNTRAINED
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+pytestmark = [pytest.mark.filterwarnings("ignore:z_c has collapsed"), pytest.mark.usefixtures("permuted_once")]
 
 
 @pytest.fixture

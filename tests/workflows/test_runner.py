@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from scbd.workflows import DATASETS, PROTOCOLS, Results, Trial, run_trials
 from scbd.workflows._rivals import NEEDED
 from scbd.workflows._systems import MEANINGS
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:z_c has collapsed"),
+    pytest.mark.usefixtures("permuted_once", "few_digits"),
+]
 
 MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 8, "style_target": "ye", "standardize": False}
 TRAINING: dict[str, Any] = {"max_steps": 4, "batch_size": 64, "split": "split", "enable_progress_bar": False}
@@ -25,6 +29,17 @@ TRAINING: dict[str, Any] = {"max_steps": 4, "batch_size": 64, "split": "split", 
 
 def trial(system: str = "SCBD", seed: int = 0, **model: Any) -> Trial:
     return Trial("domain generalization", "colored_digits", system, seed, {}, MODEL | model, TRAINING)
+
+
+@pytest.fixture
+def few_digits(request) -> Iterator[None]:
+    """Every fourth digit, but for what compares scores."""
+    digits = DATASETS["colored_digits"]
+    few = dataclasses.replace(digits, loader=lambda **how: digits.loader(**how)[::4].copy())
+    with pytest.MonkeyPatch.context() as patch:
+        if request.function is not test_the_control_is_never_trained_and_erm_has_its_own_classifier:
+            patch.setitem(DATASETS, "colored_digits", few)
+        yield
 
 
 def test_finished_trials_are_not_run_again(tmp_path, monkeypatch):
