@@ -21,7 +21,7 @@ def test_the_reader_of_digits_does_not_see_colour(digits):
     split, digit = digits.obs["split"].to_numpy(), digits.obs["digit"].astype(int).to_numpy()
     reader = DigitReader(images_of(digits, split == "train"), digit[split == "train"])
     for part in ("validation", "test"):  # coloured, and white
-        assert np.mean(reader(images_of(digits, split == part)) == digit[split == part]) > 0.95
+        assert np.mean(reader(images_of(digits, split == part)) == digit[split == part]) > 0.9
     fainter = 0.3 * images_of(digits, split == "validation")
     np.testing.assert_array_equal(reader(fainter), reader(images_of(digits, split == "validation")))
 

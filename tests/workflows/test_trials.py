@@ -102,14 +102,6 @@ def test_a_rule_of_alpha_that_has_changed_concerns_the_rows_it_chose_for(monkeyp
     assert erm.key == before[1]
 
 
-@pytest.mark.parametrize("protocol", ["counterfactuals", "domain generalization"])
-def test_scores_that_are_made_otherwise_concern_the_rows_of_their_protocol(monkeypatch, protocol):
-    trial = Trial(protocol, "colored_mnist", "SCBD", model={"alpha": 1.0})
-    before = trial.key
-    monkeypatch.setitem(_systems.RESCORED, "counterfactuals", _systems.RESCORED["counterfactuals"] + 1)
-    assert (trial.key != before) == (protocol == "counterfactuals")
-
-
 def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monkeypatch):
     Results(tmp_path).add(TRIAL, {"r_c out": 0.5}, {})
     old = tmp_path / "rows" / f"{TRIAL.key}.json"

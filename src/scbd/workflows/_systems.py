@@ -64,17 +64,14 @@ MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
     "pixel PCA": 2,  # channels count alike
     "pixel PCA, TVN": 3,  # at 2, wells were centred before controls are whitened, and units did not matter any more
 }
-# How often what a protocol scores has changed.
-RESCORED = {"counterfactuals": 1}  # the reader of digits hardly errs on handwriting
 # How often the rule behind ``alpha="auto"`` has changed: what a number trains has not.
 RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
 
 
-def meaning(protocol: str, system: str, model: Mapping[str, Any]) -> int:
-    """What a row of this protocol and system with these arguments of its model means today."""
+def meaning(system: str, model: Mapping[str, Any]) -> int:
+    """What a row of this system with these arguments of its model means today."""
     by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
-    of_system = MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1))
-    return of_system + RESCORED.get(protocol, 0) + RULES_OF_ALPHA * by_rule
+    return MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1)) + RULES_OF_ALPHA * by_rule
 
 
 def parts_of(system: str) -> tuple[str, list[str]]:

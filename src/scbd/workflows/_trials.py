@@ -55,8 +55,8 @@ class Trial:
 
     @property
     def meaning(self) -> int:
-        """What a row of its protocol, system and model means today, a number that is raised when that changes."""
-        return meaning(self.protocol, self.system, self.model)
+        """What a row of its system and model means today, a number that is raised when that changes."""
+        return meaning(self.system, self.model)
 
     @property
     def key(self) -> str:
