@@ -149,7 +149,12 @@ def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_
     new = labelled(n_labels=5, n=2, f=100, seed=1)[0]
     seen: list[int] = []
     decompose = np.linalg.eigh
-    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (seen.append(len(matrix)), decompose(matrix))[1])
+
+    def watched(matrix):
+        seen.append(len(matrix))
+        return decompose(matrix)
+
+    monkeypatch.setattr(np.linalg, "eigh", watched)
     few = InputTransform(100, kind, n_components=n_components)
     few.fit(features, labels, **known)
     assert max(seen) == max(36, n_components)

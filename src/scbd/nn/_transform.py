@@ -169,14 +169,10 @@ class InputTransform(nn.Module):
         n_components = self.output_shape[0]
         between = self._between(features, labels, matrix)
         if between is not None:
-            gains = self.kind == "plda"
-            how = {
-                "shrinkage": _SHRINKAGE,
-                "n_components": n_components,
-                "gains": gains,
-                "n_features": len(self.matrix),
-            }
-            matrix = matrix @ discriminants(between, **how)
+            gains, n_features = self.kind == "plda", len(self.matrix)
+            matrix = matrix @ discriminants(
+                between, shrinkage=_SHRINKAGE, n_components=n_components, gains=gains, n_features=n_features
+            )
             if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
         elif n_components < len(self.matrix):
