@@ -206,7 +206,7 @@ def test_n_latent_takes_the_best_directions():
     assert make().module.content.n_latent == 10 and make(encoder="mlp").module.content.n_latent == 64
     with pytest.raises(ValueError, match="n_latent=3: without whitening"):
         make(n_latent=3, whitening=None)
-    with pytest.raises(ValueError, match="n_components=11: there are 10 features"):
+    with pytest.raises(ValueError, match=r"n_components=11 \(n_latent of a linear encoder\): there are 10 features"):
         make(n_latent=11)
 
 
