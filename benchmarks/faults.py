@@ -58,9 +58,7 @@ def killed_writing(name: str, compression: str | None, whole: Path) -> Callable[
 
     def once(folder: Path, seed: int) -> tuple[int, bool]:
         path = folder / name
-        kills = kill_until(
-            path, WRITING.format(path=str(path), cells=100, compression=compression), longest=0.5, seed=seed
-        )
+        kills = kill_until(path, WRITING.format(path=str(path), compression=compression), longest=0.5, seed=seed)
         return kills, contents(path) == expected
 
     return once

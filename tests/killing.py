@@ -38,7 +38,7 @@ images = ScreenPlan.images
 ScreenPlan.images = lambda self, block: (time.sleep(0.02), images(self, block))[1]
 
 def job():
-    write_screen({path!r}, make_plates(3, {cells}), y_key="gene", compression={compression!r}, block_size=4)
+    write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
 """
 
 

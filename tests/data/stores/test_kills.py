@@ -13,7 +13,7 @@ from scbd.data import verify_screen, write_screen
 def test_killed_at_random_moments(tmp_path):
     plates = make_plates(3, 100)  # a second and a half to write: more than two processes are let live for
     kinds: dict[str, Any] = {"s.h5ad": None, "s.zarr": "lz4"}
-    jobs = [WRITING.format(path="", cells=100, compression=None)]
+    jobs = [WRITING.format(path="", compression=None)]
     for name, compression in kinds.items():
         write_screen(tmp_path / f"whole_{name}", plates, y_key="gene", compression=compression, block_size=4)
         how = f"y_key='gene', compression={compression!r}, block_size=4"
