@@ -102,6 +102,13 @@ def test_a_rule_of_alpha_that_has_changed_concerns_the_rows_it_chose_for(monkeyp
     assert erm.key == before[1]
 
 
+def test_a_way_to_score_that_has_changed_concerns_the_rows_of_its_protocol(monkeypatch):
+    read, plain = (Trial(name, "colored_mnist", "ERM") for name in ("counterfactuals", "domain generalization"))
+    before = read.key, plain.key
+    monkeypatch.setitem(_systems.CHANGED_SCORES, "counterfactuals", _systems.CHANGED_SCORES["counterfactuals"] + 1)
+    assert read.key != before[0] and plain.key == before[1]
+
+
 def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monkeypatch):
     Results(tmp_path).add(TRIAL, {"r_c out": 0.5}, {})
     old = tmp_path / "rows" / f"{TRIAL.key}.json"

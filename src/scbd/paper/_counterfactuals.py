@@ -33,10 +33,11 @@ _DECODERS = ["after", "with encoders", "with encoders, styles exchanged"]
 def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Colored MNIST: blocks exchanged and decoded (paper, figure 2b), after the encoders and with them."""
     model, training = generalization_settings(budget)
-    steps, width = {"smoke": (40, 8), "small": (1000, 32), "paper": (25_000, 256)}[budget]
+    steps, joint_steps, width = {"smoke": (40, 40, 8), "small": (1000, 600, 32), "paper": (25_000, 25_000, 256)}[budget]
     decoder: dict[str, Any] = {"max_steps": steps, "width": width}
-    # jointly, the encoders go on for as long as their decoder learns
-    together = decoder | {"joint": True, "lr": training["lr"], "batch_size": training["batch_size"]}
+    # jointly, the encoders go on for as long as their decoder learns; in smaller batches, which decoders bear
+    together = decoder | {"max_steps": joint_steps, "joint": True, "weight": 30.0, "lr": training["lr"]}
+    together["batch_size"] = min(training["batch_size"], 256)
     decoders = (decoder, together | {"exchange": False}, together | {"exchange": True})
     objectives = ({"alpha": 0.0}, {"alpha": 10.0}, OURS | {"style_target": "ye", "alpha": "auto"})
     data = DATA.get(("colored_mnist", budget), {})

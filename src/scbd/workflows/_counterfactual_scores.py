@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
+from scbd._keys import IMAGE_KEY
+from scbd.baselines import ERMModel
 from scbd.datasets import colorize
 
 if TYPE_CHECKING:
@@ -13,12 +16,17 @@ if TYPE_CHECKING:
 
     from scbd.model import SCBDModel
 
-_READER_DIGITS = 10_000
+_READER_DIGITS = 30_000
+# of the reader's training: batches, and how often it sees each digit
+_BATCH, _PASSES, _LEAST_STEPS = 256, 10, 60
 _PAIRS = 2_000
 
 
 class DigitReader:
-    """A small network that reads digits without their colour: the brightest channel of each pixel.
+    """A network that reads digits without their colour: the brightest channel of each pixel.
+
+    It learns them as they are and blurred, each moved by up to two pixels, since decoded digits are blurred. Layers
+    are normalised image by image: statistics of sharp pictures would mislead it on blurred ones.
 
     Parameters
     ----------
@@ -27,18 +35,22 @@ class DigitReader:
     digits
         ``(N,)``.
     seed
-        Of the network.
+        Of the network, and of how digits are moved and blurred.
     """
 
     def __init__(self, images: np.ndarray, digits: np.ndarray, *, seed: int = 0) -> None:
-        from sklearn.neural_network import MLPClassifier
-
-        self._network = MLPClassifier((128,), alpha=1e-3, early_stopping=True, max_iter=60, random_state=seed)
-        self._network.fit(_shapes(images), digits)
+        rng, sharp = np.random.default_rng(seed), _shapes(images)
+        blurred = _blurred(sharp, rng.uniform(0.5, 2.5, len(sharp)))
+        seen = _table(_moved(np.concatenate([sharp, blurred]), rng), np.tile(digits, 2))
+        ERMModel.setup_anndata(seen, y_key="digit", e_key="half")
+        self._network = ERMModel(seen, encoder="small", norm="group", standardize=False)
+        steps = max(_LEAST_STEPS, _PASSES * len(digits) // _BATCH)
+        how: dict[str, Any] = {"max_steps": steps, "batch_size": _BATCH, "lr": 1e-3, "seed": seed}
+        self._network.train(**how, train_size=1.0, load_best=False, enable_progress_bar=False)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Digits of images ``(N, 3, H, W)``."""
-        return self._network.predict(_shapes(images))
+        return self._network.predict(_table(_shapes(images)))
 
 
 def read_colors(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,6 +126,32 @@ def counterfactual_scores(adata: AnnData, model: SCBDModel | Any, *, seed: int =
 
 
 def _shapes(images: np.ndarray) -> np.ndarray:
-    """Brightness of each pixel, as large as the brightest one of its picture: decoded digits are fainter."""
-    brightness = images.max(1).reshape(len(images), -1)
-    return brightness / np.maximum(brightness.max(1, keepdims=True), 1e-9)
+    """Brightness of pixels ``(N, H, W)``, as large as the brightest of its picture: decoded digits are fainter."""
+    return _as_bright(images.max(1))
+
+
+def _as_bright(shapes: np.ndarray) -> np.ndarray:
+    return shapes / np.maximum(shapes.max((1, 2), keepdims=True), 1e-9)
+
+
+def _blurred(shapes: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Each by a normal distribution with its own standard deviation ``(N,)``."""
+    from scipy.ndimage import gaussian_filter
+
+    return _as_bright(np.stack([gaussian_filter(shape, width) for shape, width in zip(shapes, pixels, strict=True)]))
+
+
+def _moved(shapes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Each by up to two pixels."""
+    by = rng.integers(-2, 3, (len(shapes), 2))
+    return np.stack([np.roll(shape, step, (0, 1)) for shape, step in zip(shapes, by, strict=True)])
+
+
+def _table(shapes: np.ndarray, digits: np.ndarray | int = 0) -> AnnData:
+    """Shapes ``(N, H, W)`` as a classifier takes them."""
+    from anndata import AnnData
+
+    n = len(shapes)
+    # a classifier has no use for environments, and asks for two
+    obs = pd.DataFrame({"digit": np.broadcast_to(digits, n), "half": np.arange(n) % 2}, index=np.arange(n).astype(str))
+    return AnnData(obs=obs.astype("category"), obsm={IMAGE_KEY: (255 * shapes).round().astype(np.uint8)[:, None]})

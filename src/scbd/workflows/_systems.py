@@ -66,12 +66,15 @@ MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
 }
 # How often the rule behind ``alpha="auto"`` has changed: what a number trains has not.
 RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
+# how often the way to score has changed, of protocols where it has
+CHANGED_SCORES = {"counterfactuals": 1}  # a reader of digits that errs on one original in a hundred, not one in twenty
 
 
-def meaning(system: str, model: Mapping[str, Any]) -> int:
-    """What a row of this system with these arguments of its model means today."""
+def meaning(system: str, model: Mapping[str, Any], protocol: str = "") -> int:
+    """What a row of this system with these arguments of its model means today, by this protocol."""
     by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
-    return MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1)) + RULES_OF_ALPHA * by_rule
+    of_system = MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1))
+    return of_system + RULES_OF_ALPHA * by_rule + CHANGED_SCORES.get(protocol, 0)
 
 
 def parts_of(system: str) -> tuple[str, list[str]]:

@@ -55,8 +55,8 @@ class Trial:
 
     @property
     def meaning(self) -> int:
-        """What a row of its system and model means today, a number that is raised when that changes."""
-        return meaning(self.system, self.model)
+        """What a row of its system, model and protocol means today, a number that is raised when that changes."""
+        return meaning(self.system, self.model, self.protocol)
 
     @property
     def key(self) -> str:
