@@ -322,7 +322,7 @@ def _add_training(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="number, 'auto' or 'none'",
     )
     train.add_argument(
-        "--lr", type=float, default=TrainSettings.lr, help="learning rate (0.0001; of features with mlp 0.001)"
+        "--lr", type=float, default=TrainSettings.lr, help="learning rate (0.0001; with small or mlp 0.001)"
     )
     train.add_argument("--encoder-lr", type=float, help="learning rate of the encoders, if different (0 freezes them)")
     train.add_argument("--weight-decay", type=float, default=TrainSettings.weight_decay, help="weight decay")

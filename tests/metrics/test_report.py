@@ -176,13 +176,13 @@ def test_intervals_and_differences_over_the_same_resamples():
     }
     assert set(frame.loc[frame["low"].notna(), "metric"]) == drawn
     known = frame.dropna(subset="low")
-    assert ((known["low"] <= known["value"] + 0.05) & (known["value"] - 0.05 <= known["high"])).all()
+    assert ((known["low"] <= known["value"]) & (known["value"] <= known["high"])).all()
     again, bad = (frame[frame["representation"] == name].set_index("metric") for name in ("again", "bad"))
     assert (again["difference"] == 0).all()
     assert (again.loc[list(drawn), "p_value"] == 1).all()
     for metric in ("y_probe_f1", "e_probe_f1"):
         row = bad.loc[metric]
-        assert row["p_value"] == pytest.approx(2 / 101)
+        assert row["p_value"] < 0.01
         assert row["difference_low"] < row["difference"] < row["difference_high"]
         assert row["difference_low"] * row["difference_high"] > 0
     profiles = aggregate(adata, "good", gene_key="gene")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
+from scipy import stats
 
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._probes import probed
@@ -18,7 +19,7 @@ from scbd.metrics._relationships import (
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics._resampling import Score
+from scbd.metrics._resampling import Score, interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +43,41 @@ class Scored(NamedTuple):
     """The score of other complexes, perturbations or cells, as if drawn again ``(R,)``; empty where not asked for."""
     n_units: float = np.inf
     """How many there are of what is drawn."""
+    is_mean: bool = False
+    """Whether it is a mean of what is drawn, or nearly so: how sure it is, Student's t says."""
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Ends of the confidence interval; NaN where nothing was drawn, or one unit is all there is.
+
+        Resamples of a mean give its standard error, never their own quantiles: of few units, no resample is beyond the
+        largest of them, and an F1 loses labels that were not drawn, so that its resamples are low.
+        """
+        if not len(self.draws) or self.n_units <= 1:
+            return np.nan, np.nan
+        if not self.is_mean:
+            return interval(self.draws, level, self.n_units)
+        wide = float(stats.t.ppf((1 + level) / 2, self.n_units - 1)) * self._error
+        return self.value - wide, self.value + wide
+
+    def minus(self, other: Scored) -> Scored:
+        """The difference, over the same resamples."""
+        return self._replace(value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws)
+
+    def p_value(self) -> float:
+        """Of a difference that is 0 in truth, two-sided."""
+        if not len(self.draws) or self.n_units <= 1:
+            return np.nan
+        if not self.is_mean:
+            beyond = min((self.draws <= 0).sum(), (self.draws >= 0).sum())
+            return float(min(1.0, 2 * (1 + beyond) / (1 + len(self.draws))))
+        if self.value == 0:
+            return 1.0
+        return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
+
+    @property
+    def _error(self) -> float:
+        """Standard error: draws of n units have the variance of their mean, but for the factor (n - 1) / n."""
+        return float(np.std(self.draws) * np.sqrt(self.n_units / (self.n_units - 1)))
 
 
 def relationship_scores(relations: Relations, n_bootstrap: int, seed: int) -> dict[str, Scored]:
@@ -66,7 +102,7 @@ def probe_scores(embedding: Any, labels: np.ndarray, *, n_bootstrap: int, seed: 
     draws = found.resampled(n_bootstrap, seed) if n_bootstrap else {}
     n_units = len(np.unique(found.units))
     return {
-        name: Scored(value, chance.get(name, np.nan), draws.get(name, _NO_DRAWS), n_units)
+        name: Scored(value, chance.get(name, np.nan), draws.get(name, _NO_DRAWS), n_units, is_mean=True)
         for name, value in found.scores.items()
         if name != "chance_f1"
     }
@@ -107,4 +143,5 @@ def _mean(table: pd.DataFrame, n_bootstrap: int, seed: int) -> Scored:
     """Mean of perturbations, and of as many drawn with replacement."""
     values, rng = table["average_precision"].to_numpy(), np.random.default_rng(seed)
     drawn = rng.integers(len(values), size=(n_bootstrap, len(values)))
-    return Scored(float(values.mean()), float(table["chance"].mean()), values[drawn].mean(axis=1), len(values))
+    draws = values[drawn].mean(axis=1)
+    return Scored(float(values.mean()), float(table["chance"].mean()), draws, len(values), is_mean=True)

@@ -110,8 +110,8 @@ def environment_left(health: dict[str, float], module: SCBDModule) -> str:
     if module.alpha_rule is None or health["collapsed"] or health["environment_c"] < _SEEN:
         return ""
     return (
-        f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (about 1 by "
-        f"chance): alpha='auto' ended at {health['final_alpha']:.2g}. If they should go, compare "
+        f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (by "
+        f"chance -2 to 2): alpha='auto' ended at {health['final_alpha']:.2g}. If they should go, compare "
         f"alpha={GENTLE_ALPHA / 3:.1g} and alpha={GENTLE_ALPHA:g}, and what they cost in learned_c."
     )
 

@@ -173,7 +173,7 @@ class SCBDModel(TraverseMixin, ImageModel):
 
         ``supervised_c``: its supervised loss; ``ceiling``: that of a collapsed embedding, log B; ``learned_c``: share
         of what the labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``environment_c``: by how many
-        standard errors of a batch z_c shows its environments, about 1 by chance, see
+        standard errors of a batch z_c shows its environments, between -2 and 2 by chance, see
         :func:`scbd.nn.invariance_statistic`; ``spread``: its total variance, between 0 (collapsed) and 1;
         ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``: alpha, or where
         ``"auto"`` ended.

@@ -75,7 +75,7 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("obsm", {"obsm_key": "X_oracle"}, {}),
         ("pixel PCA", {"n_components": 64}, {}),
-        *((f"pixel PCA, {c}", {"n_components": 64} | _SETTINGS.get(c, {}), {}) for c in _CORRECTIONS),
+        *((name, model, {}) for name, model in corrected_pixels(_CORRECTIONS)),
         ("random encoder", contrastive | {"alpha": 0.0}, training | UNTRAINED),
         ("ERM", small, training),
         ("CORAL", small | {"penalty": 1.0}, training),
@@ -86,6 +86,11 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, 0.003, "auto")),
     ]
     return _trials(systems, RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
+
+
+def corrected_pixels(corrections: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Systems: principal components of the pixels, followed by each of these corrections; and their settings."""
+    return [(f"pixel PCA, {name}", {"n_components": 64} | _SETTINGS.get(name, {})) for name in corrections]
 
 
 def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:

@@ -16,6 +16,7 @@ from scbd.paper._budgets import (
     seeds_of,
 )
 from scbd.paper._experiment import Experiment
+from scbd.paper._rivals import corrected_pixels
 from scbd.paper._screens import correction_report
 from scbd.paper._tables import CORRECTION, names_of
 from scbd.paper._variants import by_variant
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from scbd.paper._budgets import Budget
     from scbd.workflows import Trial
+
+
+_SEEING_ALL = ("standardised", "ComBat", "Harmony")
 
 
 def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -43,6 +47,9 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("pixel PCA", pixels, NEW_CELLS),
         ("pixel PCA, centred", wells, NEW_CELLS),
         ("pixel PCA, TVN", wells, NEW_CELLS),
+        # the cheap ones, which see all cells, the new ones too, and none of their genes
+        *((name, model, NEW_CELLS) for name, model in corrected_pixels(_SEEING_ALL)),
+        ("ERM", {"encoder": published["encoder"]}, contrastive),
         ("VAE", {"n_latent": 64}, bound),
         ("iVAE", {"n_latent": 64, "style_posterior": "xe"}, bound),
         ("iVAE", {"n_latent": 64, "style_posterior": "x"}, bound),

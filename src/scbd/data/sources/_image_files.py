@@ -94,7 +94,7 @@ class FileSource:
             image = self._image(row)
             if image.shape != out.shape[1:] or image.dtype != out.dtype:
                 fact = f"{self._path(0, row)} is {_what(image)}, the first is {_what(out[0])}"
-                msg = f"{fact}: all must be alike. Of other sizes they can be made by fit='pad' or fit='crop'."
+                msg = f"{fact}: all must be alike. If sizes differ, use fit='pad' or fit='crop'."
                 raise ValueError(msg)
             out[place] = image
         return out
