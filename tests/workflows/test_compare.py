@@ -60,6 +60,19 @@ def test_scores_are_those_of_a_benchmark_of_new_cells_after_what_the_others_taug
     pd.testing.assert_frame_equal(found[["value", "chance", "better"]], by_hand[["value", "chance", "better"]])
 
 
+def test_wells_are_held_out_of_the_probe_of_unseen_perturbations_too():
+    """Each well holds one gene, and the embedding the well alone: a probe of single cells would read genes with 0.9."""
+    rng = np.random.default_rng(0)
+    well = np.repeat(np.arange(60), 20)
+    z = 2 * rng.normal(size=(60, 16))[well] + rng.normal(size=(1200, 16))
+    obs = pd.DataFrame({"gene": (well // 3).astype(str), "well": well.astype(str)}, index=map(str, range(1200)))
+    trained = (well < 30) & (np.arange(1200) % 2 == 0)
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well", "trained_on": trained, "n_neighbors": 10}
+    frame = compare(AnnData(obs=obs, obsm={"z": z}), ["z"], **keys, corrections=[None])
+    found = frame.set_index("metric")["value"]
+    assert found["y_probe_unseen_f1"] < 0.4 and found["y_probe_unseen_auroc"] < 0.75
+
+
 def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
     seeds = {"mine": ["X_shifted", cells.obsm["X_true"]]}
     frame = compare(cells, seeds, trained_on=np.arange(0, cells.n_obs, 2), corrections=[None], **HOW)
@@ -74,6 +87,8 @@ def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
         ({"trained_on": "part"}, KeyError, "obs has no 'part'"),
         ({"trained_on": np.ones(1400, dtype=bool)}, ValueError, "trained_on marks 1400 of 1400 cells: some must"),
         ({"trained_on": np.zeros(1400, dtype=bool)}, ValueError, "trained_on marks 0 of 1400 cells"),
+        ({"trained_on": np.arange(1400) % 2}, ValueError, r"a mask of numbers, .* give trained_on.astype\(bool\)"),
+        ({"trained_on": [3, 5, 3]}, ValueError, "trained_on names a row twice"),
         ({"control": "nontargeting"}, ValueError, "nontargeting"),
         ({"corrections": ["Combat"]}, ValueError, "There is no correction 'Combat'"),
         ({"corrections": ["TVN"], "control": None}, ValueError, "TVN learns from controls, and none are given"),

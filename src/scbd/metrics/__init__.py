@@ -68,6 +68,7 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
+from scbd.metrics._design import probe_groups as probe_groups
 from scbd.metrics._embeddings import Embeddings as Embeddings
 from scbd.metrics._embeddings import named_embeddings as named_embeddings
 from scbd.metrics._probes import Classifier as Classifier

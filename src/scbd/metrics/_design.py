@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
+
+from scbd.metrics._table import label_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
 
 
 def split_groups(
@@ -37,6 +47,33 @@ def split_groups(
     n = codes.max() + 1
     both = (np.bincount(codes[side == 1], minlength=n) > 0) & (np.bincount(codes[side == 0], minlength=n) > 0)
     return (side == 1) & both[codes], (side == 0) & both[codes]
+
+
+def probe_groups(
+    adata: AnnData,
+    y_key: str,
+    e_key: str | Sequence[str] | None,
+    guide_key: str | None,
+    group_key: str | Sequence[str] | None,
+) -> np.ndarray | None:
+    """What the probe of y holds out, ``(N,)``, as :func:`scbd.metrics.benchmark` says of ``group_key``.
+
+    Warns
+    -----
+    UserWarning
+        If perturbations and environments nest so that any probe of the perturbation may read the environment.
+    """
+    if group_key != "auto":
+        return None if group_key is None else label_names(adata, group_key)
+    e, guide = (None if key is None else label_names(adata, key) for key in (e_key, guide_key))
+    groups, wrong = groups_of_design(label_names(adata, y_key), e, guide)
+    if wrong is not None:
+        msg = (
+            f"Between y_key={y_key!r} and e_key={e_key!r}, {wrong}: an embedding that holds the environment alone "
+            "also predicts the perturbation. y_probe_f1 and similar scores do not measure biology alone here."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
+    return groups
 
 
 def groups_of_design(

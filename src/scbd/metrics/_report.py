@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -12,7 +11,7 @@ import pandas as pd
 from scbd._labels import as_columns
 from scbd._linear_maps import effective_rank
 from scbd.metrics._aggregate import aggregate
-from scbd.metrics._design import groups_of_design
+from scbd.metrics._design import probe_groups
 from scbd.metrics._embeddings import Embedding, Embeddings, named_embeddings
 from scbd.metrics._measures import measure_of
 from scbd.metrics._readers import check_kinds
@@ -169,7 +168,7 @@ def benchmark(
     check_kinds(*kinds)
     compared = named_embeddings(adata, embeddings)
     _check_reference(reference, compared, n_bootstrap)
-    groups = None if y_key is None else _probe_groups(adata, y_key, e_key, guide_key, group_key)
+    groups = None if y_key is None else probe_groups(adata, y_key, e_key, guide_key, group_key)
     drawn = {"n_bootstrap": n_bootstrap, "seed": seed}
     measured = []
     for embedding in compared:
@@ -224,27 +223,6 @@ def _of_environments(
         found = probe_scores(table.obsm["x"], label_names(table, e_key), **how, **drawn)
         scores |= prefixed("e_probe" if kind == "linear" else f"e_probe_{kind}", found)
     return scores
-
-
-def _probe_groups(
-    adata: AnnData,
-    y_key: str,
-    e_key: str | Sequence[str] | None,
-    guide_key: str | None,
-    group_key: str | Sequence[str] | None,
-) -> np.ndarray | None:
-    """What the probe of y holds out, ``(N,)``."""
-    if group_key != "auto":
-        return None if group_key is None else label_names(adata, group_key)
-    e, guide = (None if key is None else label_names(adata, key) for key in (e_key, guide_key))
-    groups, wrong = groups_of_design(label_names(adata, y_key), e, guide)
-    if wrong is not None:
-        msg = (
-            f"Between y_key={y_key!r} and e_key={e_key!r}, {wrong}: an embedding that holds the environment alone "
-            "also predicts the perturbation. y_probe_f1 and similar scores do not measure biology alone here."
-        )
-        warnings.warn(msg, UserWarning, stacklevel=3)
-    return groups
 
 
 def _reduced(adata: AnnData, embedding: Embedding, n_pcs: int | None, seed: int) -> AnnData:

@@ -84,7 +84,7 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     Raises
     ------
     ValueError
-        If a mask is of another length, or a number is no row.
+        If a mask is of another length, a number is no row, or a row is named twice.
     """
     if rows is None:
         return np.ones(n, dtype=bool)
@@ -99,6 +99,11 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
         raise ValueError(msg)
     mask = np.zeros(n, dtype=bool)
     mask[given] = True
+    if mask.sum() < len(given):
+        msg = f"{name} names a row twice: each row number once."
+        if len(given) == n and set(np.unique(given)) <= {0, 1}:
+            msg = f"{name} is a mask of numbers, which would be taken for rows 0 and 1: give {name}.astype(bool)."
+        raise ValueError(msg)
     return mask
 
 

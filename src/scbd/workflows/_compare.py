@@ -9,7 +9,15 @@ import pandas as pd
 
 from scbd._labels import label_values
 from scbd.baselines import check_correction, correct
-from scbd.metrics import aggregate, benchmark, label_probe, named_embeddings, relationship_retrieval, trained_rows
+from scbd.metrics import (
+    aggregate,
+    benchmark,
+    label_probe,
+    named_embeddings,
+    probe_groups,
+    relationship_retrieval,
+    trained_rows,
+)
 from scbd.workflows._known import known_of
 
 if TYPE_CHECKING:
@@ -95,7 +103,7 @@ def compare(
     for correction in corrections:
         if correction is not None:
             check_correction(correction, known)
-    cells = _NewCells(adata[~fit], _unseen(known["labels"], fit, known.get("controls")), y_key, control)
+    cells = _NewCells(adata[~fit], _unseen(known["labels"], fit, known.get("controls")), y_key, e_key, control)
     asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "control": control, "kinds": _KINDS}
     frames = []
     for name, key, values in named_embeddings(adata, embeddings):
@@ -116,6 +124,7 @@ class _NewCells(NamedTuple):
     unseen: np.ndarray
     """Names of perturbations of which no cell was learned from."""
     y_key: str
+    e_key: str | Sequence[str]
     control: str | Sequence[str] | None
 
     def of_unseen(self, z: np.ndarray, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -123,8 +132,9 @@ class _NewCells(NamedTuple):
         labels = label_values(self.adata.obs, self.y_key).astype(str).to_numpy()
         rows = np.isin(labels, self.unseen)
         if len(self.unseen) > 1:
-            held = how.get("group_key", "auto")
-            groups = None if held in (None, "auto") else label_values(self.adata.obs, held).to_numpy()[rows]
+            groups = probe_groups(
+                self.adata[rows], self.y_key, self.e_key, how.get("guide_key"), how.get("group_key", "auto")
+            )
             few = {"max_cells": how.get("max_cells", _MAX_CELLS), "seed": how.get("seed", 0)}
             probe = label_probe(z[rows], labels[rows], groups=groups, **few)
             for score, chance in (("f1", probe["chance_f1"]), ("auroc", 0.5)):
