@@ -40,6 +40,16 @@ def test_controls_have_no_salient_code():
         make(control="nontargeting")
 
 
+def test_the_control_is_the_one_that_the_set_up_was_told_of():
+    cells = make_cells()
+    MCVAEModel.setup_anndata(cells, y_key="gene", e_key="well", control="gene_1")
+    assert MCVAEModel(cells, n_latent=5).module.control == 1
+    assert MCVAEModel(cells, n_latent=5, control="gene_3").module.control == 3
+    MCVAEModel.setup_anndata(cells, y_key="gene", e_key="well", control=["gene_1", "gene_2"])
+    with pytest.raises(ValueError, match="mcVAE contrasts with one control, and setup_anndata was told of 2"):
+        MCVAEModel(cells, n_latent=5)
+
+
 @pytest.mark.parametrize("ramp", [0.0, 0.5, 1.0])
 def test_the_loss_is_the_mean_over_all_pairs(ramp):
     """Written out: each of three controls beside each of nine perturbed cells."""

@@ -142,6 +142,30 @@ def test_a_control_may_be_a_number():
         np.testing.assert_array_equal(model._controls(wells), wells.obs["compound"] == 0)
 
 
+def test_wells_full_of_controls_hide_nothing_of_what_was_learned():
+    """Six wells in ten are controls, as where all of DMSO is kept: nothing tells them apart from each other."""
+    wells = make_wells(n_compounds=12, n_controls=18, n_features=20)
+    learned, said = [], []
+    for keys in (KEYS, {"y_key": "compound", "e_key": "plate"}):  # told of controls, and not
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = make(wells, keys)
+            model.train(**QUICK, max_steps=20)
+        learned.append(model.health["learned_c"])
+        said.append(any("learned nothing" in str(warning.message) for warning in caught))
+    assert learned[0] > 0.5 > 0 > learned[1] and said == [False, True]
+
+
+def test_several_controls_are_controls_all():
+    wells = make_wells()
+    model = make(wells, KEYS | {"control": ["DMSO", "compound_0"]})
+    np.testing.assert_array_equal(model._controls(wells), wells.obs["compound"].isin(["DMSO", "compound_0"]))
+    fewer = wells[wells.obs["compound"] != "compound_0"]
+    np.testing.assert_array_equal(model._controls(fewer), fewer.obs["compound"] == "DMSO")
+    with pytest.raises(ValueError, match="control='EMPTY': no cell has that perturbation"):
+        make(wells, KEYS | {"control": ["DMSO", "EMPTY"]})
+
+
 def test_controls_that_are_not_trained_on_are_no_centre():
     model = make()
     obs = model.adata.obs

@@ -47,6 +47,28 @@ def test_the_share_learned_is_0_for_a_point_and_1_at_best(smoothing, include_sel
     assert share(unit(400, 4), 0.1) < 0
 
 
+def test_of_some_anchors_it_is_their_own_share():
+    """Most cells are of one label that z does not tell from noise: what the others tell is asked of them."""
+    labels = torch.arange(200).clamp(max=60) // 15
+    anchors = labels < 4
+    z = F.normalize(4 * torch.eye(8, dtype=torch.float64)[labels] * anchors[:, None] + unit(200, 8), dim=1)
+
+    def share(z: torch.Tensor, **how: Any) -> float:
+        return float(share_learned(supervised_contrastive_loss(z, labels, **how), labels, **how))
+
+    assert share(z, anchors=anchors) > 0.5 > 0 > share(z)
+    point = F.normalize(torch.ones(200, 8, dtype=torch.float64), dim=1)
+    assert share(point, anchors=anchors) == pytest.approx(0, abs=1e-5)
+    assert share(z, anchors=torch.zeros(200, dtype=torch.bool)) == 0
+    for smoothing in (0.0, 0.5):
+        every = [
+            supervised_contrastive_loss(z, labels, smoothing=smoothing, anchors=torch.arange(200) == i)
+            for i in range(60)
+        ]
+        loss = supervised_contrastive_loss(z, labels, smoothing=smoothing, anchors=anchors)
+        torch.testing.assert_close(loss, torch.stack(every).mean())
+
+
 def test_the_share_learned_is_of_what_the_labels_say():
     labels = torch.tensor([0, 0, 0, 1])
     # by hand: the entropy of the labels, without smoothing; the last has no partner, and says nothing

@@ -109,7 +109,8 @@ class MCVAEModel(LatentModel):
     adata
         Cells that :meth:`setup_anndata` was called on.
     control
-        Perturbation of the controls.
+        Perturbation of the controls; by default the one that :meth:`setup_anndata` was told of, or
+        ``"nontargeting"``.
     n_latent
         Dimension of either block.
     likelihood
@@ -156,7 +157,7 @@ class MCVAEModel(LatentModel):
     def __init__(
         self,
         adata: AnnData | None = None,
-        control: str | int | float = "nontargeting",
+        control: str | int | float | None = None,
         n_latent: int = 32,
         likelihood: str = "gaussian",
         kl_warmup_steps: int = 1000,
@@ -166,7 +167,14 @@ class MCVAEModel(LatentModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        perturbations = self._registered(Y_REGISTRY)["categories"]
+        perturbations = list(self._registered(Y_REGISTRY)["categories"])
+        told = self._control_codes
+        if control is None and told is not None:
+            if len(told) > 1:
+                msg = f"mcVAE contrasts with one control, and setup_anndata was told of {len(told)}: give control=…."
+                raise ValueError(msg)
+            control = perturbations[int(told[0])]
+        control = "nontargeting" if control is None else control
         if control not in perturbations:
             msg = (
                 f"mcVAE contrasts with controls, and no cell is {control!r}: name their perturbation with control=…, "

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scbd._labels import label_values
 from scbd._messages import missing_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import pandas as pd
 
 
 def check_control(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> None:
     """Raise ``ValueError`` if a control is named that no cell is."""
-    if control is None:
-        return
-    categories = label_values(obs, y_columns).cat.categories.tolist()
-    if _category(control, categories) is None:
-        raise ValueError(missing_label("control", control, categories))
+    if control is not None:
+        control_labels(control, label_values(obs, y_columns).cat.categories.tolist())
+
+
+def control_labels(control: Any, categories: Sequence[Any]) -> list[Any]:
+    """The categories that are meant by a name or several.
+
+    Raises
+    ------
+    ValueError
+        If one of them is no category.
+    """
+    found = {one: _category(one, categories) for one in _each(control, categories)}
+    for one, meant in found.items():
+        if meant is None:
+            raise ValueError(missing_label("control", one, categories))
+    return list(found.values())
 
 
 def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np.ndarray | None:
@@ -28,8 +41,19 @@ def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np
     if control is None or any(column not in obs for column in y_columns):
         return None
     labels = label_values(obs, y_columns, allow_missing=True)
-    mask: np.ndarray = (labels == _category(control, labels.cat.categories.tolist())).to_numpy()
+    categories = labels.cat.categories.tolist()
+    # new cells need not hold all of them
+    meant = [_category(one, categories) for one in _each(control, categories)]
+    mask: np.ndarray = labels.isin([label for label in meant if label is not None]).to_numpy()
     return mask
+
+
+def _each(control: Any, categories: Sequence[Any]) -> list[Any]:
+    """Names of controls, of which there may be several; the cross of several columns is one."""
+    several = isinstance(control, list | tuple | set | frozenset | np.ndarray) and not any(
+        isinstance(control, tuple) and known == control for known in categories
+    )
+    return list(control) if several else [control]
 
 
 def _category(control: Any, categories: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from scbd.model._alpha import GENTLE_ALPHA
-from scbd.nn import Groups, Numbers, contrastive_ceiling, effective_rank, invariance_statistic, share_learned, spread
+from scbd.nn import Groups, Numbers, contrastive_ceiling, effective_rank, invariance_statistic, spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
         "environment_c": float(seen),
     } | shape_of(z_c)
     collapsed = found["spread"] < _COLLAPSED_SPREAD * module.temperature
-    nothing = float(share_learned(supervised.shown, labels, include_self=module.include_self)) <= 0
+    nothing = float(module.told(z_c, labels, supervised.log_normaliser)) <= 0
     found |= {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
     return found, Verdict(collapsed, nothing)
 

@@ -100,9 +100,12 @@ class SCBDModule(EmbeddingModule):
     covariates
         Environments that stand side by side, such as plate and position: codes of each, integer ``(E, C)``, for each
         code of ``e``, which is their cross. `None` if ``e`` is the one environment.
+    controls
+        Codes of the labels of controls, where they are known.
     """  # noqa: D400
 
     covariates: Tensor | None
+    controls: Tensor | None
 
     def __init__(
         self,
@@ -120,6 +123,7 @@ class SCBDModule(EmbeddingModule):
         include_self: bool,
         invariance: Invariance,
         covariates: np.ndarray | None = None,
+        controls: np.ndarray | None = None,
     ) -> None:
         _check_alpha(alpha, invariance)
         check_count("n_latent", n_latent)
@@ -144,7 +148,8 @@ class SCBDModule(EmbeddingModule):
         self.invariance = invariance
         # what the labels were set up with says it: no part of the weights
         self.register_buffer("covariates", None, persistent=False)
-        self.set_covariates(covariates)
+        self.register_buffer("controls", None, persistent=False)
+        self.set_known(covariates, controls)
         self.content = Block(encoder, preprocess.output_shape, n_latent, transform, norm=norm)
         if style_target:
             self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform), norm=norm)
@@ -165,9 +170,27 @@ class SCBDModule(EmbeddingModule):
         """Alpha as of now: the number given, or what ``"auto"`` has found so far, a scalar."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
 
-    def set_covariates(self, codes: np.ndarray | None) -> None:
-        """Know the environments that stand side by side; again, when new ones were met."""
-        self.covariates = None if codes is None else torch.as_tensor(codes, device=self.device)
+    def set_known(self, covariates: np.ndarray | None, controls: np.ndarray | None) -> None:
+        """Know environments that stand side by side, and which labels are controls; again, when new ones were met."""
+        known = [
+            None if codes is None else torch.as_tensor(codes, device=self.device) for codes in (covariates, controls)
+        ]
+        self.covariates, self.controls = known
+
+    def told(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
+        """Share of what labels say that z_c ``(B, D)`` tells, without smoothing: see :func:`scbd.nn.share_learned`."""
+        perturbed = self.perturbed(y)
+        similarity = self._similarity | {"log_normaliser": normaliser}
+        loss = supervised_contrastive_loss(z_c, y, anchors=perturbed, **similarity)
+        return share_learned(loss, y, include_self=self.include_self, anchors=perturbed)
+
+    def perturbed(self, y: Groups) -> Tensor | None:
+        """Cells of a batch that are no controls, boolean ``(B,)``; `None` where controls are not known.
+
+        What z_c tells of labels is asked of these: nothing tells controls from cells without an effect, and where most
+        wells are controls, their share hides what is told of all others.
+        """
+        return None if self.controls is None else ~torch.isin(y.labels, self.controls)
 
     def environments(self, e: np.ndarray) -> np.ndarray:
         """Codes of each environment ``(N, C)``, no two environments having one in common."""
@@ -246,7 +269,12 @@ class SCBDModule(EmbeddingModule):
             # shown as it would be without: beside the ceiling, a smoothed loss looks dead
             with torch.no_grad():
                 shown = supervised_contrastive_loss(z_c, y, **similarity)
-        learned = share_learned(of_all.detach(), y, smoothing=self.smoothing, include_self=self.include_self)
+        perturbed = self.perturbed(y)
+        if perturbed is not None:
+            with torch.no_grad():
+                of_all = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, anchors=perturbed, **similarity)
+        how: dict[str, Any] = {"smoothing": self.smoothing, "include_self": self.include_self, "anchors": perturbed}
+        learned = share_learned(of_all.detach(), y, **how)
         return Supervised(loss, shown, learned, normaliser)
 
     @property

@@ -9,10 +9,10 @@ import numpy as np
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 from scvi.model.base import BaseModelClass
 
-from scbd._keys import FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITION_REGISTRY
+from scbd._keys import FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import Inputs, LabelField, NumberField
-from scbd.model._controls import controls_of
+from scbd.model._controls import control_labels, controls_of
 from scbd.model._parts import TRAIN_SIZE
 from scbd.model._preparation import encoder_for, preparation, transform_for
 from scbd.nn import IdentityLinear
@@ -125,6 +125,15 @@ class RegistryMixin(BaseModelClass):
         """Which cells are controls, boolean ``(N,)``; `None` where that was not said."""
         setup = self.registry_[_SETUP_ARGS_KEY]
         return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
+
+    @property
+    def _control_codes(self) -> np.ndarray | None:
+        """Codes of the registered perturbations that are controls, int64; `None` where that was not said."""
+        control = self.registry_[_SETUP_ARGS_KEY].get("control")
+        if control is None:
+            return None
+        categories = list(self._registered(Y_REGISTRY)["categories"])
+        return np.array([categories.index(label) for label in control_labels(control, categories)])
 
     def _positions(self, adata: AnnData) -> np.ndarray | None:
         """Codes of the position of each cell, int64 ``(N,)``; `None` where there is none."""

@@ -162,6 +162,7 @@ class SCBDModel(TraverseMixin, ImageModel):
             include_self=include_self,
             invariance=invariance,
             covariates=covariates(self.registry_),
+            controls=self._control_codes,
         )
         self.health_: dict[str, float] = {}
         self.decoder_settings_ = {}
@@ -172,7 +173,8 @@ class SCBDModel(TraverseMixin, ImageModel):
         """How alive z_c was at the end of training; empty before.
 
         ``supervised_c``: its supervised loss; ``ceiling``: that of a collapsed embedding, log B; ``learned_c``: share
-        of what the labels say that z_c tells, see :func:`scbd.nn.share_learned`; ``environment_c``: by how many
+        of what the labels say that z_c tells, of cells that are no controls where these are known, see
+        :func:`scbd.nn.share_learned`; ``environment_c``: by how many
         standard errors of a batch z_c shows its environments, between -2 and 2 by chance, see
         :func:`scbd.nn.invariance_statistic`; ``spread``: its total variance, between 0 (collapsed) and 1;
         ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``: alpha, or where
@@ -190,7 +192,7 @@ class SCBDModel(TraverseMixin, ImageModel):
         """See that perturbations have the partners asked for; know the environments; forget what will have changed."""
         if self.module.positives == "other_environments":
             check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
-        self.module.set_covariates(covariates(self.registry_))
+        self.module.set_known(covariates(self.registry_), self._control_codes)
         self.health_ = {}
 
     def _after_training(self, data: ImageDataModule) -> None:

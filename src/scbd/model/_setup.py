@@ -61,7 +61,7 @@ class SetupMixin(RegistryMixin):
         continuous_covariate_keys: str | Sequence[str] | None = None,
         layer: str | None = None,
         obsm_key: str | None = None,
-        control: str | int | float | None = None,
+        control: str | int | float | Sequence[str | int | float] | None = None,
         position_key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -110,8 +110,8 @@ class SetupMixin(RegistryMixin):
             or float64, in memory, memory-mapped or in Zarr. Features go by ``var_names``, or by the columns of a
             :class:`pandas.DataFrame` in ``obsm``: new tables may have others beside, and another order.
         control
-            The perturbation of the controls. Features are scaled to what controls vary by, and embeddings of features
-            are centred on them.
+            The perturbation of the controls, or several. Features are scaled to what controls vary by, and embeddings
+            of features are centred on them. What was learned is asked of the other cells.
         position_key
             Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control``, and a
             linear map before the encoder (``whitening`` of the model; by default up to 20,000 rows), what controls

@@ -27,7 +27,12 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
 
 
 def share_learned(
-    loss: Tensor, labels: Tensor | Groups, *, smoothing: float = 0.0, include_self: bool = True
+    loss: Tensor,
+    labels: Tensor | Groups,
+    *,
+    smoothing: float = 0.0,
+    include_self: bool = True,
+    anchors: Tensor | None = None,
 ) -> Tensor:
     r"""Share of the information in labels that an embedding has: 0 for a single point, 1 at best, below 0 if worse.
 
@@ -52,12 +57,12 @@ def share_learned(
         What :func:`supervised_contrastive_loss` returned for these labels, with ``reduction="mean"``.
     labels
         Integer labels, shape ``(B,)``, or their :class:`Groups`.
-    smoothing, include_self
+    smoothing, include_self, anchors
         As in the loss.
 
     Returns
     -------
-    A scalar; 0 where all cells have one label, or each its own, which says nothing.
+    A scalar; 0 where all cells have one label, or each its own, which says nothing; or where there is no anchor.
 
     Examples
     --------
@@ -72,7 +77,10 @@ def share_learned(
     asked = 1 - smoothing + smoothing * n_positives / (size - 1)
     frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)
     informative = partnered & (frequency < 1)
+    is_anchor = torch.ones_like(partnered) if anchors is None else anchors
+    n_anchors = is_anchor.sum().clamp(min=1)
     divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
-    most = torch.where(informative, divergence, 0.0).mean()
-    of_a_point = torch.where(partnered, 1.0, 0.0).mean() * contrastive_ceiling(size, include_self=include_self)
-    return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
+    most = torch.where(informative & is_anchor, divergence, 0.0).sum() / n_anchors
+    ceiling = contrastive_ceiling(size, include_self=include_self)
+    of_a_point = (partnered & is_anchor).sum() / n_anchors * ceiling
+    return torch.where((informative & is_anchor).any(), (of_a_point - loss) / most, 0.0)

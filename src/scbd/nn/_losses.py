@@ -85,6 +85,7 @@ def supervised_contrastive_loss(
     smoothing: float = 0.0,
     include_self: bool = True,
     reduction: Literal["mean", "sum"] = "mean",
+    anchors: Tensor | None = None,
     log_normaliser: Tensor | None = None,
 ) -> Tensor:
     r"""Pull embeddings of one label together, push all others apart.
@@ -128,6 +129,8 @@ def supervised_contrastive_loss(
         :math:`\varepsilon`, at least 0 and below 1.
     reduction
         ``"mean"`` (the listing) or ``"sum"`` (the formula) over anchors.
+    anchors
+        Boolean, ``(B,)``: which cells are anchors; the others are their partners alone. By default all.
     log_normaliser
         What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``; with
         ``environments``, ``without`` those that share label and environment.
@@ -179,8 +182,10 @@ def supervised_contrastive_loss(
             everyone = torch.full_like(partners.n_others, len(z) - 1) - n_aside
             per_anchor = torch.lerp(per_anchor, unmatched(z.sum(0), everyone), smoothing)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
+    if anchors is not None:
+        per_anchor = per_anchor[anchors]
     if reduction == "mean":
-        return per_anchor.mean()
+        return per_anchor.sum() / max(1, len(per_anchor))
     if reduction == "sum":
         return per_anchor.sum()
     msg = f"reduction={reduction!r} is not known: use 'mean' (the published listing) or 'sum' (the paper's formula)."

@@ -72,8 +72,10 @@ def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset
     if is_computed(trial.system):
         labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
         learned = stratified_split(labels, train_size=trial.training["train_size"], seed=trial.seed).train
-        new = np.setdiff1d(np.arange(adata.n_obs), learned)
-        return _correction(adata[new], computed(trial, adata, dataset)[new], dataset), None
+        fit = np.zeros(adata.n_obs, dtype=bool)
+        fit[learned] = True
+        new = np.flatnonzero(~fit)
+        return _correction(adata[new], computed(trial, adata, dataset, fit)[new], dataset), None
     model = trained(trial, adata, dataset, directory)
     new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
     return _correction_of_blocks(adata, model, dataset, new) | health_scores(model), model

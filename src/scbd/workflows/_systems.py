@@ -66,15 +66,28 @@ MEANINGS: dict[str, int] = dict.fromkeys([*SYSTEMS, *FEATURES], 1) | {
 }
 # How often the rule behind ``alpha="auto"`` has changed: what a number trains has not.
 RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
+# the same where models are told of controls
+RULES_OF_ALPHA_WITH_CONTROLS = 1  # what was learned is asked of the other cells
 # how often the way to score has changed, of protocols where it has
 CHANGED_SCORES = {"counterfactuals": 1}  # a reader of digits that errs on one original in a hundred, not one in twenty
+# the same of features alone
+CHANGED_FEATURES = {"batch correction of new cells": 1}  # they learn from training cells, not from those scored
 
 
-def meaning(system: str, model: Mapping[str, Any], protocol: str = "") -> int:
-    """What a row of this system with these arguments of its model means today, by this protocol."""
+def meaning(system: str, model: Mapping[str, Any], protocol: str = "", *, told_controls: bool = False) -> int:
+    """What a row of this system with these arguments of its model means today.
+
+    Parameters
+    ----------
+    system, model, protocol
+        Of the trial.
+    told_controls
+        Whether models are told which cells are controls.
+    """
+    rules = RULES_OF_ALPHA + RULES_OF_ALPHA_WITH_CONTROLS * told_controls
     by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
-    of_system = MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1))
-    return of_system + RULES_OF_ALPHA * by_rule + CHANGED_SCORES.get(protocol, 0)
+    changed = CHANGED_SCORES.get(protocol, 0) + CHANGED_FEATURES.get(protocol, 0) * is_computed(system)
+    return MEANINGS.get(system, MEANINGS.get(parts_of(system)[0], 1)) + rules * by_rule + changed
 
 
 def parts_of(system: str) -> tuple[str, list[str]]:

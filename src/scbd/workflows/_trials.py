@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from scbd.workflows._datasets import DATASETS
 from scbd.workflows._rows import AT_REST, FORMAT, RUNNING, fold_rows, read_rows, write_row
 from scbd.workflows._systems import meaning
 
@@ -55,8 +56,9 @@ class Trial:
 
     @property
     def meaning(self) -> int:
-        """What a row of its system, model and protocol means today, a number that is raised when that changes."""
-        return meaning(self.system, self.model, self.protocol)
+        """What a row of such a trial means today, a number that is raised when that changes."""
+        told_controls = self.dataset in DATASETS and DATASETS[self.dataset].setup.get("control") is not None
+        return meaning(self.system, self.model, self.protocol, told_controls=told_controls)
 
     @property
     def key(self) -> str:
