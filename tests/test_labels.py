@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd._labels import CROSS, as_columns, column_codes, control_names, label_codes, label_text, label_values
+from scbd._labels import (
+    CROSS,
+    as_columns,
+    column_codes,
+    column_values,
+    control_names,
+    label_codes,
+    label_text,
+    label_values,
+)
 
 
 def table(**columns) -> pd.DataFrame:
@@ -40,6 +49,7 @@ def test_crosses_are_taken_apart_again(rows):
     codes = column_codes(labels.cat.categories)[labels.cat.codes]
     for found, column in zip(codes.T, zip(*rows, strict=True), strict=True):
         assert len(set(found)) == len(set(column)) == len(set(zip(found, column, strict=True)))
+    assert [tuple(column_values(label)) for label in labels] == rows
 
 
 def test_codes_of_columns_stay_when_labels_are_added():
@@ -94,6 +104,14 @@ def test_labels_are_plain_values(stored, label):
 def test_a_date_and_its_text_are_one_label():
     labels = label_values(table(day=pd.Series([date(2026, 1, 2), "2026-01-02"], dtype="category")), "day")
     assert labels.tolist() == ["2026-01-02", "2026-01-02"]
+
+
+def test_a_number_and_its_text_are_one_label():
+    """As where a table with numbers was put beside one with text."""
+    labels = label_values(table(well=pd.Series([1, 2, "1", 2.0, "3"], dtype=object)), "well")
+    assert labels.tolist() == [1, 2, 1, 2, "3"]
+    codes, unknown = label_codes(label_values(table(well=["2", "4", "1"]), "well"), [1, 2])
+    assert codes.tolist() == [1, 2, 0] and unknown == ["4"]
 
 
 def test_cells_may_be_left_without_a_label():

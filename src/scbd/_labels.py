@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # joins the names of several columns, and their values
 CROSS = " × "
-# a value between two crosses: a cross of its own has a backslash before it
-_PART = re.compile(r"(?:[^×\\]|\\.)+", re.DOTALL)
+# a cross, or a backslash, of a value's own has a backslash before it
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 # what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
 _PLAIN = (str, bytes, bool, int, float)
 
@@ -111,13 +111,13 @@ def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str
 def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
     """Places of labels in a list of known ones, int64 ``(N,)``, and the labels that are not in it.
 
-    Unknown labels count on behind the known ones, missing ones are -1.
+    Unknown labels count on behind the known ones, missing ones are -1. Labels with one text are one: 1 and "1".
     """
     found = labels.cat.categories.tolist()
-    places = {label: place for place, label in enumerate(known)}
-    unknown = [label for label in found if label not in places]
-    places |= {label: len(known) + place for place, label in enumerate(unknown)}
-    lookup = np.array([*(places[label] for label in found), -1], dtype=np.int64)
+    places = {label_text(label): place for place, label in enumerate(known)}
+    unknown = [label for label in found if label_text(label) not in places]
+    places |= {label_text(label): len(known) + place for place, label in enumerate(unknown)}
+    lookup = np.array([*(places[label_text(label)] for label in found), -1], dtype=np.int64)
     return lookup[labels.cat.codes.to_numpy()], unknown
 
 
@@ -126,8 +126,13 @@ def column_codes(crossed: Sequence[str]) -> np.ndarray:
 
     Values are numbered as they come: labels that are added behind change no code.
     """
-    parts = np.array([_PART.findall(label) for label in crossed], dtype=object)
+    parts = np.array([column_values(label) for label in crossed], dtype=object)
     return np.stack([pd.factorize(part)[0] for part in parts.T], axis=1)
+
+
+def column_values(crossed: str) -> list[str]:
+    """What the single columns say in a label that :func:`label_values` made of several, as text."""
+    return [_ESCAPED.sub(r"\1", part) for part in crossed.split(CROSS)]
 
 
 def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
@@ -160,11 +165,13 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
     names = [_plain(category) for category in labels.categories.tolist()]
-    if names == labels.categories.tolist():
+    # a date and its text, or 1 and "1" of two tables that were put together, are one label
+    merged = list({label_text(name): name for name in reversed(names)}.values())[::-1]
+    if names == labels.categories.tolist() and len(merged) == len(names):
         return labels
-    # a date and its text in one column become one label
-    places, categories = pd.factorize(np.array(names, dtype=object))
-    return pd.Categorical.from_codes(np.append(places, -1)[labels.codes], categories=list(categories))
+    place = {label_text(name): number for number, name in enumerate(merged)}
+    places = np.array([*(place[label_text(name)] for name in names), -1])
+    return pd.Categorical.from_codes(places[labels.codes], categories=merged)
 
 
 def _cross(labels: Sequence[pd.Categorical]) -> pd.Categorical:

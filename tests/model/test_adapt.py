@@ -16,6 +16,7 @@ CONTROL = "gene_0"
 
 def trained(cells, kind=SCBDModel, *, control=CONTROL, steps=30, **settings):
     kind.setup_anndata(cells, y_key="gene", e_key="well", control=control)
+    torch.manual_seed(0)  # the same weights, whichever tests ran before
     model = kind(cells, **{"encoder": "small"} | settings)
     model.train(max_steps=steps, batch_size=48, lr=1e-3, accelerator="cpu", precision="32-true", train_size=1.0)
     return model
@@ -262,6 +263,19 @@ def test_environments_of_the_training_are_left_as_they_are(model, cells):
     np.testing.assert_allclose(z[:120], model.get_latent_representation(new)[:120], atol=1e-5)
     with pytest.raises(ValueError, match="trained on all 3 environments of 'well': none is new"):
         model.adapt(cells, "well")
+
+
+def test_environments_of_one_of_several_columns_are_left_as_they_are(cells):
+    both = cells.copy()
+    both.obs["donor"] = pd.Categorical(np.resize(["× one", "two"], both.n_obs))
+    SCBDModel.setup_anndata(both, y_key="gene", e_key=["well", "donor"], control=CONTROL)
+    model = SCBDModel(both, encoder="small")
+    model.train(max_steps=2, batch_size=48, accelerator="cpu", precision="32-true", train_size=1.0)
+    new = photographed(both)
+    new.obs["well"] = pd.Categorical(np.where(np.arange(new.n_obs) < 120, "well_0", "well_new"))
+    new.obs["donor"] = pd.Categorical(np.where(np.arange(new.n_obs) < 120, "× one", "three"))
+    assert model.adapt(new, "well")["environment"].tolist() == ["well_new"]
+    assert model.adapt(new, "donor")["environment"].tolist() == ["three"]
 
 
 def test_what_is_held_out_by_a_split_was_not_trained_on(cells):

@@ -44,6 +44,16 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:No training cell is a control")
+@pytest.mark.parametrize("criterion", ["kept", "unseen"])
+def test_no_split_is_as_none_given(criterion):
+    """The command line hands on every option."""
+    training: dict[str, Any] = {"max_steps": 2, "enable_progress_bar": False, "accelerator": "cpu", "split": None}
+    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "setup_kwargs": {"layer": "X"}}
+    found = select_alpha(make_wells(), **columns, alphas=(0, 0.1), criterion=criterion, **training)
+    assert found.runs["accuracy"].notna().all()
+
+
+@pytest.mark.filterwarnings("ignore:No training cell is a control")
 def test_alpha_is_chosen_for_features(tmp_path):
     wells = make_wells()
     setup = {"layer": "X", "control": "DMSO", "position_key": "well"}

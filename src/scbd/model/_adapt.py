@@ -12,7 +12,7 @@ import torch
 
 from scbd._checks import check_count
 from scbd._keys import E_REGISTRY
-from scbd._labels import CROSS, as_columns, label_text, label_values
+from scbd._labels import CROSS, as_columns, column_values, label_text, label_values
 from scbd._linear_maps import LinearMap
 from scbd._messages import head
 from scbd._progress import progress_bar
@@ -223,10 +223,14 @@ class AdaptMixin:
         return self._adaptations[name]
 
     def _trained_on(self, key: str | Sequence[str]) -> set[str]:
-        """Environments of the training, where they are known by this column."""
-        registered = self._registered(E_REGISTRY)
-        same = _column_name(registered["columns"]) == _column_name(key)
-        return set(getattr(self, "environments_", ())) if same else set()
+        """Environments of the training, where they are known by this column, be it one of several."""
+        known, asked = as_columns(self._registered(E_REGISTRY)["columns"]), as_columns(key)
+        trained: list[str] = getattr(self, "environments_", [])
+        if known == asked:
+            return set(trained)
+        if len(asked) > 1 or asked[0] not in known:
+            return set()
+        return {column_values(name)[known.index(asked[0])] for name in trained}
 
     def _using(self, using: str, adata: AnnData) -> str:
         if using not in get_args(Using):

@@ -98,7 +98,7 @@ class UserCells:
             msg = f"n_seeds={n_seeds}: run at least one seed."
             raise ValueError(msg)
         taken = {"registry", *varied} & set(model) | {"seed", "checkpoint_dir", "ckpt_path"} & set(training)
-        taken |= {"split"} & set(training) if held_out else set()
+        taken |= {"split"} if held_out and training.get("split") is not None else set()
         if taken:
             msg = f"{min(taken)} is set by the sweep itself: leave it out."
             raise ValueError(msg)

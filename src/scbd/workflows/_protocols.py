@@ -137,7 +137,7 @@ def selection(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -
         environments = label_values(adata.obs, dataset.e_key).astype(str)
         y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
         training["split"] = hold_out_environments(environments, held_out, strata=[y], seed=trial.seed)
-    elif not {"split", "train_size", "validation_size"} & set(training):
+    elif training.get("split") is None and not {"train_size", "validation_size"} & set(training):
         training["train_size"] = _TRAIN_SIZE
     model = trained(trial, adata, dataset, directory, **training)
     scored = model.test_indices if held_out else model.validation_indices
