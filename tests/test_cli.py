@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from anndata import AnnData
 from conftest import make_cells, make_wells
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from pictures import is_drawn
@@ -63,6 +64,44 @@ def test_run_on_features(tmp_path, capsys):
     with pytest.warns(UserWarning, match="stay on disk"):
         assert main([*arguments[:-1], str(tmp_path / "other"), "--position-key", "Well"]) == 2
     assert "obs has no 'Well' (its keys: compound, plate, well). Did you mean 'well'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "select_alpha"])
+def test_what_options_name_is_no_feature(command, tmp_path, monkeypatch):
+    """A label or covariate that is a number would tell the answer."""
+    wells = make_wells()
+    n = np.arange(wells.n_obs)
+    labels = {"moa": n % 18, "batch_id": n // 18, "day": n % 2, "place": n % 18, "hours": n / 7, "cells": n, "part": 1}
+    table = wells.to_df().assign(**labels, dose=0.5, donor=2)
+    table.to_csv(tmp_path / "wells.csv", index=False)
+    given: dict[str, AnnData] = {}
+    monkeypatch.setattr(f"scbd.workflows.{command}", lambda adata, **_: given.update(cells=adata) or stop())
+
+    def stop():
+        raise ValueError
+
+    options = ["--y-key", "moa", "--e-key", "batch_id", "day", "--position-key", "place"]
+    options += ["--out", str(tmp_path / "out")]
+    options += ["--continuous-covariate-keys", "hours", "cells", "--split", "part", "--obs-columns", "dose", "donor"]
+    assert main([command.replace("_", "-"), str(tmp_path / "wells.csv"), *options]) == 2
+    assert given["cells"].var_names.tolist() == wells.var_names.tolist()
+    assert set(given["cells"].obs) == {*labels, "dose", "donor"}
+
+
+def test_columns_that_a_table_does_not_have_are_named(tmp_path, capsys):
+    wells = make_wells()
+    wells.to_df().join(wells.obs).to_csv(tmp_path / "wells.csv", index=False)
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    run = ["--e-key", "plate", "--out", str(tmp_path / "out"), "--y-key"]
+    assert main(["run", str(tmp_path / "wells.csv"), *run, "compount"]) == 2
+    assert "has no 'compount' (its keys: compound, plate, well). Did you mean 'compound'?" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "wells.csv"), *run, "compound", "--obs-columns", "dose"]) == 2
+    said = capsys.readouterr().err
+    assert "has no 'dose'" in said and "Name it with --obs-columns." in said
+    assert main(["run", str(tmp_path / "wells.h5ad"), *run, "compound", "--obs-columns", "dose"]) == 2
+    assert "is no table of features, and has its columns in obs already: leave --obs-columns out" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
@@ -123,7 +162,7 @@ def test_convert_folders_of_crops_of_any_size(tmp_path, capsys):
         Image.fromarray(pixels).save(tmp_path / "crops" / gene / f"{number}.png")
     convert = ["convert", str(tmp_path / "crops"), "--y-key", "label", "--out", str(tmp_path / "screen.h5ad")]
     assert main(convert) == 2
-    assert "made by --fit pad or --fit crop" in capsys.readouterr().err
+    assert "use --fit pad or --fit crop" in capsys.readouterr().err
     assert main([*convert, "--fit", "pad", "--channels", "2", "0", "--image-size", "8"]) == 0
     assert "4 cells of 2 × 8 × 8 uint8" in capsys.readouterr().out
     screen = open_screen(tmp_path / "screen.h5ad")

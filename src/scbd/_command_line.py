@@ -257,6 +257,13 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="obs column(s) of numbers to remove from z_c as well: row, column, time, number of cells",
     )
+    parser.add_argument(
+        "--obs-columns",
+        nargs="+",
+        metavar="COLUMN",
+        help="for a table of features: columns of numbers that are no features, such as doses (those that other "
+        "options name are none either)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
     parser.add_argument("--channels", nargs="+", help="channels of the images to take, by name or number")

@@ -26,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of_commands()
     arguments = parser.parse_args(argv)
     # what is said names arguments, for those who use Python
-    said = partial(in_options, options=options_of(parser, arguments.command.replace("_", "-")))
+    options = options_of(parser, arguments.command.replace("_", "-"))
+    if arguments.command == "inspect":  # which says what to type next
+        options = options_of(parser, "run") | options
+    said = partial(in_options, options=options)
     warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {said(str(message))}\n"
     _progress.wording = said
     try:
@@ -138,13 +141,22 @@ _TRAINING = (
     "max_steps max_epochs batch_size perturbations_per_batch lr encoder_lr weight_decay split load_best early_stopping "
     "accelerator precision preload compile"
 )
+# of a table of features, these are none
+_LABELS = "y_key e_key continuous_covariate_keys position_key split"
 
 
 def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     from scbd.workflows import open_cells
 
     e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
-    cells, where = open_cells(arguments.cells, **_named(arguments, "image_key layer obsm_key"))
+    keys = [key for key in _named(arguments, _LABELS).values() if key is not None]
+    labels = [column for key in keys for column in ([key] if isinstance(key, str) else key)]
+    cells, where = open_cells(
+        arguments.cells,
+        obs_columns=arguments.obs_columns or (),
+        labels=labels,
+        **_named(arguments, "image_key layer obsm_key"),
+    )
     if "image_key" in where:
         where |= _named(arguments, "channels")
     setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | where

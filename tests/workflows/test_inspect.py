@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
+import warnings
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from anndata import read_h5ad
 from conftest import make_cells, make_wells
 from PIL import Image
 from plates import make_plate
@@ -92,8 +94,8 @@ def write_broken(path: Path) -> None:
         ),
         (
             "wells.parquet",
-            lambda path: make_wells().to_df().assign(constant=1.0, gene="a").to_parquet(path),
-            ["72 cells or wells of 11 features (1 of one value: constant)"],
+            lambda path: make_wells().to_df().assign(feature_10=1.0, gene="a").to_parquet(path),
+            ["72 cells or wells of 11 features (1 of one value: feature_10)", "  features: feature_0, feature_1, "],
             "scbd run {} --y-key gene --e-key well --out results",
         ),
         (
@@ -129,6 +131,38 @@ def test_ten_odd_files(tmp_path, name, write, lines, command):
     assert wanted.split(" --y-key")[0] in said.splitlines()[-1]
     if keys:
         assert "% of what well can differ in is seen at equal gene" in said and said.endswith(wanted)
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+def test_numbers_that_may_be_labels_are_shown_and_kept_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wells = make_wells()
+    table = wells.to_df().join(wells.obs).assign(compound=np.arange(72) % 18, donor=np.arange(72) // 18, dose=0.5)
+    table.rename(columns={"dose": "dose uM"}).to_csv("wells.csv", index=False)
+    with pytest.warns(UserWarning, match=r"2 of 12 features .*obs_columns=\['donor', 'dose uM'\]"):
+        said = inspect("wells.csv", y_key="compound", e_key="plate").splitlines()
+    assert "  perhaps no measurements: donor, dose uM" in said
+    assert said[-1].endswith("--y-key compound --e-key plate --obs-columns donor 'dose uM' --out results")
+    typed = shlex.split(said[-1].removeprefix("Next: scbd "))
+    assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
+    assert read_h5ad("results/cells.h5ad").var_names.tolist() == wells.var_names.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Transforming to str index")
+def test_what_inspect_warns_of_names_options(tmp_path, capsys, monkeypatch):
+    """Those of the command that it says to type next."""
+    make_wells().to_df().assign(donor=1.0).to_csv(tmp_path / "wells.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", lambda *w: print(warnings.formatwarning(*w[:4])))
+        assert main(["inspect", str(tmp_path / "wells.csv")]) == 0
+    assert "leave them out with --obs-columns donor." in capsys.readouterr().out
+
+
+def test_a_key_that_a_table_does_not_have_is_an_error(tmp_path):
+    make_wells().obs.assign(f=1.0).to_csv(tmp_path / "wells.csv")
+    with pytest.raises(KeyError, match="Did you mean 'plate'"):
+        inspect(tmp_path / "wells.csv", y_key="compound", e_key="plat")
 
 
 @pytest.mark.filterwarnings("ignore:z_c has", "ignore:Transforming to str index")

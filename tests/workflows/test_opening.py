@@ -30,6 +30,20 @@ def test_tables_of_features_are_read(ending, write, layer, tmp_path):
     assert found.obs["compound"].tolist() == wells.obs["compound"].tolist()
 
 
+def test_labels_that_are_numbers_are_no_features(tmp_path):
+    wells = make_wells()
+    table = wells.to_df().join(wells.obs).assign(donor=np.arange(wells.n_obs) % 3, dose=1.5)
+    table.to_csv(tmp_path / "wells.csv", index=False)
+    found, _ = open_cells(tmp_path / "wells.csv", labels=["donor", "plate", "nowhere"], obs_columns="dose")
+    assert found.var_names.tolist() == wells.var_names.tolist()
+    assert found.obs["donor"].tolist() == table["donor"].tolist() and set(found.obs["dose"]) == {1.5}
+    with pytest.raises(KeyError, match="has no 'dosis'"):
+        open_cells(tmp_path / "wells.csv", obs_columns=["dosis"])
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    with pytest.raises(ValueError, match="wells.h5ad is no table of features, .*: leave obs_columns out"):
+        open_cells(tmp_path / "wells.h5ad", layer="X", obs_columns=["donor"])
+
+
 def test_what_a_table_does_not_have_is_said(tmp_path):
     make_wells().to_df().to_csv(tmp_path / "wells.csv")
     for asked in ({"layer": "scaled"}, {"obsm_key": "X_dino"}):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +14,7 @@ from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd._messages import head
 from scbd.data import Crops, image_columns, kind_of, open_screen, read_crops
+from scbd.data.profiles import odd_names, read_features
 from scbd.model import contrasts_told
 from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
 from scbd.workflows._opening import LABELS, TABLES, conversion
@@ -47,9 +50,10 @@ def inspect(
 
     Returns
     -------
-    Lines: kind, number of cells, channels with the range of their pixels in 64 cells (or number of features), columns
-    that could be labels with how many cells each value has, and the next command. Of fields of view and plates: their
-    number, size, and channels with the range in the middle of the first. If it cannot be read, why.
+    Lines: kind, number of cells, channels with the range of their pixels in 64 cells (or number of features, the first
+    few, and those that may be labels by their names), columns that could be labels with how many cells each value has,
+    and the next command. Of fields of view and plates: their number, size, and channels with the range in the middle of
+    the first. If it cannot be read, why.
 
     Raises
     ------
@@ -71,7 +75,8 @@ def inspect(
     kind = kind_of(path)
     lines = [f"{path} is {kind.about}."]
     columns = image_columns(path) if kind.name == "image_table" else []
-    reader = _reader(kind.name, columns)
+    labels = [column for key in (y_key, e_key) if key is not None for column in as_columns(key)]
+    reader = _reader(kind.name, columns, labels)
     if sheet is not None and reader is None:
         msg = f"{lines[0]} There are no cells in it yet to draw: leave the sheet out."
         raise ValueError(msg)
@@ -90,10 +95,12 @@ def inspect(
     return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, y_key, e_key)}"])
 
 
-def _reader(kind: str, columns: list[str]) -> Callable[[Path], Crops | AnnData] | None:
+def _reader(kind: str, columns: list[str], labels: list[str]) -> Callable[[Path], Crops | AnnData] | None:
     if kind in LABELS:
         return lambda path: read_crops(path, file_columns=columns or "path")
-    return _of_anndata if kind == "anndata" else TABLES.get(kind)
+    if kind in TABLES:
+        return partial(read_features, labels=labels)
+    return _of_anndata if kind == "anndata" else None
 
 
 def _of_anndata(path: Path) -> Crops | AnnData:
@@ -146,7 +153,12 @@ def _of_features(cells: AnnData, sheet: str | os.PathLike[str] | None) -> list[s
     values = np.asarray(cells.X)
     constant = cells.var_names[(values == values[:1]).all(axis=0)]
     told = f" ({len(constant)} of one value: {head(constant)})" if len(constant) else ""
-    return [f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features{told}"]
+    lines = [
+        f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features{told}",
+        f"  features: {head(cells.var_names)}",
+    ]
+    odd = odd_names(cells.var_names)
+    return [*lines, f"  perhaps no measurements: {head(odd, 10)}"] if odd else lines
 
 
 def _of_labels(obs: pd.DataFrame) -> list[str]:
@@ -176,4 +188,6 @@ def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any)
     if isinstance(cells, Crops) and (kind, path.suffix) != ("anndata", ".h5ad"):
         return conversion(path, kind, y=y, table=not len(cells.obs.columns))  # arrays alone have no labels
     features = "--layer X " if kind == "anndata" and not isinstance(cells, Crops) else ""
-    return f"scbd run {path} {features}--y-key {y} --e-key {e} --out results"
+    odd = odd_names(cells.var_names) if kind in TABLES and isinstance(cells, AnnData) else []
+    kept_out = f"--obs-columns {' '.join(map(shlex.quote, odd))} " if odd else ""
+    return f"scbd run {path} {features}--y-key {y} --e-key {e} {kept_out}--out results"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scbd._keys import IMAGE_KEY
-from scbd.data import image_columns, kind_of, open_screen, read_cellprofiler, read_profiles
+from scbd.data import image_columns, kind_of, open_screen
+from scbd.data.profiles import read_features
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from anndata import AnnData
 
-# what reads tables of features, by their kind
-TABLES: dict[str, Any] = {
-    "profiles": read_profiles,
-    "deepprofiler": read_profiles,
-    "cellprofiler": read_cellprofiler,
-}
+# kinds of tables of features
+TABLES = ("profiles", "deepprofiler", "cellprofiler")
 
 # images that are converted before they are trained on, and the column that is then known to be a label
 LABELS: dict[str, str | None] = {"image_table": None, "image_folder": "label", "lmdb": "gene", "arrays": None}
@@ -49,6 +47,8 @@ def open_cells(
     image_key: str = IMAGE_KEY,
     layer: str | None = None,
     obsm_key: str | None = None,
+    obs_columns: str | Sequence[str] = (),
+    labels: Sequence[str] = (),
 ) -> tuple[AnnData, dict[str, str]]:
     """Cells, and the arguments of ``setup_anndata`` that say where their images or features are.
 
@@ -59,6 +59,11 @@ def open_cells(
         CellProfiler or DeepProfiler.
     image_key, layer, obsm_key
         Of a screen: where its images or features are.
+    obs_columns
+        Of a table: columns of numbers that are no features, see :func:`scbd.data.read_profiles`.
+    labels
+        Of a table: columns that are used as labels or covariates, and so are no features either. Without effect on a
+        screen.
 
     Raises
     ------
@@ -71,10 +76,12 @@ def open_cells(
         table = Path(path).suffix == ".npy"
         msg = f"{path} is {kind.about}: make a screen of it first ({conversion(path, kind.name, table=table)})."
         raise ValueError(msg)
-    read = None if kind is None else TABLES.get(kind.name)
-    if read is None:
+    if kind is None or kind.name not in TABLES:
+        if obs_columns:
+            msg = f"{path} is no table of features, and has its columns in obs already: leave obs_columns out."
+            raise ValueError(msg)
         return open_screen(path, image_key=image_key, **where), where or {"image_key": image_key}
     if where not in ({}, {"layer": "X"}):
         msg = f"{path} is a table of features, which has no {' and '.join(where)}: leave that out."
         raise ValueError(msg)
-    return read(path), {"layer": "X"}
+    return read_features(path, obs_columns=obs_columns, labels=labels), {"layer": "X"}

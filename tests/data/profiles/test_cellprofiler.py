@@ -176,6 +176,30 @@ def test_objects_of_which_a_cell_has_several(tmp_path):
         assert read_cellprofiler(tmp_path).n_vars == 6
 
 
+@pytest.mark.parametrize(
+    ("stacked", "said"),
+    [
+        (("Image", "Nuclei", "Cells", "Cytoplasm"), r"The export has several images of one number \(ImageNumber 1\): "),
+        (("Image", "Nuclei"), r"several images of one number \(ImageNumber 1\).*Read the folder of each run by itself"),
+        (("Nuclei",), r"several Nuclei of one number \(ImageNumber 1, ObjectNumber 1\)"),
+    ],
+)
+def test_runs_that_were_stacked_are_not_crossed(tmp_path, stacked, said):
+    """Each counts its images from 1: a cell would lie in those of both plates."""
+    one, two = tables(), tables(1)
+    two["Image"]["Metadata_Well"] = ["B01", "B02"]
+    both = {name: pd.concat([one[name], two[name]]) if name in stacked else one[name] for name in one}
+    with pytest.raises(ValueError, match=said):
+        read_cellprofiler(write_folder(tmp_path / "both", both))
+    if len(stacked) == 4:  # what is said, done
+        write_folder(tmp_path / "runs" / "1", one)
+        write_folder(tmp_path / "runs" / "2", two)
+        assert read_cellprofiler(tmp_path / "runs").obs["Metadata_Well"].nunique() == 4
+        numbered = {n: pd.concat([one[n].assign(TableNumber=1), two[n].assign(TableNumber=2)]) for n in one}
+        found = read_cellprofiler(write_folder(tmp_path / "numbered", numbered))
+        assert found.n_obs == 12 and found.obs["Metadata_Well"].tolist()[::3] == ["A01", "A02", "B01", "B02"]
+
+
 def test_what_is_wrong_is_said(tmp_path):
     written = tables()
     write_folder(tmp_path / "lost", written | {"Image": written["Image"].head(1)})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd.data.profiles._features import is_about, profiles_of
+from scbd.data.profiles._features import is_about, odd_names, profiles_of
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,55 @@ def test_what_is_missing_is_counted():
     assert np.isnan(cells.X).sum() == 6 and cells.shape == (40, 4)
 
 
+def test_whole_plates_that_are_lost_are_named():
+    whole = pd.DataFrame(np.arange(240.0).reshape(80, 3), columns=["a", "b", "c"])
+    whole["Metadata_Plate"] = np.repeat(["P1", "P2", "P3"], [38, 2, 40])
+    files = np.repeat(["1.csv", "2.csv", "3.csv"], [38, 2, 40])
+    broken = whole.copy()
+    broken.loc[[38, 39, 50], "a"] = np.nan
+    with pytest.warns(UserWarning, match=r"3 of 80 rows .*left out, among them all rows of Metadata_Plate P2; missing"):
+        assert profiles_of(broken, (), "drop", "t").n_obs == 77
+    broken = whole.copy()  # each row of a file lacks another feature
+    broken.loc[38, "a"] = broken.loc[39, "b"] = np.nan
+    with pytest.warns(UserWarning, match="among them all rows of Metadata_Plate P2 and of file 2.csv; missing"):
+        assert profiles_of(broken, (), "drop", "t", files).shape == (78, 3)
+    broken.loc[39, "b"], broken.loc[40, "b"] = 1.0, np.nan
+    with pytest.warns(UserWarning, match="2 of 80 rows .*are left out; missing"):
+        profiles_of(broken, (), "drop", "t", files)
+
+
+@pytest.mark.parametrize("missing", ["drop", "median"])
+def test_what_a_whole_file_lacks_costs_a_feature_not_the_file(missing):
+    broken = pd.DataFrame(np.arange(800.0).reshape(400, 2), columns=["a", "b"])
+    files = np.repeat(["1.csv", "2.csv"], [388, 12])
+    broken.loc[388:, "b"] = np.nan
+    said = r"t: 1 of 2 features have no value in a whole file, and are left out \(b in 2.csv\).$"
+    with pytest.warns(UserWarning, match=said):
+        cells = profiles_of(broken, (), missing, "t", files)
+    assert cells.shape == (400, 1)
+    assert profiles_of(broken, (), "keep", "t", files).shape == (400, 2)
+
+
+@pytest.mark.parametrize(
+    ("features", "odd"),
+    [
+        (
+            ["Cells_AreaShape_Area", "Mito_Texture_Contrast_DNA", "Nuclei_Math_Ratio", "dose_um", "moa_id"],
+            "dose_um moa_id",
+        ),
+        (["f1", "f2", "f30", "cell_count"], "cell_count"),
+        (["0", "1", "2", "donor"], "donor"),
+        (["dino_0_1", "dino_0_2", "dino_1_1"], ""),
+        (["area", "perimeter", "concentration", "compound_id", "timepoint"], "concentration compound_id timepoint"),
+        (["actin.s.area", "actin.b.q05", "DNA.m.cx", "dist.10.nn", "nuclear.displacement"], ""),
+        (["a"], ""),
+        ([], ""),
+    ],
+)
+def test_names_that_may_be_of_no_measurement(features, odd):
+    assert odd_names(features) == odd.split()
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(0, 0.2), st.sampled_from(["drop", "median"]))
 def test_no_value_is_missing_and_none_is_changed(seed, share, missing):
     rng = np.random.default_rng(seed)
@@ -104,6 +153,12 @@ def test_no_value_is_missing_and_none_is_changed(seed, share, missing):
             {"obs_columns": ["dosis"]},
             KeyError,
             "has no 'dosis'.*Did you mean 'dose'.*Name it with obs_columns",
+        ),
+        (
+            table().join(pd.DataFrame(1.0, index=range(40), columns=[f"f_{i}" for i in range(50)]))[::-1],
+            {"obs_columns": ["Metadata_Plat"]},
+            KeyError,
+            "its keys: Metadata_Plate, .*Did you mean 'Metadata_Plate'",
         ),
         (table(), {"missing": "zero"}, ValueError, "missing='zero' is not known: use 'drop', 'median', 'keep'"),
         (table()[["a"]] * np.nan, {}, ValueError, "1 of 1 features are missing .*Nothing is left"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from conftest import make_wells
 
 import scbd
 from scbd.data import read_profiles
+from scbd.data.profiles import read_features
 from scbd.datasets import breinig2015, cpjump1
 
 
@@ -50,11 +53,86 @@ def test_plates_and_their_maps(tmp_path):
 
 
 def test_a_plate_without_a_feature(tmp_path):
-    """What another plate lacks is missing there."""
+    """What another plate lacks is no feature, however few of all rows that plate has: it would be lost."""
     wells("P1").to_csv(tmp_path / "1.csv", index=False)
     wells("P2").iloc[:, :3].to_csv(tmp_path / "2.csv", index=False)
-    with pytest.warns(UserWarning, match=r"1 of 2 features .* are left out .Nuclei_Texture_Contrast_DNA"):
-        assert read_profiles([tmp_path / "1.csv", tmp_path / "2.csv"]).shape == (6, 1)
+    said = r"1 of 2 features have no value in a whole file, and are left out \(Nuclei_Texture_Contrast_DNA in .*2.csv\)"
+    paths = [tmp_path / "1.csv", tmp_path / "2.csv"]
+    with pytest.warns(UserWarning, match=said):
+        assert read_profiles(paths).shape == (6, 1)
+    pd.concat([wells("P1")] * 30).to_csv(tmp_path / "1.csv", index=False)
+    with pytest.warns(UserWarning, match=said):
+        found = read_profiles(paths)
+    assert found.shape == (93, 1) and set(found.obs["Metadata_Plate"]) == {"P1", "P2"}
+
+
+def test_what_a_plate_map_says_is_no_feature(tmp_path):
+    plan = pd.DataFrame({"Metadata_Well": ["A01", "A02", "B01"], "position": [1, 2, 3], "dose_um": [0.1, 1, 10]})
+    wells("P1").assign(position=[1, 2, 3]).to_csv(tmp_path / "1.csv", index=False)
+    plan.to_csv(tmp_path / "map.csv", index=False)
+    for known in (plan, tmp_path / "map.csv"):
+        found = read_profiles(tmp_path / "1.csv", table=known)
+        assert found.var_names.tolist() == ["Cells_AreaShape_Area", "Nuclei_Texture_Contrast_DNA"]
+        assert found.obs["dose_um"].tolist() == [0.1, 1, 10] and found.obs["position"].tolist() == [1, 2, 3]
+
+
+def test_numbers_that_may_be_no_measurements_are_named(tmp_path):
+    wells("P1").assign(donor=[1, 2, 3], Metadata_dose=[1, 2, 3]).to_csv(tmp_path / "1.csv", index=False)
+    said = r"1.csv: 1 of 3 features may be no measurements, .*\(donor\).*: leave them out with obs_columns=\['donor'\]"
+    with pytest.warns(UserWarning, match=said):
+        assert "donor" in read_profiles(tmp_path / "1.csv").var_names
+    for named in ("donor", ["donor"], ("donor",)):
+        found = read_profiles(tmp_path / "1.csv", obs_columns=named)
+        assert found.n_vars == 2 and found.obs["donor"].tolist() == [1, 2, 3] and "Metadata_dose" in found.obs
+    many = [f"Cells_Texture_{number}" for number in range(20)]
+    odd = ["".join(letters) for letters in zip("abcdefghijkl", "abcdefghijkl", strict=True)]
+    wells("P1").join(pd.DataFrame(0.5, index=range(3), columns=many + odd)).to_csv(tmp_path / "2.csv", index=False)
+    with pytest.warns(UserWarning, match=r"12 of 34 features .*aa, .*jj, ….*leave them out with obs_columns=…\.$"):
+        read_profiles(tmp_path / "2.csv")
+
+
+def test_levels_of_an_index_are_no_features(tmp_path):
+    levels = wells("P1").assign(site=[1, 2, 3]).set_index(["Metadata_Plate", "Metadata_Well", "site"])
+    levels.to_parquet(tmp_path / "1.parquet")
+    found = read_profiles(tmp_path / "1.parquet")
+    assert list(found.obs) == ["Metadata_Plate", "Metadata_Well", "site"] and found.n_vars == 2
+    assert found.obs["site"].tolist() == [1, 2, 3]
+    levels.rename_axis([None, None, "number"]).to_parquet(tmp_path / "2.parquet")
+    found = read_profiles(tmp_path / "2.parquet")
+    assert list(found.obs) == ["level_0", "level_1", "number"] and found.n_vars == 2
+    levels.assign(site=[1, 2, 3]).to_parquet(tmp_path / "3.parquet")
+    with pytest.raises(ValueError, match="1 columns whose name is there twice .site"):
+        read_profiles(tmp_path / "3.parquet")
+
+
+def test_what_rows_are_called_is_kept_of_several_files(tmp_path):
+    for plate in ("P1", "P2"):
+        wells(plate).set_index("Metadata_Well").to_parquet(tmp_path / f"{plate}.parquet")
+    assert read_profiles(tmp_path / "P1.parquet").obs_names.tolist() == ["A01", "A02", "B01"]
+    found = read_profiles([tmp_path / "P1.parquet", tmp_path / "P2.parquet"])
+    assert found.obs["Metadata_Well"].tolist() == ["A01", "A02", "B01"] * 2
+
+
+@pytest.mark.parametrize(("name", "mark"), [("w.csv", ";"), ("w.csv.gz", "\t"), ("w.tsv", ",")])
+def test_other_separators_are_named(tmp_path, name, mark):
+    wells("P1").to_csv(tmp_path / name, index=False, sep=mark)
+    with pytest.raises(ValueError, match="has one column, and its separator looks like") as raised:
+        read_profiles(tmp_path / name)
+    code = re.search(r"pandas(.*?\)\.to_parquet\(.*?\))", str(raised.value))
+    assert code is not None
+    exec(f"pd{code[1]}", {"pd": pd})  # what is said is done
+    assert read_profiles(tmp_path / "w.parquet").shape == (3, 2)
+    wells("P1").to_csv(tmp_path / "wells.csv", index=False)
+    with pytest.raises(ValueError, match="its separator looks like"):
+        read_profiles(tmp_path / "wells.csv", table=tmp_path / name)
+
+
+def test_features_whose_labels_are_known(tmp_path):
+    wells("P1").assign(donor=[1, 2, 3], dose=[1, 2, 3]).to_csv(tmp_path / "1.csv", index=False)
+    found = read_features(tmp_path / "1.csv", obs_columns="dose", labels=["donor", "Metadata_Plate", "nowhere"])
+    assert found.n_vars == 2 and found.obs["donor"].tolist() == [1, 2, 3]
+    with pytest.raises(KeyError, match="has no 'nowhere'"):
+        read_features(tmp_path / "1.csv", obs_columns=["nowhere"])
 
 
 @pytest.mark.filterwarnings("ignore:Environments \\(")

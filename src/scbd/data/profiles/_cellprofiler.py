@@ -76,7 +76,8 @@ def read_cellprofiler(
         If there are no such objects.
     ValueError
         If it is of another kind (which, and what takes it), a table is truncated, objects lie in images that are not in
-        the image table, or nothing says which objects are the cells.
+        the image table, two images or two cells have one number (tables of several runs in one file), or nothing says
+        which objects are the cells.
 
     Warns
     -----
@@ -190,12 +191,15 @@ def _cells(export: _Export, wanted: list[str] | None, root: Path | None) -> pd.D
     for name in names:
         if name not in export.objects:
             raise KeyError(missing_key("CellProfiler's output", name, export.objects, "objects"))
+    images = _images(export, root)
     cells = _named(export.objects[names[0]](), names[0])
+    keys = _keys(cells, images)
+    where = export.name or "The export"
+    _check_numbers(images, keys, "images", where)
+    _check_numbers(cells, [*keys, "ObjectNumber"], names[0], where)
     others = names[1:] if wanted else [name for name in export.objects if name != names[0]]
     for other in others:
         cells = _linked(cells, names[0], _named(export.objects[other](), other), other, said=wanted is not None)
-    images = _images(export, root)
-    keys = _keys(cells, images)
     lost = ~pd.MultiIndex.from_frame(cells[keys]).isin(pd.MultiIndex.from_frame(images[keys]))
     if lost.any():
         first = cells.loc[lost, "ImageNumber"].iloc[0]
@@ -206,6 +210,19 @@ def _cells(export: _Export, wanted: list[str] | None, root: Path | None) -> pd.D
         raise ValueError(msg)
     own = cells.drop(columns=[column for column in images if column in cells and column not in keys])
     return _placed(own.merge(images, on=keys), names[0])
+
+
+def _check_numbers(table: pd.DataFrame, keys: list[str], what: str, where: str) -> None:
+    """One row for each number: runs count from 1 each, and in one file every cell would lie in the images of all."""
+    twice = table[table.duplicated(keys)]
+    if len(twice):
+        first = ", ".join(f"{key} {twice[key].iloc[0]}" for key in keys)
+        msg = (
+            f"{where} has several {what} of one number ({first}): tables of several runs were put into one. Read the "
+            "folder of each run by itself, or put all of these folders into one and give that; or number the runs in a "
+            "column TableNumber of all tables."
+        )
+        raise ValueError(msg)
 
 
 def _keys(*tables: pd.DataFrame) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -14,7 +16,7 @@ from anndata import AnnData
 from scbd._messages import head, missing_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +32,30 @@ _NAMES = set(
     "plate well site field tile fov replicate batch row col column cell cell_id object index label uid barcode count "
     "i j x y z path image".split()
 )
+# how CellProfiler calls a measurement: by its own objects, or by the module that has measured
+_MEASURED = re.compile(
+    r"^(Cells|Cytoplasm|Nuclei)_|(^|_)(AreaShape|Children|Colocalization|Correlation|Granularity|Intensity|Neighbors"
+    r"|ObjectSkeleton|RadialDistribution|Texture)_"
+)
+# words in what others call labels, treatments and numbers of cells
+_LABELS = re.compile(
+    r"(^|[^a-z])(dose|dosage|conc|concentration|donor|patient|time|timepoint|day|hours?|passage|moa|compound|drug|gene"
+    r"|guide|target|cluster|id|cell_count|n_cells)([^a-z]|$)",
+    re.IGNORECASE,
+)
+_PLATE = re.compile(r"^(Image_)?(Metadata_)?plate$", re.IGNORECASE)
 # features that are missing in more of the rows are left out, rather than the rows
 _MOSTLY_THERE = 0.05
+_FILE = "file"
 
 
-def profiles_of(table: pd.DataFrame, obs_columns: Iterable[str], missing: Missing, where: str) -> AnnData:
+def profiles_of(
+    table: pd.DataFrame,
+    obs_columns: Sequence[str],
+    missing: Missing,
+    where: str,
+    files: Sequence[str] | np.ndarray | None = None,
+) -> AnnData:
     """Features of a table in ``X``, what else it says in ``obs``.
 
     Parameters
@@ -47,6 +68,8 @@ def profiles_of(table: pd.DataFrame, obs_columns: Iterable[str], missing: Missin
         What becomes of missing and infinite values, see :func:`scbd.data.read_profiles`.
     where
         What errors call the table.
+    files
+        Of each row the file that it comes from, where several were read.
 
     Raises
     ------
@@ -74,7 +97,9 @@ def profiles_of(table: pd.DataFrame, obs_columns: Iterable[str], missing: Missin
     values[~np.isfinite(values)] = np.nan
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(features), dtype=bool)
     if missing != "keep":
-        rows, kept = _mended(values, features, missing, where)
+        groups = {column: obs[column].to_numpy() for column in obs if _PLATE.search(column)}
+        groups |= {} if files is None else {_FILE: np.asarray(files)}
+        rows, kept = _mended(values, features, missing, where, groups)
     cells = AnnData(X=values[np.ix_(rows, kept)], obs=_tidy(obs[rows]))
     cells.var_names = features[kept]
     return cells
@@ -85,7 +110,27 @@ def is_about(column: str) -> bool:
     return bool(_ABOUT.search(column)) or column.lower() in _NAMES
 
 
-def _check(table: pd.DataFrame, obs_columns: Iterable[str], where: str) -> None:
+def odd_names(features: Sequence[str] | pd.Index) -> list[str]:
+    """Features that may be none by their names, but labels, doses or numbers of cells.
+
+    Parameters
+    ----------
+    features
+        All names. If more than half are alike (those of CellProfiler, or such as differ in their digits), the others
+        are odd; else those that have a word for a label in them.
+    """
+    families = [_family(name) for name in features]
+    largest, n = max(Counter(families).items(), key=lambda found: found[1], default=("", 0))
+    if 2 * n > len(families):
+        return [name for name, family in zip(features, families, strict=True) if family != largest]
+    return [name for name, family in zip(features, families, strict=True) if _LABELS.search(family)]
+
+
+def _family(name: str) -> str:
+    return "CellProfiler" if _MEASURED.search(name) else re.sub(r"\d+", "0", name)
+
+
+def _check(table: pd.DataFrame, obs_columns: Sequence[str], where: str) -> None:
     if table.empty:
         msg = f"{where} has no row: there is nothing to read."
         raise ValueError(msg)
@@ -95,19 +140,17 @@ def _check(table: pd.DataFrame, obs_columns: Iterable[str], where: str) -> None:
         raise ValueError(msg)
     for column in obs_columns:
         if column not in table:
-            raise KeyError(missing_key(f"{where} (columns)", column, table.columns[:20], "obs_columns"))
+            # of a thousand features those that may have been meant
+            alike = difflib.get_close_matches(column, table.columns, n=20, cutoff=0)
+            raise KeyError(missing_key(f"{where} (columns)", column, alike, "obs_columns"))
 
 
-def _mended(values: np.ndarray, features: pd.Index, missing: Missing, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _mended(
+    values: np.ndarray, features: pd.Index, missing: Missing, where: str, groups: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Which rows and features are kept; what is missing in those is filled in place where that was asked for."""
     absent = np.isnan(values)
-    kept = absent.mean(axis=0) <= _MOSTLY_THERE
-    said = []
-    if not kept.all():
-        said.append(
-            f"{(~kept).sum()} of {len(kept)} features are missing in more than {_MOSTLY_THERE:.0%} of the rows, and "
-            f"are left out ({head(features[~kept])})"
-        )
+    kept, said = _kept_features(absent, features, groups.get(_FILE))
     holes = absent[:, kept]
     rows = ~holes.any(axis=1)
     if missing == "median" and not rows.all():
@@ -117,8 +160,8 @@ def _mended(values: np.ndarray, features: pd.Index, missing: Missing, where: str
         rows[:] = True
     elif not rows.all():
         said.append(
-            f"{(~rows).sum():,} of {len(rows):,} rows have missing or infinite values, and are left out; "
-            "missing='median' keeps them"
+            f"{(~rows).sum():,} of {len(rows):,} rows have missing or infinite values, and are left out"
+            f"{_lost(rows, groups)}; missing='median' keeps them"
         )
     if not (kept.any() and rows.any()):
         msg = f"{where}: {'; '.join(said)}. Nothing is left: read it with missing='keep', and look at it."
@@ -126,6 +169,44 @@ def _mended(values: np.ndarray, features: pd.Index, missing: Missing, where: str
     if said:
         warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=4)
     return rows, kept
+
+
+def _kept_features(absent: np.ndarray, features: pd.Index, files: np.ndarray | None) -> tuple[np.ndarray, list[str]]:
+    """Which features are there in most rows and in some of each file, and why others are not kept."""
+    lacking = {} if files is None else _lacking(absent, files)
+    lacked = np.isin(np.arange(len(features)), list(lacking))
+    sparse = (absent.mean(axis=0) > _MOSTLY_THERE) & ~lacked
+    said = []
+    if lacked.any():
+        where = head(f"{features[number]} in {head(names)}" for number, names in sorted(lacking.items()))
+        said.append(
+            f"{lacked.sum()} of {len(features)} features have no value in a whole file, and are left out ({where})"
+        )
+    if sparse.any():
+        said.append(
+            f"{sparse.sum()} of {len(features)} features are missing in more than {_MOSTLY_THERE:.0%} of the rows, and "
+            f"are left out ({head(features[sparse])})"
+        )
+    return ~(lacked | sparse), said
+
+
+def _lacking(absent: np.ndarray, files: np.ndarray) -> dict[int, list[str]]:
+    """By the number of a feature the files without any value of it: to keep it would cost all of their rows."""
+    codes, names = pd.factorize(files)
+    lacking: dict[int, list[str]] = {}
+    for code, name in enumerate(names if len(names) > 1 else ()):
+        for number in np.flatnonzero(absent[codes == code].all(axis=0)):
+            lacking.setdefault(int(number), []).append(name)
+    return lacking
+
+
+def _lost(rows: np.ndarray, groups: Mapping[str, np.ndarray]) -> str:
+    """Files and plates of which no row is kept."""
+    said = []
+    for kind, names in groups.items():
+        kept = pd.Series(rows).groupby(names, sort=False).any()
+        said += [f"{kind} {head(kept.index[~kept])}"] if not kept.all() else []
+    return f", among them all rows of {' and of '.join(said)}" if said else ""
 
 
 def _tidy(obs: pd.DataFrame) -> pd.DataFrame:
