@@ -44,6 +44,38 @@ def test_a_norm_by_name_is_saved_as_a_name(tmp_path):
     assert model.training_settings_["precision"] == "32-true"
 
 
+def test_a_damaged_model_is_not_loaded(trained, tmp_path):
+    """A bit of a weight that a disk has flipped would change what cells are embedded as, and nothing would say so."""
+    trained.save(tmp_path / "model")
+    path = tmp_path / "model" / "model.pt"
+    content = bytearray(path.read_bytes())
+    weight = trained.module.content.projection[0].weight.detach().numpy().tobytes()
+    content[content.index(weight) + 3] ^= 0x10
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model.pt is damaged \(its part .* is not what was written\)"):
+        SCBDModel.load(tmp_path / "model", adata=False)
+
+
+def test_rows_of_the_training_are_not_handed_out_for_other_cells_without_a_word(trained, tmp_path, caplog):
+    trained.save(tmp_path / "model")
+    same = SCBDModel.load(tmp_path / "model", make_cells())
+    np.testing.assert_array_equal(same.validation_indices, trained.validation_indices)
+    shuffled = make_cells()[np.random.default_rng(0).permutation(96)].copy()
+    for other in (shuffled, make_cells()[:60].copy()):
+        loaded = SCBDModel.load(tmp_path / "model", other)
+        for name in ("train_indices", "validation_indices", "test_indices"):
+            with pytest.warns(UserWarning, match=f"{name} are rows of the table that the model was trained on"):
+                np.testing.assert_array_equal(getattr(loaded, name), getattr(trained, name))
+        caplog.clear()
+        loaded.train(**QUICK)
+        assert "the split is a new one, and cells that were trained on may be validated on" in caplog.text
+        assert len(loaded.train_indices) < other.n_obs  # of the cells attached, now
+    caplog.clear()
+    other.obs["part"] = np.resize(["train", "train", "validation"], other.n_obs)
+    SCBDModel.load(tmp_path / "model", other).train(**QUICK, split="part")
+    assert "the split is a new one" not in caplog.text
+
+
 def test_load_without_data(trained, tmp_path):
     trained.save(tmp_path / "model")
     model = SCBDModel.load(tmp_path / "model", adata=False)

@@ -147,6 +147,12 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
     assert _steps_between_validations(data) == every
 
 
+@pytest.mark.parametrize("setting", ["early_stopping", "load_best"])
+def test_what_watches_validation_cells_needs_some(setting):
+    with pytest.raises(ValueError, match=f"{setting} .* there are no validation cells: lower train_size"):
+        make_model().train(**QUICK, train_size=1.0, **{setting: True})
+
+
 def test_early_stopping_stops():
     model = make_model()
     model.train(

@@ -16,13 +16,34 @@ from scvi.model.base._constants import SAVE_KEYS
 from scbd.model._adapt import AdaptMixin
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import check_saved_model, plain, restored
+from scbd.model._parts import cell_digests
 from scbd.model._predict import PredictMixin
 from scbd.model._setup import SetupMixin
 from scbd.model._summary import encoder_name, parameters, summary
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
+    import numpy as np
     from anndata import AnnData
+
+
+def _of_training(name: str, what: str) -> property:
+    """Rows of the table that was trained on, which may be another than the one that is attached."""
+
+    def get(model: ImageModel) -> np.ndarray:
+        if model._has_other_cells:
+            msg = (
+                f"{name} are rows of the table that the model was trained on, and the cells attached now are others, "
+                "or in another order: look the cells up by their names in that table."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=2)
+        rows: np.ndarray = getattr(model, f"{name}_")
+        return rows
+
+    def put(model: ImageModel, rows: np.ndarray) -> None:
+        setattr(model, f"{name}_", rows)
+
+    return property(get, put, doc=f"Cells {what}, as row numbers of the table that was trained on, int64 ``(N,)``.")
 
 
 class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, BaseModelClass):
@@ -56,6 +77,12 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any]
     _next: ClassVar[str] = "get_latent_representation(block='c')"
+    # whether a saved model was loaded with others than those it was trained on
+    _has_other_cells = False
+
+    train_indices = _of_training("train_indices", "that were trained on")
+    validation_indices = _of_training("validation_indices", "that were validated on")
+    test_indices = _of_training("test_indices", "that were neither trained nor validated on")
 
     def save(self, dir_path: str, prefix: str | None = None, overwrite: bool = False, **kwargs: Any) -> None:
         """Save the model; what was there stays until all of the new is written.
@@ -96,7 +123,9 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
 
     def _get_user_attributes(self) -> list[tuple[str, Any]]:
         """What is saved (part of scvi-tools' contract), without what would be pickled."""
-        attributes = super()._get_user_attributes()
+        with warnings.catch_warnings():  # of rows of other cells, which are saved as they are
+            warnings.simplefilter("ignore")
+            attributes = super()._get_user_attributes()
         return [(key, plain(value) if key.endswith("_") else value) for key, value in attributes]
 
     @classmethod
@@ -153,7 +182,9 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
         finally:
             note.setLevel(level)
         if model.adata is not None:
-            model._source(model.adata)
+            source = model._source(model.adata)
+            trained_on = getattr(model, "training_settings_", {}).get("images")
+            model._has_other_cells = trained_on not in (None, cell_digests(source, model.adata.obs[[]])["images"])
         for name, value in list(vars(model).items()):
             if name.endswith("_") and isinstance(value, dict):
                 setattr(model, name, restored(value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
 from scbd._files import named_when_whole, remove_partials, written_whole
-from scbd.model._files import read_header
+from scbd.model._files import DamagedFile, check_whole, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +48,6 @@ def remove_leftovers(directory: Path) -> None:
     """Remove what processes that were killed left half written."""
     for name in (LAST, PREVIOUS, BEST, "history.csv"):
         remove_partials(directory / name)
-
-
-class DamagedFile(ValueError):
-    """A checkpoint that is not as it was written."""
 
 
 class State(NamedTuple):
@@ -122,24 +117,11 @@ def _state(path: Path) -> State:
     if not path.is_file():
         msg = f"There is no checkpoint {path} to resume from: train with checkpoint_dir=… first, or drop ckpt_path."
         raise FileNotFoundError(msg)
-    _check_whole(path)
+    check_whole(path, "checkpoint")
     step, settings = read_header(
         path, lambda saved: (saved["global_step"], dict(saved.get("scbd_settings", {}))), "checkpoint"
     )
     return State(path, step, settings)
-
-
-def _check_whole(path: Path) -> None:
-    """Compare each part of a file with its checksum."""
-    try:
-        with zipfile.ZipFile(path) as parts:
-            broken = parts.testzip()
-    except zipfile.BadZipFile:
-        msg = f"{path} is no checkpoint, or is truncated: use another copy of it."
-        raise DamagedFile(msg) from None
-    if broken:
-        msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
-        raise DamagedFile(msg)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,10 @@ _SAFE: list[Any] = [
 ]
 
 
+class DamagedFile(ValueError):
+    """A checkpoint, or a model, that is not as it was written."""
+
+
 def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
     """Part of a file that :func:`torch.save` wrote; tensors stay on disk.
 
@@ -67,8 +72,27 @@ def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pi
         raise ValueError(msg) from error
 
 
+def check_whole(path: Path, what: str) -> None:
+    """Compare each part of a file that :func:`torch.save` wrote with its checksum.
+
+    Raises
+    ------
+    DamagedFile
+        If one is not what was written, or it is no such file.
+    """
+    try:
+        with zipfile.ZipFile(path) as parts:
+            broken = parts.testzip()
+    except zipfile.BadZipFile:
+        msg = f"{path} is no {what}, or is truncated: use another copy of it."
+        raise DamagedFile(msg) from None
+    if broken:
+        msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
+        raise DamagedFile(msg)
+
+
 def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle: bool) -> None:
-    """Say what is wrong with a saved model before anything is built from it; reads no weights.
+    """Say what is wrong with a saved model before anything is built from it.
 
     Parameters
     ----------
@@ -86,11 +110,12 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
     FileNotFoundError
         If nothing is saved there.
     ValueError
-        If the file is truncated, foreign, of another class, or written by a newer scbd.
+        If the file is damaged, truncated, foreign, of another class, or written by a newer scbd.
     """
     if not path.is_file():
         msg = f"There is no saved model at {path}."
         raise FileNotFoundError(msg)
+    check_whole(path, "saved scbd model")
     attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle)
     name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
     if name != class_name:

@@ -137,10 +137,13 @@ def prepare(
     if settings.early_stopping and not data.validates:
         msg = "early_stopping watches the validation loss, but there are no validation cells: lower train_size."
         raise ValueError(msg)
+    if settings.load_best and not data.validates:
+        msg = "load_best takes the weights of the lowest validation loss, but there are no validation cells: lower "
+        raise ValueError(msg + "train_size, or leave load_best out.")
     validate_every = min(settings.validate_every or _steps_between_validations(data), data.max_steps)
     history = History(directory / "history.csv" if directory else None, state.step if state else None)
     divergence = Divergence(history, validate_every)
-    best = BestWeights(directory / BEST if directory else None) if data.validates and settings.load_best else None
+    best = BestWeights(directory / BEST if directory else None) if settings.load_best else None
     # checkpoints come last, whatever is said here: what others find at a step belongs to its state
     ours: list[Callback | None] = [
         divergence,

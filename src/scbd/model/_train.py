@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from scbd.model._callbacks import History
     from scbd.model._contract import EmbeddingModule, Objective
     from scbd.model._online_head import OnlineHead
+
+logger = logging.getLogger(__name__)
 
 # enough cells for the statistics of channels to three digits, and for the covariance of features
 _SAMPLED_IMAGES, _SAMPLED_ROWS, _SAMPLED_CONTROLS = 4_096, 65_536, 16_384
@@ -72,6 +75,7 @@ class TrainMixin:
         train_indices: np.ndarray
         validation_indices: np.ndarray
         test_indices: np.ndarray
+        _has_other_cells: bool
         training_settings_: dict[str, Any]
         registry_: dict[str, Any]
         init_params_: dict[str, Any]
@@ -136,7 +140,15 @@ class TrainMixin:
         source, y, e = self._training_inputs()
         numbers = self._numbers(self.adata)
         cells = cell_digests(source, self._labels())
-        data = self._data(source, y, e, numbers, settings, self._earlier_split(cells["images"]), first_step)
+        data = self._data(
+            source,
+            y,
+            e,
+            numbers,
+            settings,
+            self._earlier_split(cells["images"], told=settings.split is not None),
+            first_step,
+        )
         shared = self._shared_settings(objective, data, settings, cells | split_digest(data.split, len(y)))
         if state:
             check_same_run(state.settings, shared)
@@ -245,6 +257,7 @@ class TrainMixin:
         if moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
+            self._has_other_cells = False
             self.training_settings_ = run.settings
             self.is_trained_ = True
             # were those of other weights
@@ -272,9 +285,15 @@ class TrainMixin:
         keys = [setup[name] for name in names if setup.get(name) is not None]
         return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 
-    def _earlier_split(self, images: str) -> Split | None:
+    def _earlier_split(self, images: str, *, told: bool) -> Split | None:
         """The split of the last run, if that was on these images."""
-        if getattr(self, "training_settings_", {}).get("images") != images:
+        trained_on = getattr(self, "training_settings_", {}).get("images")
+        if trained_on != images:
+            if trained_on is not None and not told:
+                logger.warning(
+                    "The cells are others than those of the last run, or in another order: the split is a new one, and "
+                    "cells that were trained on may be validated on. Give split= to keep some out for good."
+                )
             return None
         return Split(self.train_indices, self.validation_indices, self.test_indices)
 
