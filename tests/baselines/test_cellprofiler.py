@@ -72,6 +72,23 @@ def test_without_missing_values_it_is_the_standardised_table():
     np.testing.assert_allclose(np.abs(cellprofiler_pca(adata, e_key="well")), np.abs(exact), atol=1e-3)
 
 
+def test_what_no_control_of_an_environment_has_is_typical_there():
+    """Raw units, such as areas in pixels, would outweigh all that is standardised."""
+    adata = measured()
+    cells = adata.obsm["X_cellprofiler"] = adata.obsm["X_cellprofiler"][:, :4]
+    cells[5, 0] = 0
+    here, control = (adata.obs["well"] == "1").to_numpy(), (adata.obs["gene"] == "nontargeting").to_numpy()
+    without = cells.copy()
+    cells[:, 3] = np.random.default_rng(0).gamma(2, 200, 900)
+    cells[here & control, 3] = 0
+    without[:, 3] = np.where(here, cells[~here & control, 3].mean(), cells[:, 3])
+    found = cellprofiler_pca(adata, e_key="well", n_components=4)
+    assert np.abs(found).max() < 8
+    # as if all cells had what is typical
+    cells[here, 3] = 7
+    np.testing.assert_array_equal(found, cellprofiler_pca(adata, e_key="well", n_components=4))
+
+
 def test_several_controls_and_features_that_an_environment_lacks():
     adata = measured()
     adata.obsm["X_cellprofiler"][(adata.obs["well"] == "2").to_numpy(), 1] = np.nan

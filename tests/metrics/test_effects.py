@@ -82,6 +82,13 @@ def test_p_values_are_those_of_chance():
         assert abs((found[name] <= 0.2).mean() - 0.2) < 0.12 and abs(found[name].mean() - 0.5) < 0.1
 
 
+def test_rows_that_are_used_are_counted():
+    y = np.repeat(["DMSO", "few", "many"], [20, 5, 40])
+    x = np.random.default_rng(0).normal(size=(65, 3))
+    found = perturbation_effects(table(y, np.zeros(65)), x, max_cells=12, n_permutations=1, **KEYS)
+    assert found["n"].to_dict() == {"few": 5, "many": 12}
+
+
 def test_a_point_and_a_single_row():
     y = np.array(["DMSO"] * 4 + ["a"] * 3 + ["b"])
     found = perturbation_effects(table(y, np.zeros(8)), np.ones((8, 2)), n_permutations=20, **KEYS)

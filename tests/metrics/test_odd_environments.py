@@ -45,15 +45,51 @@ def test_few_cells_are_not_odd_for_being_few():
         few = np.flatnonzero(adata.obs["well"] == "W00")[2:]
         left = adata[np.setdiff1d(np.arange(adata.n_obs), few)]
         distances.append(odd_environments(left, "X", e_key="well").loc["W00", "distance"])
-    raw = np.sqrt(6 / 2)
-    assert np.sqrt(np.mean(np.square(distances))) < 0.8 * raw
+    squares = np.sign(distances) * np.square(distances)  # without subtraction, of 6 components / 2 cells
+    assert abs(np.mean(squares)) < 0.5 * 6 / 2
 
 
-def test_where_all_are_alike_none_is_odd():
+@pytest.mark.parametrize("seed", range(3))
+def test_the_plate_that_stands_apart_is_the_first_where_no_other_plates_differ(seed):
+    """Half of the others are nearer than chance puts them, and scatter all the same."""
+    rng = np.random.default_rng(seed)
+    plates = np.repeat([f"p{i:03}" for i in range(100)], 16)
+    x = rng.normal(size=(1600, 10))
+    x[plates == "p050"] += 5
+    adata = AnnData(obs=pd.DataFrame({"plate": plates}, index=[f"c{i}" for i in range(1600)]))
+    found = odd_environments(adata, x, e_key="plate")
+    assert found.index[0] == "p050" and found["score"].iloc[0] > 15
+    assert found["score"].iloc[1:].abs().max() < 5 and abs(found["score"].median()) < 1e-9
+    assert found["distance"].is_monotonic_decreasing and 0.25 < (found["distance"] < 0).mean() < 0.75
+    # the unit of the embedding does not matter
+    np.testing.assert_allclose(odd_environments(adata, 1e-6 * x, e_key="plate")["score"], found["score"], rtol=1e-6)
+
+
+def test_one_plate_beside_others_that_are_the_same():
     adata = make_table()
-    adata.obsm["X"] = np.ones((adata.n_obs, 3))
+    adata.obsm["X"] = np.where(adata.obs[["well"]] == "W07", 1.0, 0.1) * np.ones((1, 3))
     found = odd_environments(adata, "X", e_key="well")
-    assert (found[["distance", "score"]] == 0).all(axis=None)
+    assert found.index[0] == "W07" and found["score"].iloc[0] > 1e6 and (found["score"].iloc[1:] == 0).all()
+
+
+def test_plates_without_controls_are_told(caplog):
+    adata = make_table()
+    well = adata.obs["well"]
+    adata.obs.loc[well.isin(["W02", "W05"]), "gene"] = "g"
+    adata.obs.loc[adata.obs_names[well == "W05"][0], "gene"] = "DMSO"
+    found = odd_environments(adata, "X", e_key="well", y_key="gene", control="DMSO")
+    assert sorted(found.index) == sorted(well.unique()) and found.index[-2:].to_list() == ["W02", "W05"]
+    assert found["n_cells"].to_list() == [10] * 10 + [0, 1]
+    assert found[["distance", "score"]].isna().all(axis=1).to_list() == [False] * 10 + [True] * 2
+    assert "2 of 12 environments have fewer than two cells to look at: their score is NaN" in caplog.text
+
+
+@pytest.mark.parametrize("value", [1.0, 0.1])
+def test_where_all_are_alike_none_is_odd(value):
+    adata = make_table()
+    adata.obsm["X"] = np.full((adata.n_obs, 3), value)
+    found = odd_environments(adata[7:], "X", e_key="well")
+    assert (found["distance"].abs() < 1e-12).all() and (found["score"] == 0).all()
 
 
 def test_bad_input_gets_a_sentence():

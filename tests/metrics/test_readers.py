@@ -62,6 +62,37 @@ def test_units_and_memory_maps_change_nothing(kind, tmp_path):
     assert label_probe(np.load(tmp_path / "z.npy", mmap_mode="r"), labels, kind=kind) == first
 
 
+def test_areas_of_nearest_means_have_no_unit():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(8, size=800)
+    z = rng.normal(size=(800, 10)) + 0.8 * rng.normal(size=(8, 10))[labels]
+    first = label_probe(z, labels, kind="nearest_mean")
+    for scale in (1e-3, 30, 1e4):
+        assert label_probe(scale * z, labels, kind="nearest_mean") == pytest.approx(first, abs=1e-6)
+    # labels as they were drawn: no classifier does better on average
+    assert first["auroc"] > label_probe(z, labels)["auroc"] - 0.005
+
+
+def test_probabilities_of_nearest_means_are_those_of_spheres():
+    rng = np.random.default_rng(0)
+    labels, means = np.repeat([0, 1, 2], 4000), 20 + 3 * rng.normal(size=(3, 4))
+    z = means[labels] + 3 * rng.normal(size=(12_000, 4))
+    found = softmax(READERS["nearest_mean"](z, labels, np.arange(12_000), 0).logits(z[::100]), axis=1)
+    distance = np.square(z[::100, None] - means).sum(-1)
+    np.testing.assert_allclose(found, softmax(-distance / (2 * 3**2), axis=1), atol=0.05)
+
+
+def test_nearest_means_of_labels_that_do_not_vary():
+    """Cells learned from are all at the mean of their label, and those of a point at one."""
+    means, labels = np.array([[0.0, 0.1], [1.0, 0.1], [3.0, 0.1]]), np.repeat([0, 1, 2], 5)
+    new = np.array([[0.4, 0.0], [2.2, 0.0]])
+    one, two = (READERS["nearest_mean"](s * means[labels], labels, np.arange(15), 0).logits(s * new) for s in (1, 1e5))
+    np.testing.assert_allclose(one, two)
+    assert one.argmax(1).tolist() == [0, 2]
+    point = READERS["nearest_mean"](np.full((15, 2), 0.1), labels, np.arange(15), 0).logits(new)
+    np.testing.assert_allclose(point, point[:, :1].repeat(3, axis=1), atol=1e-9)
+
+
 def votes_by_hand(z: np.ndarray, labels: np.ndarray, new: np.ndarray, n: int) -> np.ndarray:
     cosine = [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in z] for a in new]
     nearest = [np.argsort(row)[::-1][:n] for row in cosine]

@@ -212,6 +212,37 @@ def test_seeds_are_compared_in_pairs():
         summarise(frame, reference="ours")
 
 
+def folds_of(seeds: dict[str, list[float]], n_folds: int = 8) -> pd.DataFrame:
+    """Scores of each representation and seed, that of the seed alone in all folds."""
+    rows = [
+        ("f1", name, f"{name}{seed}", f"fold {fold}", value + 0.01 * fold, 0.25)
+        for name, values in seeds.items()
+        for seed, value in enumerate(values)
+        for fold in range(n_folds)
+    ]
+    return pd.DataFrame(rows, columns=["metric", "representation", "key", "fold", "value", "chance"])
+
+
+def test_folds_are_no_seeds():
+    a, b = [0.5, 0.6, 0.4], [0.45, 0.4, 0.42]
+    found = summarise(folds_of({"a": a, "b": b}), reference="b").set_index("representation").loc["a"]
+    assert (found["n"], found["chance"]) == (3, 0.25)
+    assert found["mean"] == pytest.approx(np.mean(a) + 0.035) and found["sd"] == pytest.approx(np.std(a, ddof=1))
+    expected = scipy.stats.ttest_rel(a, b)
+    assert found["p_value"] == pytest.approx(expected.pvalue) and found["p_value"] > 0.1
+    one = summarise(folds_of({"a": a[:1], "b": b[:1]}), reference="b")
+    assert (one["n"] == 1).all() and one[["sd", "difference_sd", "p_value"]].isna().all(axis=None)
+    assert one["difference"].to_list() == pytest.approx([0.05, 0])
+
+
+def test_frames_of_several_seeds_may_have_one_key():
+    frames = [folds_of({"a": [value]}) for value in (0.5, 0.7)]
+    other = pd.DataFrame({"metric": "ilisi", "representation": "a", "key": "a0", "value": [1.0, 3.0]})
+    found = summarise(pd.concat([*frames, other])).set_index("metric")
+    assert found["n"].to_dict() == {"f1": 2, "ilisi": 2}
+    assert found["mean"].to_dict() == pytest.approx({"f1": 0.635, "ilisi": 2})
+
+
 def test_several_networks_have_rows_of_their_own():
     adata, net = screen()
     other = net[net["source"] != "c0"]
@@ -274,10 +305,24 @@ def test_ranks_are_of_scores_between_chance_and_the_best():
     # blind to environments, since it is blind to all: no merit
     assert ranked.index.to_list() == ["ours", "raw", "point"]
     assert list(rank(frame, ["y_probe_f1"]).columns) == ["overall", "biology", "y_probe_f1"]
+    # whatever it is ranked by
+    assert rank(frame, ["y_probe_f1", "e_probe_f1"]).index.to_list() == ["ours", "raw", "point"]
     with pytest.raises(ValueError, match="no metric 'ilisi'; there are: y_probe_f1"):
         rank(frame, ["ilisi"])
     with pytest.raises(ValueError, match="None of effective_rank has a chance to rank by"):
         rank(frame, ["effective_rank"])
+
+
+@pytest.mark.parametrize("values", [[np.nan], [], [1.0, np.nan]])
+def test_a_score_that_could_not_be_measured_is_the_worst(values):
+    """And not left out: all others would count for more."""
+    rows = [("y_probe_f1", name, value, 0.2) for name, value in (("good", 0.8), ("fair", 0.5), ("broken", 0.52))]
+    rows += [("ilisi", name, value, 0.9) for name, value in (("good", 0.7), ("fair", 0.3))]
+    rows += [("e_probe_f1", name, 0.25, 0.25) for name in ("good", "fair", "broken")]
+    rows += [("ilisi", "broken", value, 0.9) for value in values]
+    ranked = rank(pd.DataFrame(rows, columns=["metric", "representation", "value", "chance"]))
+    assert ranked["ilisi"].to_dict() == pytest.approx({"good": 2 / 3, "fair": 0, "broken": 0})
+    assert ranked.loc["broken", "batch"] == ranked.loc["fair", "batch"] == 0.5
 
 
 def test_a_point_has_no_rank_and_a_line_has_one():

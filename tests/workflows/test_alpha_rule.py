@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from scbd.workflows import choose_alpha, selection_regret
+from scbd.workflows._alpha_rule import Criterion
 
 
 def sweep(accuracies: dict[float, list[float]], cells: int = 10_000) -> pd.DataFrame:
@@ -26,10 +27,28 @@ def test_the_largest_alpha_that_costs_little_is_chosen():
 
 def test_an_alpha_that_passes_beyond_one_that_fails_is_luck():
     accuracies = {0.0: [0.9], 1.0: [0.7], 10.0: [0.9]}
-    assert choose_alpha(sweep(accuracies)).alpha == 0
-    # in unseen environments there is a best alpha, and what is below may be worse
-    assert choose_alpha(sweep(accuracies), criterion="unseen").alpha == 10
-    assert choose_alpha(sweep({0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.5]})).alpha == 10
+    for criterion in get_args(Criterion):
+        assert choose_alpha(sweep(accuracies), criterion=criterion).alpha == 0
+    dip = {0.0: [0.6], 0.003: [0.45], 0.01: [0.45], 0.03: [0.45], 0.1: [0.6]}
+    assert choose_alpha(sweep(dip, cells=5000), criterion="unseen").alpha == 0
+
+
+@pytest.mark.parametrize("criterion", get_args(Criterion))
+def test_below_the_best_alpha_accuracy_may_be_lower(criterion):
+    assert choose_alpha(sweep({0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.5]}), criterion=criterion).alpha == 10
+    beyond = {0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.899], 100.0: [0.5], 300.0: [0.9]}
+    assert choose_alpha(sweep(beyond), criterion=criterion).alpha == 30
+
+
+@pytest.mark.parametrize("criterion", get_args(Criterion))
+def test_an_alpha_of_which_a_run_was_lost_is_not_chosen(criterion):
+    runs = sweep({0.0: [0.8, 0.8], 1.0: [0.79, 0.81], 10.0: [0.95, np.nan], 100.0: [np.nan, np.nan]})
+    found = choose_alpha(runs, criterion=criterion)
+    assert found.alpha == 1 and found.threshold < 0.8
+    assert found.curve["kept"].to_list() == [True, True, False, False]
+    assert found.curve["accuracy"].isna().to_list() == [False, False, True, True]
+    with pytest.raises(ValueError, match="Each alpha has a run whose accuracy is NaN"):
+        choose_alpha(sweep({0.0: [0.8, np.nan], 1.0: [np.nan]}), criterion=criterion)
 
 
 def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():

@@ -101,7 +101,7 @@ def _is_control(adata: AnnData, y_key: str, control: object | Sequence[object]) 
 
 
 def _standardized(features: np.ndarray, environments: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
-    """Standardised on the present values of each environment's controls; then 0 where a value is missing."""
+    """Standardised on the present values of each environment's controls; 0 where these are one, or it is missing."""
     present = ~np.isnan(features)
     table = read_table(np.where(present, features, 0), controls=controls)
     codes, names = environment_codes(environments, table)
@@ -113,6 +113,6 @@ def _standardized(features: np.ndarray, environments: np.ndarray, controls: np.n
         mean = table.features[learned].sum(0) / np.maximum(n, 1)
         centred = np.where(present[learned], features[learned] - mean, 0)
         sd = np.sqrt((centred**2).sum(0) / np.maximum(n - 1, 1))
-        factor = inverse_of_varying(sd, table.features[learned])
-        standard[here] = (features[here] - mean) * np.where(factor > 0, factor, 1) * (n > 1)
+        # a factor of 0 where no two values are known: one of 1 would leave raw units beside standard deviations
+        standard[here] = (features[here] - mean) * inverse_of_varying(sd, table.features[learned])
     return np.where(present, standard, 0)

@@ -64,9 +64,9 @@ def perturbation_effects(
 
     Returns
     -------
-    Frame indexed by perturbation, sorted by name: ``n`` (rows), ``magnitude``, ``magnitude_p``, ``magnitude_q``,
-    ``consistency``, ``consistency_p``, ``consistency_q``; q values by Benjamini and Hochberg. A single row has no
-    consistency, and a magnitude without its second term.
+    Frame indexed by perturbation, sorted by name: ``n`` (rows that scores are of, ``max_cells`` at most),
+    ``magnitude``, ``magnitude_p``, ``magnitude_q``, ``consistency``, ``consistency_p``, ``consistency_q``; q values by
+    Benjamini and Hochberg. A single row has no consistency, and a magnitude without its second term.
 
     Raises
     ------

@@ -83,13 +83,13 @@ def generalization(
     Returns
     -------
     Tidy frame ``metric, representation, key, held_out, fold, value, chance, n_labels``, one row a metric, ``obsm`` key
-    and fold; :func:`summarise` averages it. ``environment_linear_f1``, ``environment_linear_auroc``, and so on for
-    other classifiers and for ``guide``: see :func:`label_probe`, over the ``n_labels`` perturbations that are on both
-    sides; folds with fewer than two of them are left out, which is logged. ``replicates_unseen``: mean average
-    precision of unseen perturbations, beside ``replicates_seen``, of new rows of seen ones, and
-    ``replicates_trained_on``, of the rows that were trained on, where there are such rows in two environments.
-    Controls that were not trained on are the negatives of all three; only where there are none, those that were. They
-    may differ in how many replicates there are to find, and so in ``chance``.
+    and fold; :func:`summarise` averages it, the folds of each key first. ``environment_linear_f1``,
+    ``environment_linear_auroc``, and so on for other classifiers and for ``guide``: see :func:`label_probe`, over the
+    ``n_labels`` perturbations that are on both sides; folds with fewer than two of them are left out, which is logged.
+    ``replicates_unseen``: mean average precision of unseen perturbations, beside ``replicates_seen``, of new rows of
+    seen ones, and ``replicates_trained_on``, of the rows that were trained on, where there are such rows in two
+    environments. Controls that were not trained on are the negatives of all three; only where there are none, those
+    that were. They may differ in how many replicates there are to find, and so in ``chance``.
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
+logger = logging.getLogger(__name__)
+
 # from fewer, no scatter of distances can be told
 _LEAST = 4
+# of the largest value: what lies no farther apart is alike
+_ROUNDING = 1e-12
 
 
 def odd_environments(
@@ -32,9 +37,10 @@ def odd_environments(
     r"""How far each environment stands from all others, the oddest first.
 
     The distance is that of the mean of its cells from the median, component by component, of the means of the other
-    environments, less what so few cells are away by chance. The score compares distances with each other:
-    :math:`(d - \mathrm{median}) / (1.4826\, \mathrm{MAD})`. Plates differ in clusters, so that scores of 5 or 10 are
-    common, and there is no threshold: look at the images of the first rows.
+    environments, less what so few cells are away by chance (squares are subtracted); it is negative where they are
+    nearer than chance alone puts them, as about half are if no environment differs. The score compares distances with
+    each other: :math:`(d - \mathrm{median}) / (1.4826\, \mathrm{MAD})`. Plates differ in clusters, so that scores of 5
+    or 10 are common, and there is no threshold: look at the images of the first rows.
 
     Give it r_c (``get_latent_representation(representation="intermediate")``). z_s is of no use here: it puts a well
     that it has never seen near one that it has (:doc:`/archive/lab_book`, 40).
@@ -53,7 +59,9 @@ def odd_environments(
 
     Returns
     -------
-    A row an environment: ``n_cells``, ``distance`` (in the unit of the embedding), ``score``.
+    A row an environment: ``n_cells`` (that are looked at), ``distance`` (in the unit of the embedding), ``score``.
+    Environments of which fewer than two cells are looked at, such as plates without controls, come last; their distance
+    and score are NaN, and it is logged that there are any.
 
     Raises
     ------
@@ -73,6 +81,7 @@ def odd_environments(
         msg = "y_key and control go together: the column of the perturbation, and its value for controls."
         raise ValueError(msg)
     x, names = representation(adata, rep), label_names(adata, e_key)
+    environments = np.unique(names)
     if y_key is not None:
         labels = label_names(adata, y_key)
         kept = np.isin(labels, control_names(control, labels, y_key))
@@ -90,9 +99,23 @@ def odd_environments(
     distances = np.empty(len(told))
     for place, code in enumerate(told):
         others = np.median(means[told[told != code]], axis=0)
-        distances[place] = np.sqrt(max(0.0, np.square(means[code] - others).sum() - error[code]))
+        square = np.square(means[code] - others).sum() - error[code]
+        # signed: were half of them cut off at 0, these would have no scatter to compare with
+        distances[place] = np.sign(square) * np.sqrt(abs(square))
+    frame = pd.DataFrame({"distance": distances, "score": _robust_scores(distances, _ROUNDING * np.abs(x).max())})
+    frame = frame.set_axis(np.unique(names)[told]).reindex(environments).rename_axis("environment")
+    frame.insert(0, "n_cells", pd.Series(names).value_counts().reindex(environments, fill_value=0).to_numpy())
+    if n_untold := len(environments) - len(told):
+        logger.warning(
+            "%d of %d environments have fewer than two cells to look at: their score is NaN.",
+            n_untold,
+            len(environments),
+        )
+    return frame.sort_values("distance", ascending=False, kind="stable")  # and so by score
+
+
+def _robust_scores(distances: np.ndarray, least: float) -> np.ndarray:
+    """How many robust standard deviations each is beyond the median; what is no more than ``least`` away is at 0."""
     away = distances - np.median(distances)
-    scatter = median_abs_deviation(distances, scale="normal")
-    score = np.divide(away, scatter, out=np.zeros_like(away), where=scatter > 0)
-    frame = pd.DataFrame({"n_cells": counts[told], "distance": distances, "score": score}, index=np.unique(names)[told])
-    return frame.rename_axis("environment").sort_values("score", ascending=False, kind="stable")
+    scatter = max(median_abs_deviation(distances, scale="normal"), least)
+    return np.divide(away, scatter, out=np.zeros_like(away), where=np.abs(away) > least)

@@ -119,7 +119,8 @@ def label_probe(
 
     Returns
     -------
-    ``f1`` (macro over the labels that were tested), ``auroc`` (one against rest, macro, on at most 200,000 cells),
+    ``f1`` (macro over the labels that were tested), ``auroc`` (one against rest, macro, on at most 200,000 cells; with
+    ``"nearest_mean"``, distances count in units of the spread within labels, and those of the embedding do not matter),
     ``accuracy``, and ``chance_f1``: the macro F1 of the same classifier when it learned from permuted labels, its mean
     over up to five permutations where cells are few.
 

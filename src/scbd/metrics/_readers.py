@@ -24,7 +24,7 @@ _N_COMPONENTS, _N_MULTIPLIED = 64, 16
 # in standard deviations: the square of an outlier would outweigh all else
 _CLIP = 5.0
 _N_NEIGHBOURS = 15
-# cosines held at a time
+# cosines, or values, held at a time
 _BLOCK = 1 << 23
 # of a vote: neighbours that are nearer decide between labels with as many votes, and nothing else
 _NEARNESS = 1e-3
@@ -105,14 +105,31 @@ class _Neighbours:
 
 
 class _NearestMean:
-    """The label whose mean is nearest: the embedding as it is, nothing scaled."""
+    """The label whose mean is nearest: the embedding as it is, one scale for all of it.
+
+    That scale, the variance within labels, is what distances are beside; it decides nothing. Without it, probabilities
+    of an embedding in large units are all 0 or 1, and those of one in small units all alike, whatever it tells.
+    """
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray, seed: int) -> None:
-        _, self._means, _ = label_means(np.asarray(x[rows]), codes[rows])
+        learned = np.asarray(x[rows])
+        of_row, self._means, counts = label_means(learned, codes[rows])
+        self._variance = _variance_within(learned, of_row, self._means, len(learned) - len(counts))
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        # minus the squared distance, without the square of the point itself
-        return 2 * np.asarray(x) @ self._means.T - np.square(self._means).sum(1)
+        # minus half the squared distance, without the square of the point itself
+        return (np.asarray(x) @ self._means.T - np.square(self._means).sum(1) / 2) / self._variance
+
+
+def _variance_within(x: np.ndarray, codes: np.ndarray, means: np.ndarray, freedom: int) -> float:
+    """Of a component around the mean of its label; where there is none, that of the means; of a point, 1."""
+    size = max(1, _BLOCK // x.shape[1])
+    parts = (slice(start, start + size) for start in range(0, len(x), size))
+    squares = sum(float(np.square(x[part] - means[codes[part]]).sum()) for part in parts)
+    within, between = squares / max(1, freedom) / x.shape[1], float(np.square(means - means.mean(0)).mean())
+    eps = np.finfo(x.dtype if x.dtype.kind == "f" else np.float64).eps
+    rounding = float(np.square(eps * means).mean())
+    return within if within > rounding else between if between > rounding else 1.0
 
 
 READERS: dict[Kind, Callable[[Any, np.ndarray, np.ndarray, int], Reader]] = {

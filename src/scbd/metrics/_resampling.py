@@ -59,9 +59,11 @@ class Resampled:
         self._known_one, self._known_two = self._one[self._known], self._two[self._known]
         self._known_inside = self._known_one == self._known_two
         # places of equal cosines, from the first pair to after the last
-        ordered = cosine[order]
-        known = ordered[self._known]
-        self._first, self._last = (np.searchsorted(ordered, known, side=side) for side in ("left", "right"))
+        self._ordered = cosine[order]
+        known = self._ordered[self._known]
+        self._first, self._last = (np.searchsorted(self._ordered, known, side=side) for side in ("left", "right"))
+        # in the square matrix the diagonal stands before cosines that rounding made larger than 1
+        self._n_to_one = int(np.searchsorted(self._ordered, self._ordered.dtype.type(1), side="right"))
         self._n_genes = np.bincount(blocks)
 
     @property
@@ -100,8 +102,7 @@ class Resampled:
         if score == "recall":
             found = is_in_a_tail(before[self._first], before[self._last] - 1, total, tail)
             return float(np.sum(known[found]) / n_known)
-        # percentiles over the square matrix: each pair twice, and a gene's cosine of 1 with itself
-        return self._area(before, known_before, 2 * total + float(drawn @ self._n_genes))
+        return self._area(before, known_before, float(drawn @ self._n_genes) / 2)
 
     def _weight_before(self, drawn: np.ndarray, across: float) -> np.ndarray:
         """Weight of all pairs before each place, ``(P + 1,)``: in parts that stay in the processor's cache."""
@@ -116,15 +117,36 @@ class Resampled:
             np.cumsum(weight, out=before[start + 1 : start + len(weight) + 1])
         return before
 
-    def _area(self, before: np.ndarray, known_before: np.ndarray, n_square: float) -> float:
+    def _area(self, before: np.ndarray, known_before: np.ndarray, diagonal: float) -> float:
+        """Area of the curve whose limits are percentiles over the square matrix, as ``thresholds`` makes them.
+
+        There each pair stands twice, and each gene once, of cosine 1 with itself; ``diagonal`` is half of these.
+        """
         grid = np.array(PERCENTILES)
-        # up to which pair the lower limit reaches, and from which one on the upper one does
-        lower = np.searchsorted(before[:-1], np.floor((100 - grid) / 100 * (n_square - 1)) / 2, side="right")
-        upper = np.searchsorted(before[1:], (np.ceil(grid / 100 * (n_square - 1)) + 1) / 2, side="left")
-        predicted = before[lower] + before[-1] - before[upper]
-        known = np.searchsorted(self._known, [lower, upper])
-        found = known_before[known[0]] + known_before[-1] - known_before[known[1]]
+        place = (2 * (before[-1] + diagonal) - 1) * (np.stack([100 - grid, grid]) / 100)
+        first = np.floor(place)
+        one, two = (self._cosine_at(before, diagonal, at / 2) for at in (first, first + 1))
+        share, apart = place - first, two.astype(float) - one
+        # between two cosines, if rounding does not make it one of them: cosines that should be equal are so close
+        limit = np.where(share < 0.5, one + apart * share, two - apart * (1 - share))
+        lower = np.searchsorted(self._ordered, np.where(limit < two, one, two)[0], side="right")
+        upper = np.searchsorted(self._ordered, np.where(limit > one, two, one)[1], side="left")
+        predicted = _outside(before, lower, upper)
+        found = _outside(known_before, *np.searchsorted(self._known, [lower, upper]))
         return float(-np.trapezoid(found / np.maximum(predicted, 1), found / known_before[-1]))
+
+    def _cosine_at(self, before: np.ndarray, diagonal: float, place: np.ndarray) -> np.ndarray:
+        """Of what has so much weight before it, where the diagonal is of cosine 1."""
+        ones = before[self._n_to_one]
+        beyond = place >= ones + diagonal
+        pair = np.searchsorted(before, place - diagonal * beyond, side="right") - 1
+        cosine = self._ordered[np.minimum(pair, len(self._ordered) - 1)]
+        return np.where((place < ones) | beyond, cosine, cosine.dtype.type(1))
+
+
+def _outside(before: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Weight below the lower and from the upper places on, once where the two meet."""
+    return np.minimum(before[lower] + before[-1] - before[upper], before[-1])
 
 
 def interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:

@@ -49,15 +49,16 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
     Parameters
     ----------
     frame
-        From :func:`benchmark`; several such frames may be concatenated.
+        From :func:`benchmark` or :func:`generalization`; several such frames may be concatenated. Folds of a key are
+        averaged first: they share most of what was learned from, and are no seeds.
     reference
         A representation that the others are compared with, key by key: those of as many seeds as it, in their order, or
         all with its one. The differences are then tested by a paired t test over seeds.
 
     Returns
     -------
-    Frame ``metric, representation, mean, sd, n, chance``; ``sd`` is NaN for a single key. With ``reference`` also
-    ``difference``, ``difference_sd`` and ``p_value``, NaN for a single key.
+    Frame ``metric, representation, mean, sd, n, chance``; ``n`` is the number of keys, and ``sd`` is NaN for a single
+    one. With ``reference`` also ``difference``, ``difference_sd`` and ``p_value``, the last two NaN for a single key.
 
     Raises
     ------
@@ -72,12 +73,24 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
     """
     if "chance" not in frame:
         frame = frame.assign(chance=np.nan)
+    frame = _a_row_a_key(frame)
     grouped = frame.groupby(["metric", "representation"], sort=False)
     found = grouped["value"].agg(mean="mean", sd="std", n="size").assign(chance=grouped["chance"].mean())
     if reference is not None:
         names = ["difference", "difference_sd", "p_value"]
         found[names] = [_against(frame, metric, name, reference) for metric, name in found.index]
     return found.reset_index()
+
+
+def _a_row_a_key(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame itself, or where it has folds, their means."""
+    if "fold" not in frame:
+        return frame
+    key = ["metric", "representation", "key"]
+    # frames of several seeds may have one key: a fold that comes again is of another run
+    run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
+    of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
+    return of_run[["value", "chance"]].mean().reset_index()
 
 
 def _against(frame: pd.DataFrame, metric: str, representation: str, reference: str) -> tuple[float, float, float]:
@@ -197,7 +210,9 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     Of biology, 0 is what chance gives and 1 the best there is here; of batch, 0 is the worst there is here and 1 what
     chance gives: an embedding that knows nothing of environments. Biology counts 0.6 and batch 0.4, as in published
     benchmarks of integration (Luecken et al., 2022). A rank hides what it is made of, and moves with what else is
-    compared: read the scores first. A score without a chance is not ranked by, and a point comes last.
+    compared: read the scores first. A score without a chance is not ranked by. A score that an embedding lacks, or that
+    is NaN of any key, counts as the worst there is of it here. What has collapsed to a point comes last, where the
+    frame has ``effective_rank``, be it ranked by or not.
 
     Parameters
     ----------
@@ -228,8 +243,12 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     ['overall', 'biology', 'batch']
     """
     mean, _, chance = _tables(frame, metrics)
+    of_score = [frame["representation"], frame["metric"]]
+    lost = frame["value"].isna().groupby(of_score).any().unstack(fill_value=True)
+    mean = mean.mask(lost.loc[mean.index, list(mean)])
     scaled = pd.DataFrame({m: _scaled(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
     scaled = scaled.dropna(axis=1, how="all")
+    scaled = scaled.fillna(scaled.min())  # else what could not be measured would be left out, to the good
     sides: dict[str, pd.Series] = {}
     for side in ("biology", "batch"):
         if own := [m for m in scaled if measure_of(m).side == side]:
@@ -241,7 +260,8 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     total = sum(weights[side] for side in sides)
     overall = sum((weights[side] / total * value for side, value in sides.items()), start=pd.Series(0.0, scaled.index))
     ranked = pd.DataFrame({"overall": overall, **sides, **scaled})
-    ranked["point"] = mean["effective_rank"] < 1 if "effective_rank" in mean else False
+    n_directions = frame[frame["metric"] == "effective_rank"].groupby("representation")["value"].mean()
+    ranked["point"] = n_directions.reindex(ranked.index) < 1
     ranked = ranked.sort_values(["point", "overall"], ascending=[True, False], kind="stable")
     return ranked.drop(columns="point").rename_axis("representation")
 

@@ -64,10 +64,13 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     r"""Choose alpha from the runs of a sweep: the largest that costs no accuracy.
 
     Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` that of always naming the
-    most frequent one, and :math:`s` the standard error of :math:`a`. The choice is the largest alpha up to which every
-    mean accuracy is at least
+    most frequent one, and :math:`s` the standard error of :math:`a`. The choice is the largest alpha up to which, from
+    the best one on, every mean accuracy is at least
 
     .. math:: c + \kappa\,(a - c) - s.
+
+    Beyond the first that is lower, another may reach it by luck. Below the best one, accuracy may be lower. An alpha
+    with a run whose accuracy is NaN reaches nothing, whatever its other runs do.
 
     With ``"kept"``, accuracy is that of cells from the training environments and :math:`\kappa` is 0.97: as much
     invariance as costs nearly no accuracy.
@@ -88,7 +91,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     KeyError
         If a column is missing.
     ValueError
-        If there are fewer than two alphas, the criterion is not known, or ``keep`` is no share.
+        If there are fewer than two alphas, each has a run whose accuracy is NaN, the criterion is not known, or
+        ``keep`` is no share.
 
     References
     ----------
@@ -117,6 +121,11 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     curve = groups[["accuracy", *probes]].mean()
     curve.insert(1, "sd", groups["accuracy"].std())
     curve["runs"] = groups.size()
+    # those runs of an alpha that were not lost are the lucky ones
+    curve["accuracy"] = curve["accuracy"].where(groups["accuracy"].count() == curve["runs"])
+    if curve["accuracy"].isna().all():
+        msg = "Each alpha has a run whose accuracy is NaN: there is nothing to choose by."
+        raise ValueError(msg)
     best = curve["accuracy"].idxmax()
     highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
     error = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
@@ -124,11 +133,7 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         error = max(error, curve.loc[best, "sd"] / np.sqrt(curve.loc[best, "runs"]))
     threshold = float(chance + keep * (highest - chance) - error)
     curve["kept"] = curve["accuracy"] >= threshold
-    if criterion == "kept":
-        # beyond the first that fails, another may pass by luck
-        alpha = curve.index[curve["kept"].cummin() | (curve.index <= best)][-1]
-    else:
-        alpha = curve.index[curve["kept"]][-1]
+    alpha = curve.index[(curve["kept"] | (curve.index <= best)).cummin()][-1]
     return AlphaSelection(float(alpha), criterion, threshold, curve, runs)
 
 

@@ -87,7 +87,7 @@ def breinig2015_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int =
     seed
         Not used: all seeds of training have the same folds.
     fold
-        Which half.
+        Which draw: a random half for each number, so that the halves of two folds share half of their cells.
 
     Returns
     -------
