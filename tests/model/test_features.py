@@ -156,6 +156,17 @@ def test_wells_full_of_controls_hide_nothing_of_what_was_learned():
     assert learned[0] > 0.5 > 0 > learned[1] and said == [False, True]
 
 
+def test_a_subset_of_a_table_is_set_up_by_itself():
+    wells = make_wells()
+    make(wells)
+    for part in (wells[:30], wells.copy()):
+        with pytest.raises(
+            ValueError, match="subset or a copy of a table that was set up: call SCBDModel.setup_anndata"
+        ):
+            SCBDModel(part)
+    assert make(wells[:30].copy()).adata.n_obs == 30
+
+
 def test_several_controls_are_controls_all():
     wells = make_wells()
     model = make(wells, KEYS | {"control": ["DMSO", "compound_0"]})

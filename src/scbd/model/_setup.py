@@ -42,7 +42,16 @@ class SetupMixin(RegistryMixin):
     _side_by_side: ClassVar[bool] = False
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
-        super().__init__(adata, registry)
+        try:
+            super().__init__(adata, registry)
+        except ValueError as error:
+            if "previously provided for setup" not in str(error):
+                raise
+            msg = (
+                f"These cells are a subset or a copy of a table that was set up: call {type(self).__name__}.setup_anndata "
+                "on them, too. To embed them with a model of that table, give them to its get_latent_representation."
+            )
+            raise ValueError(msg) from error
         source = None if adata is None else self.adata_manager._source_registry
         if source is not None:
             self._keep_registry(source)

@@ -77,10 +77,9 @@ def share_learned(
     asked = 1 - smoothing + smoothing * n_positives / (size - 1)
     frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)
     informative = partnered & (frequency < 1)
-    is_anchor = torch.ones_like(partnered) if anchors is None else anchors
-    n_anchors = is_anchor.sum().clamp(min=1)
     divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
-    most = torch.where(informative & is_anchor, divergence, 0.0).sum() / n_anchors
-    ceiling = contrastive_ceiling(size, include_self=include_self)
-    of_a_point = (partnered & is_anchor).sum() / n_anchors * ceiling
-    return torch.where((informative & is_anchor).any(), (of_a_point - loss) / most, 0.0)
+    if anchors is not None:
+        informative, partnered, divergence = (part[anchors] for part in (informative, partnered, divergence))
+    most = torch.where(informative, divergence, 0.0).mean()
+    of_a_point = torch.where(partnered, 1.0, 0.0).mean() * contrastive_ceiling(size, include_self=include_self)
+    return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)

@@ -185,7 +185,7 @@ def supervised_contrastive_loss(
     if anchors is not None:
         per_anchor = per_anchor[anchors]
     if reduction == "mean":
-        return per_anchor.sum() / max(1, len(per_anchor))
+        return per_anchor.mean() if len(per_anchor) else per_anchor.sum()
     if reduction == "sum":
         return per_anchor.sum()
     msg = f"reduction={reduction!r} is not known: use 'mean' (the published listing) or 'sum' (the paper's formula)."
