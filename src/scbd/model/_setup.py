@@ -48,8 +48,9 @@ class SetupMixin(RegistryMixin):
             if "previously provided for setup" not in str(error):
                 raise
             msg = (
-                f"These cells are a subset or a copy of a table that was set up: call {type(self).__name__}.setup_anndata "
-                "on them, too. To embed them with a model of that table, give them to its get_latent_representation."
+                "These cells are a subset or a copy of a table that was set up: call "
+                f"{type(self).__name__}.setup_anndata on them, too. Or embed them with a model of that table: give "
+                "them to its get_latent_representation."
             )
             raise ValueError(msg) from error
         source = None if adata is None else self.adata_manager._source_registry
