@@ -305,9 +305,10 @@ TASKS = {
     "New plates": ["adapt", "adaptations", "forget_adaptations"],
     "Save and load": ["save", "load"],
     "Inspect": ["health", "latent_health", "adata", "get_var_names", "view_anndata_setup"],
+    "Cells of the training": ["train_indices", "validation_indices", "test_indices"],
 }
 # Of scvi-tools' base class, what our pages use
-FROM_SCVI = ["history", "is_trained", "train_indices", "validation_indices", "test_indices", "device", "to_device"]
+FROM_SCVI = ["history", "is_trained", "device", "to_device"]
 
 
 def by_task(members: list[str]) -> dict[str, list[str]]:
