@@ -47,7 +47,9 @@ def easy_screen() -> dict[str, pd.DataFrame]:
     ours = frame[frame["invariance"] == "variance"]
     return {
         "pixels (PCA)": frame[frame["system"] == "pixel PCA"],
+        "pixels, ComBat": frame[frame["system"] == "pixel PCA, ComBat"],
         "pixels, TVN": frame[frame["system"] == "pixel PCA, TVN"],
+        "ERM": frame[frame["system"] == "ERM"],
         "iVAE": frame[(frame["system"] == "iVAE") & (frame["style_posterior"] == "xe")],
         "scbd, α = 0": ours[ours["alpha"] == 0],
         DEFAULT: ours[ours["alpha"] == "auto"],
