@@ -167,6 +167,17 @@ def test_a_subset_of_a_table_is_set_up_by_itself():
     assert make(wells[:30].copy()).adata.n_obs == 30
 
 
+def test_a_label_of_many_rows_may_be_that_of_controls(caplog):
+    columns = {"y_key": "compound", "e_key": "plate"}
+    make(make_wells(n_controls=12), columns)
+    assert "50% of the rows are 'DMSO'. If these are controls, name them: control='DMSO'." in caplog.text
+    caplog.clear()
+    make(make_wells(n_controls=12), columns | {"control": "DMSO"})
+    make(make_wells(n_controls=2), columns)
+    make(make_wells(n_compounds=3, n_controls=12), columns)  # two or three conditions are no screen
+    assert "If these are controls" not in caplog.text
+
+
 def test_several_controls_are_controls_all():
     wells = make_wells()
     model = make(wells, KEYS | {"control": ["DMSO", "compound_0"]})

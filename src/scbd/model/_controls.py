@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+logger = logging.getLogger(__name__)
+
+# a label that may be that of controls: its share of the rows, its size beside the median, and how many labels there are
+_LARGE_SHARE, _LARGER, _SEVERAL = 0.15, 5, 5
+
+
 def check_control(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> None:
-    """Raise ``ValueError`` if a control is named that no cell is."""
+    """Raise ``ValueError`` if a control is named that no cell is; ask, where none is named and one label stands out."""
     if control is None:
+        _ask_for_control(label_values(obs, y_columns))
         return
     categories = label_values(obs, y_columns).cat.categories.tolist()
     there = set(map(label_text, categories))
@@ -39,6 +47,18 @@ def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np
     labels = label_values(obs, y_columns, allow_missing=True)
     mask: np.ndarray = labels.isin(control_labels(control, labels.cat.categories)).to_numpy()
     return mask
+
+
+def _ask_for_control(labels: pd.Series) -> None:
+    """What is told of rare labels drowns among many rows of one, which nothing tells apart if they are controls."""
+    counts = labels.value_counts()
+    if len(counts) >= _SEVERAL and counts.iloc[0] >= max(_LARGE_SHARE * len(labels), _LARGER * counts.median()):
+        logger.warning(
+            "%.0f%% of the rows are %r. If these are controls, name them: control=%r.",
+            100 * counts.iloc[0] / len(labels),
+            counts.index[0],
+            counts.index[0],
+        )
 
 
 def _names(control: Any) -> list[Any]:
