@@ -20,6 +20,14 @@ def test_written_and_read(tmp_path_factory, ending, n, columns):
     pd.testing.assert_frame_equal(head_of(path), frame.head(5), check_dtype=n > 0)
 
 
+@pytest.mark.parametrize("ending", TABLES)
+def test_names_that_are_numbers_keep_their_zeros(tmp_path, ending):
+    plates = pd.DataFrame({"plate": ["0012", "113", "0014"], "dose": [0.5, 0, 10.25], "n": [0, 10, 7]})
+    write(plates, tmp_path / f"t{ending}")
+    for read in (read_frame, head_of):
+        pd.testing.assert_frame_equal(read(tmp_path / f"t{ending}"), plates)
+
+
 def write(frame: pd.DataFrame, path: Path) -> None:
     if path.suffix == ".parquet":
         frame.to_parquet(path)

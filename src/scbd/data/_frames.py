@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")
 _HEAD = 5
+# rows by which it is told whether numbers are names, and what such a name is like
+_LOOKED_AT = 1_000
+_PADDED = r"0\d+"
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -23,7 +26,7 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """A table as it is written.
+    """A table as it is written; numbers with zeros before them, such as plate ``0012``, are text.
 
     Raises
     ------
@@ -56,7 +59,14 @@ def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
                 return next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
         name = where.name.lower()
         separator = next(mark for ending, mark in _SEPARATORS.items() if name.endswith(ending))
-        return pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False)
+        as_text = dict.fromkeys(_padded(where, separator), str)
+        return pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
     except (OSError, EOFError, ValueError) as error:
         msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
         raise ValueError(msg) from error
+
+
+def _padded(path: Path, separator: str) -> list[str]:
+    """Columns with numbers that begin with zeros: names of plates and wells, which would be others without."""
+    rows = pd.read_csv(path, sep=separator, nrows=_LOOKED_AT, dtype=str)
+    return [name for name in rows if rows[name].str.fullmatch(_PADDED, na=False).any()]
