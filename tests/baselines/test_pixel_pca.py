@@ -46,6 +46,18 @@ def test_large_images_are_averaged_and_odd_margins_left_out():
     np.testing.assert_array_equal(pixel_pca(flat), kept)
 
 
+def test_channels_that_are_left_out_are_not_looked_at():
+    cells = make_cells(60, shape=(3, 16, 16))
+    images = cells.obsm["single_cell_images"]
+    found = pixel_pca(cells, channels=["channel_2", 0])
+    images[:, 1] = np.random.default_rng(0).integers(0, 255, images[:, 1].shape)
+    np.testing.assert_array_equal(pixel_pca(cells, channels=["channel_2", 0]), found)
+    np.testing.assert_array_equal(pixel_pca(cells, channels={"DNA": "channel_2", "actin": 0}), found)
+    assert np.abs(pixel_pca(cells) - found).max() > 1
+
+
 def test_missing_images(cells):
     with pytest.raises(KeyError, match="obsm has no 'images'"):
         pixel_pca(cells, image_key="images")
+    with pytest.raises(KeyError, match="has no 'DNA'"):
+        pixel_pca(cells, channels=["DNA"])

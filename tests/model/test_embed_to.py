@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from anndata import AnnData
@@ -159,6 +160,36 @@ def test_shares_of_several_devices(trained, tmp_path):
         trained.embed_to(tmp_path / "other.h5ad", shard=(0, 2))
     assert not list(tmp_path.glob("*other*"))
     assert contents(tmp_path / "z.h5ad") == contents(tmp_path / "whole.h5ad")
+
+
+def test_a_share_of_which_others_have_left_nothing_ends_well(trained, tmp_path):
+    path = tmp_path / "z.h5ad"
+    assert len(trained.embed_to(path, shard=(1, 2)).obsm) == 2  # one block is all there is
+    before = path.read_bytes()
+    late = trained.embed_to(path, shard=(2, 2))
+    np.testing.assert_array_equal(late.obsm["X_scbd_c"], trained.get_latent_representation())
+    make_cells().write_h5ad(tmp_path / "foreign.h5ad")
+    (tmp_path / "text.h5ad").write_text("kept")
+    for name, changed in (("z.h5ad", {"dtype": "float16"}), ("foreign.h5ad", {}), ("text.h5ad", {})):
+        with pytest.raises(FileExistsError, match=f"{name} exists: it is kept"):
+            trained.embed_to(tmp_path / name, shard=(2, 2), **changed)
+    assert path.read_bytes() == before and (tmp_path / "text.h5ad").read_text() == "kept"
+    assert sorted(left.name for left in tmp_path.iterdir()) == ["foreign.h5ad", "text.h5ad", "z.h5ad"]
+
+
+def test_columns_that_no_file_has_become_text(trained, tmp_path):
+    cells = trained.adata.copy()
+    cells.obs["date"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(np.arange(200) % 3, "D")
+    cells.obs["note"] = [None, *(f"note {row}" for row in range(199))]
+    given = cells.obs.copy()
+    embedded = trained.embed_to(tmp_path / "z.h5ad", cells)
+    assert list(embedded.obs["date"]) == list(map(str, given["date"]))
+    assert pd.isna(embedded.obs["note"].iloc[0]) and list(embedded.obs["note"])[1:] == list(given["note"])[1:]
+    pd.testing.assert_frame_equal(cells.obs, given)
+    cells.obs["array"] = [np.zeros(2)] * 200
+    with pytest.raises(ValueError, match=r"obs\['array'\] holds values of the type ndarray"):
+        trained.embed_to(tmp_path / "new" / "y.h5ad", cells)
+    assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
 
 
 def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(trained, tmp_path, monkeypatch):

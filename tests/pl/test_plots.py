@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import anndata
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -45,6 +46,35 @@ def test_a_umap_that_is_there_is_drawn(cells):
     shades = pd.Series(list(map(tuple, ax.collections[0].get_facecolor())), index=cells.obs["gene"].iloc[drawn])
     legend = {text.get_text(): tuple(handle.get_facecolor()[0]) for text, handle in zip(*legend_of(ax), strict=True)}
     assert shades.to_dict() == legend and shades.groupby(level=0, observed=True).nunique().eq(1).all()
+
+
+def test_a_umap_that_was_kept_is_drawn_as_long_as_the_embedding_is_the_same(cells, monkeypatch, tmp_path):
+    computed: list[int] = []
+
+    def umap(embedding, *, seed):
+        computed.append(len(embedding))
+        return np.stack([embedding[:, 0], np.full(len(embedding), seed)], axis=1).astype("float32")
+
+    def drawn(adata, **how):
+        (ax,) = pl.umap_blocks(adata, "gene", blocks={"mine": "Z"}, **how).flat
+        return sorted(np.asarray(ax.collections[0].get_offsets())[:, 0])
+
+    monkeypatch.setattr("scbd.pl._umap.umap", umap)
+    cells.obsm["Z"] = np.arange(96 * 3, dtype="float32").reshape(96, 3)
+    drawn(cells)
+    assert list(cells.obsm) == ["single_cell_images", "Z"] and not cells.uns  # unless it is asked for
+    assert len(drawn(cells, keep=True, max_cells=10)) == 10
+    np.testing.assert_array_equal(cells.obsm["Z_umap"][:, 0], cells.obsm["Z"][:, 0])
+    assert computed == [96, 96]
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    again = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    assert drawn(again) == sorted(cells.obsm["Z"][:, 0]) and computed == [96, 96]
+    again.obsm["Z"] = again.obsm["Z"] + 1
+    assert drawn(again) == sorted(again.obsm["Z"][:, 0]) and computed == [96, 96, 96]
+    few = cells[:20].copy()
+    assert drawn(few) == sorted(few.obsm["Z"][:, 0]) and computed == [96, 96, 96, 20]
+    drawn(again, keep=True)  # in place of the old one
+    assert drawn(again) == sorted(again.obsm["Z"][:, 0]) and computed[4:] == [96]
 
 
 def test_many_labels_have_no_legend(cells):

@@ -30,7 +30,7 @@ NAMES = "cells.h5ad checkpoints history.csv metrics.csv model settings.json trai
 def quick_umap(request, monkeypatch):
     """The slowest part of a short run, and tested once."""
     if request.function is not test_everything_is_written:
-        monkeypatch.setattr(scbd.pl, "umap", lambda embedding, seed: embedding[:, :2])
+        monkeypatch.setattr("scbd.pl._umap.umap", lambda embedding, seed: embedding[:, :2])
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def test_everything_is_written(tmp_path):
     written = anndata.read_h5ad(out / "cells.h5ad")
     expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50, "X_scbd_c_umap": 2, "X_scbd_s_umap": 2}
     assert {key: value.shape[1] for key, value in written.obsm.items()} == expected
+    assert {"X_scbd_c_umap_of", "X_scbd_s_umap_of"} <= set(written.uns)
     model = SCBDModel.load(out / "model", make_cells(300))
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
@@ -142,6 +143,46 @@ def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
     with pytest.raises(ValueError, match="seed=-1: give a whole number, 0 or larger"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", seed=-1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_columns_that_no_file_has_are_written_as_text(tmp_path):
+    cells = make_cells()
+    cells.obs["date"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(np.arange(96) % 3, "D")
+    cells.obs["row"] = pd.Series([1 if row % 2 else "A" for row in range(96)], dtype=object).to_numpy()
+    cells.obsm["frame"] = cells.obs[["date"]].copy()
+    given = cells.obs.copy()
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    for table in (written.obs, written.obsm["frame"]):
+        assert list(table["date"]) == list(map(str, given["date"]))
+    assert list(written.obs["row"]) == list(map(str, given["row"]))
+    pd.testing.assert_frame_equal(cells.obs[["date", "row"]], given[["date", "row"]])
+
+
+def test_what_cannot_be_written_is_named_before_training(tmp_path):
+    cases: dict[str, tuple[str, str, Any]] = {
+        r"obs\['crop'\] holds values of the type ndarray, which cannot be stored": ("obs", "crop", [np.zeros(2)] * 96),
+        r"uns\['made_by'\] \(object\) cannot be written to cells.h5ad": ("uns", "made_by", object()),
+        r"obsm\['text'\] \(ndarray\) cannot be written .*remove it, with del adata.obsm\['text'\]": (
+            "obsm",
+            "text",
+            np.full((96, 2), object()),
+        ),
+    }
+    for message, (slot, key, value) in cases.items():
+        cells = make_cells()
+        getattr(cells, slot)[key] = value
+        with pytest.raises(ValueError, match=message):
+            run(cells, y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL, train_kwargs=TRAIN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_pca_has_the_channels_of_the_model(tmp_path):
+    cells = make_cells()
+    setup = {"channels": ["channel_1"]}
+    run(cells, y_key="gene", e_key="well", out=tmp_path, setup_kwargs=setup, model_kwargs=MODEL, train_kwargs=TRAIN)
+    np.testing.assert_array_equal(cells.obsm["X_pixel_pca"], scbd.baselines.pixel_pca(cells, channels=["channel_1"]))
 
 
 def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:

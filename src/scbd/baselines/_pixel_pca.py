@@ -8,9 +8,11 @@ import numpy as np
 
 from scbd._keys import IMAGE_KEY
 from scbd.baselines._tables import as_mask
-from scbd.data import image_source
+from scbd.data import Inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
@@ -25,6 +27,7 @@ def pixel_pca(
     n_components: int = 50,
     scale_channels: bool = True,
     image_key: str = IMAGE_KEY,
+    channels: Sequence[str | int] | Mapping[str, str | int] | None = None,
     fit: ArrayLike | None = None,
     seed: int = 0,
 ) -> np.ndarray:
@@ -43,6 +46,8 @@ def pixel_pca(
         Divide each channel by its standard deviation between cells, so that a dim stain counts as much as a bright one.
     image_key
         Key of the images.
+    channels
+        Which are looked at, by name or number, as in ``setup_anndata``; by default all but masks.
     fit
         Cells to learn from, a mask ``(N,)``; all by default.
     seed
@@ -55,7 +60,7 @@ def pixel_pca(
     Raises
     ------
     KeyError, TypeError, ValueError
-        If the images are missing or cannot be read, or ``fit`` is no mask of the cells or leaves none.
+        If the images, or a channel, are missing or cannot be read, or ``fit`` is no mask of the cells or leaves none.
 
     Examples
     --------
@@ -64,7 +69,7 @@ def pixel_pca(
     """
     from sklearn.decomposition import PCA
 
-    source = image_source(adata, image_key)
+    source = Inputs(image_key=image_key, channels=channels).source(adata)
     n = source.shape[0]
     known = np.flatnonzero(as_mask("fit", fit, n))
     rows = np.sort(np.random.default_rng(seed).choice(known, min(len(known), _FIT_CELLS), replace=False))

@@ -12,7 +12,7 @@ from anndata import AnnData
 from scbd._jobs import check_shard, check_space, share_of
 from scbd._progress import progress_bar
 from scbd.data import digest_cells, open_embedding
-from scbd.data.stores import BlockFile
+from scbd.data.stores import BlockFile, exists, storable
 from scbd.model._forward import embedded
 from scbd.nn import wait_for_all, world
 
@@ -50,14 +50,17 @@ def embed_to(
     rank, n_processes = world()
     share = (rank + 1, n_processes) if shard is None else shard
     check_shard(share)
-    _check(path, dtype)
+    _check(path, dtype, shard is not None)
+    obs = storable(obs)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
     told = [*_told(centers), *([] if adapted is None else [adapted.digest()])]
     settings = {"digest": _digest(module, source, obs, [representation, dtype, batch_size, rows, *arrays, *told])}
+    file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
+    if file.is_there():  # other jobs have left nothing for this one
+        return open_embedding(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path, sum(shape[0] * shape[1] * kind.itemsize for shape, kind in arrays.values()))
-    file = BlockFile(path, AnnData(obs=obs), arrays, rows, settings)
     todo = share_of(file.begin(), share)
     if shard is None:  # a process without blocks must not begin when others have given the file its name
         wait_for_all()
@@ -82,13 +85,12 @@ def embed_to(
     return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
 
 
-def _check(path: Path, dtype: str) -> None:
+def _check(path: Path, dtype: str, shared: bool) -> None:
     if path.suffix != ".h5ad":
         msg = f"{path}: give a path that ends in .h5ad."
         raise ValueError(msg)
-    if path.exists():
-        msg = f"{path} exists: it is kept; move it away, or write to another path."
-        raise FileExistsError(msg)
+    if path.exists() and not shared:
+        raise FileExistsError(exists(path))
     if dtype not in DTYPES:
         msg = f"dtype={dtype!r} is not known: use {' or '.join(DTYPES)}."
         raise ValueError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ _SHORT_NAME = 7
 _MISSING = "0.8"
 # up to here every distance is computed
 _EXACT_CELLS = 100_000
+# rows that are hashed at once
+_HASHED = 65_536
 
 
 def umap_blocks(
@@ -34,6 +37,7 @@ def umap_blocks(
     blocks: Mapping[str, str] | None = None,
     max_cells: int = 10_000,
     seed: int = 0,
+    keep: bool = False,
 ) -> np.ndarray:
     """Draw UMAPs of the embeddings, one row a block, one column a label.
 
@@ -42,7 +46,8 @@ def umap_blocks(
     Parameters
     ----------
     adata
-        Embedded cells. A UMAP that is already in ``obsm["<key>_umap"]`` is used; otherwise it is computed.
+        Embedded cells. A UMAP in ``obsm["<key>_umap"]`` is drawn: one of your own as it is, one that was kept as long
+        as cells and embedding are the same. Otherwise it is computed.
     color
         Columns of ``obs``. Labels have a colour each, and a legend up to 20 of them; more than 20 different numbers
         have a colour bar. Cells without a value are grey.
@@ -52,6 +57,9 @@ def umap_blocks(
         Draw a random subset of this size.
     seed
         Seed of subset and UMAP.
+    keep
+        Compute UMAPs of all cells, and keep them in ``obsm["<key>_umap"]``, with a digest of the embedding in
+        ``uns["<key>_umap_of"]``.
 
     Returns
     -------
@@ -80,10 +88,7 @@ def umap_blocks(
     size = (3.3 * len(color), 2.9 * len(blocks) + _LEGEND_HEIGHT)
     figure, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
     for i, (line, (title, key)) in enumerate(zip(axes, blocks.items(), strict=True)):
-        there = f"{key}_umap" in adata.obsm
-        points = (
-            np.asarray(adata.obsm[f"{key}_umap"])[rows] if there else umap(np.asarray(adata.obsm[key])[rows], seed=seed)
-        )
+        points = _points(adata, key, rows, seed, keep)
         for ax, column in zip(line, color, strict=True):
             values = adata.obs[column]
             if _is_measured(values):
@@ -97,6 +102,25 @@ def umap_blocks(
             n_unnamed = f" ({len(palette)} labels)" if len(palette) > _LEGEND_LABELS else ""
             ax.set_title(f"{title} by {column}{n_unnamed}")
     return axes
+
+
+def _points(adata: AnnData, key: str, rows: np.ndarray, seed: int, keep: bool) -> np.ndarray:
+    """Where these rows lie in the UMAP of an embedding, which is kept or computed."""
+    place, digest = f"{key}_umap", f"{key}_umap_of"
+    # without a digest it is the user's own
+    if place in adata.obsm and (digest not in adata.uns or adata.uns[digest] == _digest(adata.obsm[key])):
+        return np.asarray(adata.obsm[place])[rows]
+    if not keep:
+        return umap(np.asarray(adata.obsm[key])[rows], seed=seed)
+    adata.obsm[place], adata.uns[digest] = umap(np.asarray(adata.obsm[key]), seed=seed), _digest(adata.obsm[key])
+    return adata.obsm[place][rows]
+
+
+def _digest(embedding: Any) -> str:
+    digest = hashlib.sha256(repr(embedding.shape).encode())
+    for start in range(0, len(embedding), _HASHED):
+        digest.update(np.ascontiguousarray(embedding[start : start + _HASHED], np.float32).tobytes())
+    return digest.hexdigest()
 
 
 def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.ndarray:

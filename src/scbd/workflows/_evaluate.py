@@ -29,7 +29,7 @@ _HELD_OUT_CELLS = 50
 def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
     """Principal components of pixels, or of features that are standardised, float32 ``(N, 50)`` or fewer."""
     if inputs.image_key is not None:
-        return pixel_pca(adata, image_key=inputs.image_key, seed=seed)
+        return pixel_pca(adata, image_key=inputs.image_key, channels=inputs.channels, seed=seed)
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
 

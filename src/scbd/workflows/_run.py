@@ -14,6 +14,7 @@ from scbd._files import named_when_whole
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd._outputs import check_directory, save_figure, write_table, write_text
+from scbd.data.stores import storable
 from scbd.model import SCBDModel
 from scbd.workflows._datasets import Dataset
 from scbd.workflows._evaluate import FEATURE_PCA_KEY, PIXEL_PCA_KEY, evaluate, input_pca
@@ -49,9 +50,9 @@ def run(
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, UMAPs of both, and a PCA of
-    the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), ``metrics.csv``, ``history.csv``,
-    ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an interrupted run goes on from and a finished
-    one can do without.
+    the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``; columns of dates, intervals or mixed values are
+    written as text), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``,
+    which an interrupted run goes on from and a finished one can do without.
 
     Parameters
     ----------
@@ -80,7 +81,8 @@ def run(
     FileExistsError
         If ``out`` holds a run and ``resume`` is false, or a ``cells.h5ad`` of no run, or is a file.
     KeyError, TypeError, ValueError
-        If ``adata`` or a setting is not fit for training; before anything is written.
+        If ``adata`` or a setting is not fit for training, or a part of ``adata`` cannot be written; before anything is
+        written.
 
     Examples
     --------
@@ -107,12 +109,14 @@ def run(
     where = {name: key for name, key in inputs._asdict().items() if key is not None}
     data = dataset.columns | where | {"n_cells": adata.n_obs}
     data |= {"digest": digest_of(adata, dataset.label_columns, inputs, split)}
+    _check_writable(_cells(adata, inputs))
     asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
     model = _trained(model, asked, out, resume)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for key in _BLOCKS.values():  # what an earlier model left would be taken for this one's
         for name in (key, f"{key}_umap"):
             adata.obsm.pop(name, None)
+        adata.uns.pop(f"{key}_umap_of", None)
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
     pca, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
@@ -125,7 +129,7 @@ def run(
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
     _pictures(adata, model, labels, blocks, out, seed)
-    _write_cells(adata, inputs, out / "cells.h5ad")
+    _write_cells(_cells(adata, inputs), out / "cells.h5ad")
     return table
 
 
@@ -150,19 +154,47 @@ def _pictures(
     from scbd import pl
 
     save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
-    if adata.n_obs <= 10_000:
-        for key in blocks.values():
-            adata.obsm[f"{key}_umap"] = pl.umap(adata.obsm[key], seed=seed)
-    save_figure(pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)[0, 0].figure, out / "umap.png")
+    axes = pl.umap_blocks(adata, labels, blocks=blocks, seed=seed, keep=adata.n_obs <= 10_000)
+    save_figure(axes[0, 0].figure, out / "umap.png")
 
 
-def _write_cells(adata: AnnData, inputs: Inputs, path: Path) -> None:
+def _cells(adata: AnnData, inputs: Inputs) -> AnnData:
+    """All but the inputs, in types that a file has."""
     from anndata import AnnData
 
-    obsm = {key: value for key, value in adata.obsm.items() if key not in (inputs.image_key, inputs.obsm_key)}
+    obsm = {
+        key: storable(value, f"obsm[{key!r}]") if isinstance(value, pd.DataFrame) else value
+        for key, value in adata.obsm.items()
+        if key not in (inputs.image_key, inputs.obsm_key)
+    }
     uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
+    return AnnData(obs=storable(adata.obs), var=storable(adata.var, "var"), uns=uns, obsm=obsm)
+
+
+def _check_writable(cells: AnnData) -> None:
+    """Raise if a part of the cells could not be written; tables can (:func:`storable`)."""
+    import h5py
+    from anndata.io import write_elem
+
+    # of arrays the type counts, which the first row has
+    rows = {key: value[:1] for key, value in cells.obsm.items() if not isinstance(value, pd.DataFrame)}
+    parts = [("uns", key, value) for key, value in cells.uns.items()]
+    parts += [("obsm", key, value) for key, value in rows.items()]
+    with h5py.File("cells.h5ad", "w", driver="core", backing_store=False) as file:
+        for number, (slot, key, value) in enumerate(parts):
+            try:
+                write_elem(file, str(number), {key: value})
+            except Exception as error:
+                msg = (
+                    f"{slot}[{key!r}] ({type(value).__name__}) cannot be written to cells.h5ad, which has all but the "
+                    f"inputs ({str(error).splitlines()[0]}): remove it, with del adata.{slot}[{key!r}]."
+                )
+                raise ValueError(msg) from error
+
+
+def _write_cells(cells: AnnData, path: Path) -> None:
     with named_when_whole(path) as partial:
-        AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm).write_h5ad(partial)
+        cells.write_h5ad(partial)
 
 
 def _settings(model: SCBDModel, asked: dict[str, Any]) -> dict[str, Any]:

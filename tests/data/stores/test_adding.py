@@ -104,9 +104,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(path):
     screen.obs["a/b"] = 1
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (KeyError, "adata.obs has no 'lieden' .it has: gene, well", {"obs": ["lieden"]}),
-        (KeyError, "adata.obsm has no 'X_umap'", {"obsm": ["X_umap"]}),
-        (ValueError, "are the images of .*, which are not replaced", {"obsm": [IMAGES], "overwrite": True}),
-        (TypeError, r"obsm\['frame'\] is no array of numbers but DataFrame", {"obsm": ["frame"]}),
+        (KeyError, "adata.obsm has no 'X_umap'", {"obs": [], "obsm": ["X_umap"]}),
+        (ValueError, "are the images of .*, which are not replaced", {"obs": [], "obsm": [IMAGES]}),
+        (TypeError, r"obsm\['frame'\] is no array of numbers but DataFrame", {"obs": [], "obsm": ["frame"]}),
         (ValueError, "obs has a column 'a/b'", {"obs": ["a/b"], "obsm": []}),
         (KeyError, "no images at obsm", {"image_key": "x"}),
     ]
@@ -118,6 +118,27 @@ def test_what_is_wrong_is_said_before_anything_is_written(path):
     write_screen(store, make_cells(8), y_key="gene")
     with pytest.raises(ValueError, match="is not on a disk of this machine"):
         add_to_screen(store, screen)
+
+
+def test_columns_that_no_store_has_are_added_as_text(path):
+    screen = open_screen(path)
+    screen.obs["date"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(np.arange(40) % 3, "D")
+    screen.obs["row"] = pd.Series([1 if row % 2 else "A" for row in range(40)], dtype=object).to_numpy()
+    given = screen.obs.copy()
+    again = add_to_screen(path, screen)
+    assert list(again.obs["date"]) == list(map(str, given["date"]))
+    assert list(again.obs["row"]) == list(map(str, given["row"]))
+    pd.testing.assert_frame_equal(screen.obs, given)
+    with pytest.warns(UserWarning, match="Nothing in obs or obsm differs"):
+        add_to_screen(path, screen)  # the same dates
+    if path.stem == "s":
+        verify_screen(path)
+    # one that is not asked for is not looked at
+    screen.obs["array"] = [np.zeros(row) for row in range(40)]
+    screen.obs["new"] = 1
+    assert "new" in add_to_screen(path, screen, obs=["new"]).obs
+    with pytest.raises(ValueError, match=r"obs\['array'\] holds values of the type ndarray, which cannot be stored"):
+        add_to_screen(path, screen)
 
 
 def test_results_of_other_cells_are_left_out(path, tmp_path):

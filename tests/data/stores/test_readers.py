@@ -69,6 +69,14 @@ def test_arrays(tmp_path):
     check(read_crops(tmp_path / "b.npy", table=table), images, gene="abcabcabcabc")
 
 
+def test_names_of_cells_that_to_csv_writes(tmp_path):
+    cells = make_cells(12)
+    np.save(tmp_path / "b.npy", cells.obsm[KEY])
+    cells.obs.to_csv(tmp_path / "t.csv")
+    crops = read_crops(tmp_path / "b.npy", table=tmp_path / "t.csv")
+    assert list(crops.obs.index) == list(cells.obs_names) and list(crops.obs) == list(cells.obs)
+
+
 def test_real_arrays(shared):
     real = read_crops(shared / "cells" / "submorph_crops_3x64x64.npz")
     assert real.images.shape == (668, 3, 64, 64) and real.obs["sirna"].nunique() == 4 and len(set(real.channels)) == 3

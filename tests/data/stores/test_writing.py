@@ -394,6 +394,22 @@ def test_shares_are_written_in_any_order_by_any_number_of_processes(tmp_path, na
     assert not list(tmp_path.glob("*other*"))
 
 
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_a_share_of_which_others_have_left_nothing_ends_well(tmp_path, name, compression):
+    arguments: dict[str, Any] = {"y_key": "gene", "compression": compression}
+    write_screen(tmp_path / name, make_cells(20), shard=(1, 2), **arguments)  # one block is all there is
+    before = contents(tmp_path / name)
+    assert IMAGES in write_screen(tmp_path / name, make_cells(20), shard=(2, 2), **arguments).obsm
+    with pytest.raises(FileExistsError, match=f"{name} exists: it is kept"):
+        write_screen(tmp_path / name, make_cells(20, seed=1), shard=(2, 2), **arguments)
+    assert contents(tmp_path / name) == before
+    foreign = tmp_path / f"foreign{(tmp_path / name).suffix}"
+    foreign.write_text("kept")
+    with pytest.raises(FileExistsError, match=f"{foreign.name} exists: it is kept"):
+        write_screen(foreign, make_cells(20), shard=(2, 2), **arguments)
+    assert sorted(left.name for left in tmp_path.iterdir()) == sorted([name, foreign.name])
+
+
 def test_a_block_that_a_kill_left_half_written_does_not_stay_in_the_store(tmp_path, monkeypatch):
     """Zarr writes a file beside the place of a block, and a kill without warning leaves it there."""
     original = containers.ZarrContainer.write

@@ -21,6 +21,7 @@ from scbd.data.stores._block_file import BlockFile
 from scbd.data.stores._hdf5 import open_h5
 from scbd.data.stores._opening import open_screen, open_store, open_tables
 from scbd.data.stores._results import CELLS_KEY, cells_digest, keys_of, result_files, results_folder
+from scbd.data.stores._tables import storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,8 @@ def add_to_screen(
     adata
         The cells of the screen, told by ``obs_names``, in any order: for example what :func:`open_screen` returned.
     obs, obsm
-        Columns and arrays to add; by default all in which ``adata`` differs from the screen.
+        Columns and arrays to add; by default all in which ``adata`` differs from the screen. Columns of dates,
+        intervals or mixed values are kept as text.
     overwrite
         Replace what the screen has under these names.
     image_key
@@ -75,7 +77,8 @@ def add_to_screen(
     OSError
         If the disk is too small, before anything is written.
     KeyError, TypeError, ValueError
-        If ``adata`` has other cells or lacks a name, the images are named, or an array is none of numbers.
+        If ``adata`` has other cells or lacks a name, the images are named, an array is none of numbers, or a column
+        cannot be stored.
 
     Warns
     -----
@@ -98,12 +101,13 @@ def add_to_screen(
     group, images = open_store(path, image_key)
     parts, _ = open_tables(path, image_key)
     rows = _rows(adata.obs_names, parts["obs"].index, path)
-    columns, arrays = _chosen(adata, rows, parts, obs, obsm, overwrite, image_key, path)
+    mine = storable(adata.obs if obs is None else adata.obs[[name for name in obs if name in adata.obs]])
+    columns, arrays = _chosen(adata, mine, rows, parts, obs, obsm, overwrite, image_key, path)
     if not columns and not arrays:
         msg = f"Nothing in obs or obsm differs from what {path} has: nothing is added (uns is not looked at)."
         warnings.warn(msg, UserWarning, stacklevel=2)
         return open_screen(path, image_key=image_key)
-    table = adata.obs.iloc[rows][columns].set_axis(parts["obs"].index)
+    table = mine.iloc[rows][columns].set_axis(parts["obs"].index)
     cells = cells_digest(images, _own_obs(group))
     digest = _digest(table, arrays, rows, cells)
     n = len(table)
@@ -152,6 +156,7 @@ def _rows(names: pd.Index, wanted: pd.Index, path: Any) -> np.ndarray:
 
 def _chosen(
     adata: AnnData,
+    table: pd.DataFrame,
     rows: np.ndarray,
     parts: dict[str, Any],
     obs: Sequence[str] | None,
@@ -162,7 +167,7 @@ def _chosen(
 ) -> tuple[list[str], dict[str, Any]]:
     """Names of columns, and arrays by name."""
     given = {
-        "obs": (obs, adata.obs, parts["obs"], _same_column),
+        "obs": (obs, table, parts["obs"], _same_column),
         "obsm": (obsm, adata.obsm, parts["obsm"], _same_array),
     }
     chosen: dict[str, list[str]] = {}
@@ -170,7 +175,8 @@ def _chosen(
     for slot, (names, mine, theirs, same) in given.items():
         missing = [name for name in names or () if name not in mine]
         if missing:
-            msg = f"adata.{slot} has no {missing[0]!r} (it has: {', '.join(map(str, mine)) or 'none'})."
+            keys = ", ".join(map(str, getattr(adata, slot).keys())) or "none"
+            msg = f"adata.{slot} has no {missing[0]!r} (it has: {keys})."
             raise KeyError(msg)
         if slot == "obsm" and image_key in (names or ()):
             msg = f"obsm[{image_key!r}] are the images of {path}, which are not replaced: write another screen."

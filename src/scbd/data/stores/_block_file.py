@@ -14,7 +14,7 @@ from scbd._jobs import begin_with, check_same, header_path, remove_headers
 from scbd._progress import progress_bar
 from scbd.data.sources._zarr_codecs import checksum
 from scbd.data.stores._hdf5 import open_h5
-from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, check_names, damaged_tables, tables_checksums
+from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, damaged_tables, tables_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ class BlockFile:
     path
         Of the whole file; until then it lies beside, see :func:`partial_path`.
     tables
-        What else is in the file: ``obs``, ``var``.
+        What else is in the file: ``obs``, ``var``; both are :func:`storable`.
     arrays
         Shape and dtype of each array of ``obsm``, all with the same number of rows.
     block_size
@@ -59,19 +59,18 @@ class BlockFile:
         self._block_size, self._settings = block_size, settings
         self._n_blocks = -(-tables.n_obs // block_size)
         self._partial = partial_path(path)
-        check_names(tables)
 
     def begin(self) -> np.ndarray:
         """Write the tables, or look at what is there; which blocks are, boolean ``(n_blocks,)``.
 
         Raises
         ------
-        ValueError
-            If another file was begun there.
+        FileExistsError, ValueError
+            If another file is there, or was begun there.
         """
         self._file = None
         while self._file is None:
-            if self._is_there():
+            if self.is_there():
                 self._partial.unlink(missing_ok=True)  # begun too late
                 return np.ones(self._n_blocks, dtype=bool)
             if not self._partial.exists():
@@ -84,6 +83,23 @@ class BlockFile:
             self._starts = {key: file["obsm"][key].id.get_offset() for key in self._arrays}
             self._checksums_at = file["uns"][STORE_KEY]["checksums"].id.get_offset()
         return self.done()
+
+    def is_there(self) -> bool:
+        """Whether the whole file has its name already: another process has finished it.
+
+        Raises
+        ------
+        FileExistsError
+            If something else has that name.
+        """
+        if not self._path.exists():
+            return False
+        try:
+            with h5py.File(self._path, "r") as file:
+                self._check_same(file, self._path)
+        except (KeyError, OSError, ValueError) as error:
+            raise FileExistsError(exists(self._path)) from error
+        return True
 
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
         """Keep the rows of a block: first these, their checksum once they are on the disk."""
@@ -114,23 +130,22 @@ class BlockFile:
             remove_headers(self._partial)
         return whole
 
-    def _is_there(self) -> bool:
-        """Whether another process has finished the file in the meantime."""
-        if not self._path.exists():
-            return False
-        with h5py.File(self._path, "r") as file:
-            self._check_same(file, self._path)
-        return True
-
     def _check_same(self, file: h5py.File, path: Path) -> None:
         store = file["uns"][STORE_KEY]
         check_same({key: store[key][()] for key in store}, self._settings, path)
 
     def _write_header(self) -> None:
+        header = header_path(self._partial)
+        try:
+            self._write_tables(header)
+            begin_with(header, self._partial)
+        finally:
+            header.unlink(missing_ok=True)
+
+    def _write_tables(self, header: Path) -> None:
         from anndata import AnnData
         from anndata.io import write_elem
 
-        header = header_path(self._partial)
         layout = {"block_size": self._block_size, "arrays": np.array(list(self._arrays), dtype=str)}
         uns = {STORE_KEY: dict(self._settings) | layout}
         AnnData(obs=self._tables.obs, var=self._tables.var, uns=uns).write_h5ad(header)
@@ -142,7 +157,6 @@ class BlockFile:
             write_elem(file["uns"][STORE_KEY], TABLES_KEY, tables_checksums(file, _layout(file, self._arrays)))
         with header.open("rb+") as file:
             os.fsync(file.fileno())
-        begin_with(header, self._partial)
 
 
 def damaged_rows(path: Path) -> tuple[list[slice], int, list[str] | None]:
@@ -176,6 +190,11 @@ def damaged_rows(path: Path) -> tuple[list[slice], int, list[str] | None]:
 
 def _layout(file: h5py.File, names: Iterable[str]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     return {f"obsm/{name}": (file["obsm"][name].shape, file["obsm"][name].dtype) for name in names}
+
+
+def exists(path: Any) -> str:
+    """A sentence."""
+    return f"{path} exists: it is kept; move it away, or write to another path."
 
 
 def no_checksums(path: Any) -> str:

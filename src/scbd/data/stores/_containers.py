@@ -16,9 +16,9 @@ from anndata import AnnData
 
 from scbd._files import partial_path
 from scbd._jobs import begin_with, check_same, header_path, remove_headers
-from scbd.data.stores._block_file import BlockFile
+from scbd.data.stores._block_file import BlockFile, exists
 from scbd.data.stores._shards import ShardEncoder
-from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, check_names, tables_checksums
+from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, storable, tables_checksums
 
 if TYPE_CHECKING:
     import zarr
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 
 class Container(Protocol):
     """A store while it is written."""
+
+    def is_there(self) -> bool:
+        """Whether the whole store has its name already.
+
+        Raises
+        ------
+        FileExistsError
+            If something else has that name.
+        """
+        ...
 
     def begin(self) -> np.ndarray:
         """Make what is not there yet; which blocks are, boolean ``(n_blocks,)``.
@@ -57,6 +67,10 @@ class HDF5Container:
         self._file = BlockFile(path, tables, arrays, plan.block_size, plan.settings() | _scale(plan))
         self._image_key = image_key
 
+    def is_there(self) -> bool:
+        """Whether the whole file has its name."""
+        return self._file.is_there()
+
     def begin(self) -> np.ndarray:
         """Write the tables, or look at what is there."""
         return self._file.begin()
@@ -74,9 +88,21 @@ class ZarrContainer:
     """A sharded Zarr store of format 3: a file a block, a chunk an image, each with a checksum."""
 
     def __init__(self, path: Any, plan: ScreenPlan, image_key: str, compression: Any) -> None:
-        check_names(AnnData(obs=plan.obs, var=_var(plan)))
         self._path, self._plan, self._image_key, self._compression = path, plan, image_key, compression
         self._partial = partial_path(path) if isinstance(path, Path) else path
+
+    def is_there(self) -> bool:
+        """Whether the whole store has its name; one that has none to change is looked at as it is begun."""
+        import zarr
+
+        if not self._has_name():
+            return False
+        try:
+            array = zarr.open_group(self._path, mode="r", zarr_format=3)[f"obsm/{self._image_key}"]
+            check_same(cast("dict[str, Any]", array.attrs[STORE_KEY]), self._wanted, self._path)
+        except (KeyError, OSError, ValueError) as error:
+            raise FileExistsError(exists(self._path)) from error
+        return True
 
     def begin(self) -> np.ndarray:
         """Write the tables, or look at what is there."""
@@ -98,7 +124,7 @@ class ZarrContainer:
         from zarr.core.buffer import default_buffer_prototype
         from zarr.core.sync import sync
 
-        if self._is_there():
+        if self._has_name():
             return
         data = default_buffer_prototype().buffer.from_bytes(self._encoder.encode(images))
         if not isinstance(self._partial, Path):
@@ -110,12 +136,12 @@ class ZarrContainer:
             with shard.open("rb+") as file:
                 os.fsync(file.fileno())
         except FileNotFoundError:  # another process had this block, too, and has tidied up
-            if not shard.exists() and not self._is_there():
+            if not shard.exists() and not self._has_name():
                 raise
 
     def finish(self) -> bool:
         """Rename it if it is whole; what has no name to change is marked."""
-        whole = self._is_there() or bool(self._done().all())
+        whole = self._has_name() or bool(self._done().all())
         if not isinstance(self._path, Path):
             if whole:
                 self._array.attrs[STORE_KEY] = self._attrs | {"complete": True}
@@ -126,9 +152,9 @@ class ZarrContainer:
                 os.rename(self._partial, self._path)
             self._remove_halves(self._path)  # of processes that began a block in the meantime
             self._remove_left()
-        return whole or self._is_there()
+        return whole or self._has_name()
 
-    def _is_there(self) -> bool:
+    def _has_name(self) -> bool:
         """Whether another process has finished the store in the meantime."""
         return isinstance(self._path, Path) and self._path.exists()
 
@@ -146,8 +172,11 @@ class ZarrContainer:
             if self._partial.exists():
                 shutil.rmtree(self._partial, ignore_errors=True)
             header = header_path(self._partial)
-            self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
-            begin_with(header, self._partial)
+            try:
+                self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
+                begin_with(header, self._partial)
+            finally:
+                shutil.rmtree(header, ignore_errors=True)
 
     def _remove_halves(self, store: Path) -> None:
         """Blocks that nobody ends: Zarr writes each beside its place, and a kill leaves it there."""
@@ -216,7 +245,7 @@ class ZarrContainer:
 
 
 def _var(plan: ScreenPlan) -> pd.DataFrame:
-    return pd.DataFrame({"channels": plan.channels}, index=pd.Index(plan.channels).astype(str))
+    return storable(pd.DataFrame({"channels": plan.channels}, index=pd.Index(plan.channels).astype(str)), "var")
 
 
 def _scale(plan: ScreenPlan) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from anndata.utils import make_index_unique
 from scbd._labels import label_values
 from scbd.data._digests import digest_cells
 from scbd.data.sources import DerivedSource, source_at_rest
+from scbd.data.stores._tables import storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,7 +193,8 @@ def screen_plan(
     Raises
     ------
     KeyError, ValueError
-        If there is no plate, if plates differ in channels, dtype or size, or lack a perturbation.
+        If there is no plate, if plates differ in channels, dtype or size, or lack a perturbation, or if a column of
+        theirs cannot be stored.
     """
     first = plates[0]
     for plate in plates:
@@ -228,7 +230,8 @@ def screen_plan(
 
 def _in_order(plates: Sequence[Crops], y_key: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     """The table, sorted by perturbation and shuffled inside, and which row of all plates each was."""
-    obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
+    # at once: what is text on one plate may be numbers on another
+    obs = storable(pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs)
     order = np.random.default_rng(seed).permutation(len(obs))
     if len(obs) < 2**31:
         order = order.astype(np.int32)

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from scbd.data.sources import Fit
 
 
+# what pandas calls the first column of a file that gives it no name
+_NAMELESS = "Unnamed: 0"
+
+
 def read_crops(
     path: str | os.PathLike[str],
     *,
@@ -57,7 +61,8 @@ def read_crops(
           ``folder_1``, …; what is in the names of the files is in the names of the cells;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
-        A frame, or file of one, with a row for each image, in place of the file's own.
+        A frame, or file of one, with a row for each image, in place of the file's own. A first column without a name,
+        which ``obs.to_csv(path)`` writes, has the names of the cells.
     image_key
         Where the images are.
     file_columns
@@ -215,6 +220,8 @@ def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
     if isinstance(table, pd.DataFrame):
         return table
     found = read_frame(table)
+    if len(found.columns) and found.columns[0] == _NAMELESS:  # obs.to_csv() writes names of cells there
+        found = found.set_index(_NAMELESS).rename_axis(None)
     return found.set_axis(found.index.astype(str))
 
 

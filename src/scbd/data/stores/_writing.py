@@ -15,6 +15,7 @@ from scbd._jobs import check_shard, check_space, share_of
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
 from scbd.data._prefetch import worked_on, workers
+from scbd.data.stores._block_file import exists
 from scbd.data.stores._containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores._conversion import conversion
 from scbd.data.stores._crops import Crops, crops_of, some_channels
@@ -74,7 +75,8 @@ def write_screen(
         ``.h5ad``: uncompressed, memory-mapped when read, for a disk of one machine. ``.zarr``: files of 64 MiB,
         compressed or not, with a checksum an image; also a URL (``s3://…``, with fsspec) or a store of Zarr's.
     plates
-        AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`; one or several.
+        AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`; one or several. Columns of
+        dates, intervals or mixed values, such as rows that are 1 on one plate and A on another, are written as text.
     y_key
         Column of the perturbation.
     image_key
@@ -111,12 +113,13 @@ def write_screen(
     Raises
     ------
     FileExistsError
-        If there is something at ``path``; nothing is overwritten.
+        If there is something at ``path``, other than the screen that shares of it have become; nothing is overwritten.
     OSError
         If the disk is too small, before any image is written.
     KeyError, TypeError, ValueError
-        If plates do not fit together or lack ``y_key``, an argument is out of range, an image has NaN or infinite
-        pixels (which), or the beginning of another store lies there: of other cells, or of other images of them.
+        If plates do not fit together or lack ``y_key``, a column cannot be stored, an argument is out of range, an
+        image has NaN or infinite pixels (which), or the beginning of another store lies there: of other cells, or of
+        other images of them.
 
     Examples
     --------
@@ -128,7 +131,7 @@ def write_screen(
     target: Any = path if not isinstance(path, (str, os.PathLike)) or "://" in str(path) else Path(path)
     check_shard(shard)
     workers(n_workers)
-    _check_target(target, compression)
+    _check_target(target, compression, shared=shard != (1, 1))
     given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
     if not given:
         msg = "There is no plate to write: give at least one."
@@ -141,6 +144,8 @@ def write_screen(
         container = HDF5Container(target, plan, image_key)
     else:
         container = ZarrContainer(target, plan, image_key, compression)
+    if container.is_there():  # other jobs have left nothing for this one
+        return open_screen(target, image_key=image_key)
     if isinstance(target, Path):
         target.parent.mkdir(parents=True, exist_ok=True)
         missing = missing_bytes(plan, _staging(target))
@@ -193,7 +198,7 @@ def _staging(target: Path) -> Path:
     return target.with_name(f".{target.name}.staged")
 
 
-def _check_target(target: Any, compression: str | None) -> None:
+def _check_target(target: Any, compression: str | None, *, shared: bool) -> None:
     if compression not in (None, *COMPRESSIONS):
         msg = f"compression={compression!r} is not known: use {', '.join(map(repr, COMPRESSIONS))} or None."
         raise ValueError(msg)
@@ -205,9 +210,8 @@ def _check_target(target: Any, compression: str | None) -> None:
     if target.suffix == ".h5ad" and compression is not None:
         msg = f"compression={compression!r}: an .h5ad is memory-mapped, and so is not compressed; write a .zarr."
         raise ValueError(msg)
-    if target.exists():
-        msg = f"{target} exists: it is kept; move it away, or write to another path."
-        raise FileExistsError(msg)
+    if target.exists() and not shared:
+        raise FileExistsError(exists(target))
 
 
 def _crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
