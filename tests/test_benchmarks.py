@@ -58,7 +58,7 @@ def at_once(load, monkeypatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", SHORT)
 def test_every_benchmark_runs(name, load, at_once, monkeypatch):
     # seconds of compiling
-    monkeypatch.setattr("scbd.pl.umap", lambda embedding, **how: embedding[:, :2])
+    monkeypatch.setattr("scbd.pl._umap.umap", lambda embedding, **how: embedding[:, :2])
     # what compiled code computes is torch's affair, and a compiler not always there
     with torch.compiler.set_stance("force_eager"):
         rows = load(name).rows(load("_scale").SMOKE)
