@@ -31,7 +31,7 @@ from scbd.paper._reproduce import written
 from scbd.workflows import DATASETS, Trial, run_trials
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning", "ignore:Cells of equal"),
     pytest.mark.usefixtures("permuted_once"),
 ]
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
