@@ -217,7 +217,8 @@ from pathlib import Path
 
 adding._ROWS = 2
 write = BlockFile.write
-BlockFile.write = lambda *given: (time.sleep(0.02), write(*given))
+# twenty blocks take longer than two processes may live: two are killed for certain
+BlockFile.write = lambda *given: (time.sleep(0.05), write(*given))
 
 def job():
     screen = open_screen({str(path)!r})
