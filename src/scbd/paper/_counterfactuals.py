@@ -35,7 +35,7 @@ def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     model, training = generalization_settings(budget)
     steps, joint_steps, width = {"smoke": (40, 40, 8), "small": (1000, 600, 32), "paper": (25_000, 25_000, 256)}[budget]
     decoder: dict[str, Any] = {"max_steps": steps, "width": width}
-    # jointly, the encoders go on for as long as their decoder learns; in smaller batches, which decoders bear
+    # jointly, the encoders go on for as long as their decoder learns; in smaller batches, since decoders are slow
     together = decoder | {"max_steps": joint_steps, "joint": True, "weight": 30.0, "lr": training["lr"]}
     together["batch_size"] = min(training["batch_size"], 256)
     decoders = (decoder, together | {"exchange": False}, together | {"exchange": True})

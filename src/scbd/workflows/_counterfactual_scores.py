@@ -35,7 +35,7 @@ class DigitReader:
     digits
         ``(N,)``.
     seed
-        Of the network, and of how digits are moved and blurred.
+        Of batches, and of how digits are moved and blurred; the first weights are torch's next.
     """
 
     def __init__(self, images: np.ndarray, digits: np.ndarray, *, seed: int = 0) -> None:
