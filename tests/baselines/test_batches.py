@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scbd.baselines._batches import AlternatingBatches, EnvironmentBatches
-from scbd.data import ArraySource, BatchLoader, ImageDataModule, Split
+from scbd.data import ArraySource, BatchLoader, ImageDataModule, PerturbationSampler, Split
 
 ENVIRONMENTS = np.repeat(np.arange(4), [90, 60, 30, 60])
 
@@ -65,8 +65,35 @@ def test_every_rank_has_the_environment_of_the_turn():
         assert {len(piece) for piece in pieces} == {12}
 
 
-def test_batches_are_by_default_as_large_as_the_smallest_environment_allows():
-    source, e = ArraySource(np.zeros((30, 1, 4, 4), dtype=np.uint8)), np.repeat([0, 1], [12, 18])
-    data = EnvironmentBatches(source, np.zeros(30, dtype=np.int64), e, Split(train=np.arange(30)))
-    assert data.batch_size == 24
-    assert np.bincount(e[data.train_sampler.batch(0)]).tolist() == [12, 12]
+def of_sizes(sizes: list[int], batch_size: int | None = None) -> tuple[ImageDataModule, np.ndarray]:
+    e = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    n = len(e)
+    source, split = ArraySource(np.zeros((n, 1, 4, 4), dtype=np.uint8)), Split(train=np.arange(n))
+    return EnvironmentBatches(source, np.zeros(n, dtype=np.int64), e, split, batch_size=batch_size, max_steps=5), e
+
+
+def test_a_small_environment_makes_batches_no_smaller_and_is_in_each():
+    """Batches of 9 were made of 803 cells, or a batch of 64 was refused, and a single cell was never drawn."""
+    data, e = of_sizes([400, 400, 3, 1])
+    assert data.batch_size == 804
+    for batch in data.train_sampler:
+        assert np.bincount(e[batch]).tolist() == [201] * 4
+    data, e = of_sizes([500, 500, 3], batch_size=64)
+    for batch in data.train_sampler:
+        assert sorted(np.bincount(e[batch])) == [20, 22, 22]
+        large = batch[e[batch] < 2]
+        assert len(set(large)) == len(large)  # only those of the small one are there twice
+        assert set(batch[e[batch] == 2]) == set(np.flatnonzero(e == 2))
+
+
+def test_environments_with_cells_enough_are_drawn_as_perturbations_are():
+    data, e = of_sizes([40, 60, 50], batch_size=24)
+    plain = PerturbationSampler(np.arange(150), 24, labels=e, perturbations_per_batch=3, n_steps=5, seed=data.seed)
+    np.testing.assert_array_equal(list(data.train_sampler), list(plain))
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 5, 24])
+@pytest.mark.parametrize("sizes", [[1, 1, 30], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [40], [1] * 30])
+def test_any_sizes_fill_any_batch(sizes, batch_size):
+    data, e = of_sizes(sizes, batch_size=batch_size)
+    assert {len(batch) for batch in data.train_sampler} == {batch_size}

@@ -16,6 +16,7 @@ from scbd.baselines import CORALModel, DANNModel, FishModel, GroupDROModel, IRMM
 from scbd.baselines._batches import AlternatingSampler
 from scbd.baselines._classifier import Outputs
 from scbd.baselines._dann import ReversedGradient
+from scbd.model._callbacks import BestWeights
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
 MODELS = [CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel]

@@ -19,29 +19,19 @@ _CELLS_WANTED = 8
 
 
 class EnvironmentBatches(ImageDataModule):
-    """The same number of cells from each of many environments: all, or as many as give eight cells each."""
+    """The same number of cells from each of many environments: all, or as many as give eight cells each.
 
-    def _most_cells(self) -> int:
-        """As many of each environment as the smallest has."""
-        sizes = np.unique(self._e[self.split.train], return_counts=True)[1]
-        return int(sizes.min()) * len(sizes)
+    An environment with fewer cells gives some of them twice: no environment makes batches smaller, or stays away.
+    """
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
         rows = self._rows(stage)
-        environments = self._e[rows]
-        wanted = min(len(np.unique(environments)), max(2, batch_size // _CELLS_WANTED))
+        codes, sizes = np.unique(self._e[rows], return_counts=True)
+        wanted = min(len(codes), max(2, batch_size // _CELLS_WANTED), batch_size // 2)
+        n_cells = np.maximum(sizes, -(-batch_size // wanted))
+        rows = np.concatenate([np.resize(rows[self._e[rows] == e], n) for e, n in zip(codes, n_cells, strict=True)])
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed} | world
-        try:
-            return PerturbationSampler(
-                rows, batch_size, labels=environments, perturbations_per_batch=wanted, **settings
-            )
-        except ValueError as error:
-            sizes = np.unique(environments, return_counts=True)[1]
-            msg = (
-                f"{len(sizes)} environments of {sizes.min()} to {sizes.max()} cells cannot fill a batch of "
-                f"{batch_size} with equally many from {wanted} of them: use a smaller batch_size."
-            )
-            raise ValueError(msg) from error
+        return PerturbationSampler(rows, batch_size, labels=self._e[rows], perturbations_per_batch=wanted, **settings)
 
 
 class AlternatingSampler(ShuffleSampler):

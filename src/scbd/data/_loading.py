@@ -166,7 +166,7 @@ class ImageDataModule(L.LightningDataModule):
             read_in_stretches = not source.in_memory and preload is None
             self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], parts_of(numbers), mixed_by))
         self.split = split
-        self.batch_size = min(_CELLS, self._most_cells()) if batch_size is None else batch_size
+        self.batch_size = min(_CELLS, len(self.split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
         self.first_step = first_step
         self.seed = seed
@@ -241,10 +241,6 @@ class ImageDataModule(L.LightningDataModule):
         loader = self.val_dataloader()
         loader = loader if isinstance(loader, BatchLoader) else self._loader(self.train_sampler)
         return loader.batch(loader.batches.batch(0))
-
-    def _most_cells(self) -> int:
-        """How many a batch can hold."""
-        return len(self.split.train)
 
     def _choose_perturbations_per_batch(self) -> None:
         """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""
