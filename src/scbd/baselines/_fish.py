@@ -113,7 +113,7 @@ class FishPlan(TrainingPlan):
     meta_lr
         See :class:`FishAdamW`.
     pretrain_steps
-        Known to the sampler, which has whole rounds of them.
+        Plain steps before the first round; the sampler knows how many make whole ones.
     **kwargs
         See :class:`scbd.model.TrainingPlan`.
     """
@@ -121,6 +121,7 @@ class FishPlan(TrainingPlan):
     def __init__(self, module: Any, *, meta_lr: float, pretrain_steps: int, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.meta_lr = meta_lr
+        self.preliminary_steps = pretrain_steps
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW in rounds of as many steps as the training cells have environments."""
@@ -160,7 +161,8 @@ class FishModel(ClassifierModel):
         by the number of environments, DomainBed does not: give the quotient for the former.
     pretrain_steps
         Plain steps, on batches of all environments, before the first round, at least: they go on to a multiple of the
-        number of environments. The paper searches 1,000 and 10,000.
+        number of environments: train for longer. The best weights of ``train(load_best=True)`` are of those after
+        them. The paper searches 1,000 and 10,000.
     registry
         Used by :meth:`load` for a model without data.
     **preprocess

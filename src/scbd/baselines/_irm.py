@@ -67,6 +67,7 @@ class IRMPlan(TrainingPlan):
         self.anneal_steps, self.reset_optimizer = anneal_steps, reset_optimizer
         # of the full weight
         self.first_share = 1 / max(module.penalty, 1.0)
+        self.preliminary_steps = anneal_steps if self.first_share < 1 else 0
 
     def ramp(self, step: int) -> float:
         """Down to a weight of 1 at first, where the full one is larger."""
@@ -92,8 +93,9 @@ class IRMModel(ClassifierModel):
     penalty
         Weight of the squared slopes; the paper searches 1, 10, 100 and 1,000.
     anneal_steps
-        Steps at a weight of 1 before that (DomainBed's 500 by default). A penalty below 1 counts from the start, where
-        DomainBed begins with 1.
+        Steps at a weight of 1 before that (DomainBed's 500 by default): train for longer. The best weights of
+        ``train(load_best=True)`` are of those after them. A penalty below 1 counts from the start, where DomainBed
+        begins with 1.
     reset_optimizer
         Begin the optimiser anew after these steps, as DomainBed and WILDS do: what it knows of gradients is of much
         smaller ones. By default it goes on.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import lightning.pytorch as L
     from torch import Tensor
 
+    from scbd.model._plan import TrainingPlan
+
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +141,9 @@ class TrainingInterrupted(BaseException):
 class BestWeights(Checkpoint):
     """Keep the weights of the lowest validation loss: in a file, from which a resumed run takes them, or in memory.
 
+    Not before the plan's own objective has begun: a penalty that sets in late would raise the loss, and the weights
+    kept would be those of a model without it.
+
     Parameters
     ----------
     path
@@ -151,8 +156,10 @@ class BestWeights(Checkpoint):
         self.loss = math.inf
         """The lowest so far."""
 
-    def on_validation_end(self, trainer: L.Trainer, plan: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
         """Keep the weights if they are the best so far."""
+        if plan.first_step + trainer.global_step <= plan.preliminary_steps:
+            return
         loss = float(trainer.callback_metrics["validation_loss"])
         if loss < self.loss:
             self.loss = loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning.pytorch as L
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from scbd.model._contract import Losses, Objective
     from scbd.model._online_head import OnlineHead
 
+
+logger = logging.getLogger(__name__)
 
 # enough embeddings to see how many directions are in use, few enough to cost nothing
 _HEALTH_CELLS = 8192
@@ -61,6 +64,8 @@ class TrainingPlan(L.LightningModule):
 
     # losses in a row that may be no numbers; more only where their gradients are left out
     tolerated_losses: ClassVar[int] = 0
+    # steps, those of earlier runs among them, before the objective is what the system is named for
+    preliminary_steps: int = 0
 
     def __init__(
         self,
@@ -167,6 +172,18 @@ class TrainingPlan(L.LightningModule):
             for batch in trainer.datamodule.matched_dataloader():  # type: ignore[attr-defined]
                 learned.append(self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"])
         return torch.stack(learned) if learned else torch.empty(0)
+
+    def on_train_start(self) -> None:
+        """Say so where a run ends before its own objective begins."""
+        last = self.first_step + self.trainer.max_steps
+        if last <= self.preliminary_steps and self.trainer.is_global_zero:
+            logger.warning(
+                "%s begins after step %d, and training ends at step %d: the result is that of plain training. Train "
+                "for longer, or lower the number of steps before.",
+                type(self).__name__.removesuffix("Plan"),
+                self.preliminary_steps,
+                last,
+            )
 
     def on_train_end(self) -> None:
         """Leave all processes with one network, while it is still on its device."""
