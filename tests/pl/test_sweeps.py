@@ -75,6 +75,11 @@ def test_the_curve_that_alpha_was_chosen_from():
     assert ax.get_title() == "chosen: alpha 1" and [1, 1] in [
         np.asarray(line.get_xdata()).tolist() for line in ax.lines
     ]
+    dotted = {ls: line for line in ax.lines if (ls := line.get_linestyle()) == ":"}[":"]
+    np.testing.assert_array_equal(np.asarray(dotted.get_ydata()), [0.85] * 3)
+    ax = pl.alpha_curve(runs, 1.0, pd.Series([0.85, 0.8, 0.7], index=[0.0, 1.0, 10.0]), ax=plt.figure().gca())
+    dotted = {ls: line for line in ax.lines if (ls := line.get_linestyle()) == ":"}[":"]
+    np.testing.assert_array_equal(np.asarray(dotted.get_ydata()), [0.85, 0.8, 0.7])
 
 
 def test_one_point_a_setting_and_alpha_as_a_line():

@@ -59,6 +59,23 @@ def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():
     assert choose_alpha(sweep(runs), keep=0.5).alpha == 10
 
 
+@pytest.mark.parametrize("columns", [["held_out"], ["held_out", "seed"]])
+def test_an_alpha_that_is_worse_in_every_environment_is_worse(columns):
+    """How far environments differ says nothing of how far alphas do."""
+    levels = np.array([0.95, 0.55, 0.75, 0.35])
+    costs = {0.0: 0.0, 0.01: np.array([0.01, -0.01, 0.01, -0.01]), 0.1: 0.08}
+    runs = pd.concat([sweep({alpha: list(levels - cost)}) for alpha, cost in costs.items()])
+    runs = runs.assign(held_out=3 * [["a"], ["b"], ["c"], ["d"]], seed=3 * [0, 0, 1, 1])
+    found = choose_alpha(runs[["alpha", "accuracy", "chance", "cells", *columns]], criterion="unseen")
+    assert found.alpha == 0.01 and found.curve["kept"].to_list() == [True, True, False]
+    assert found.threshold == pytest.approx(levels.mean() - np.std(costs[0.01], ddof=1) / 2)
+    # of other environments, there is nothing to pair
+    other = runs.assign(held_out=np.arange(12).astype(str))
+    assert choose_alpha(other, criterion="unseen").threshold == pytest.approx(
+        levels.mean() - np.std(levels, ddof=1) / 2
+    )
+
+
 def test_what_cannot_be_chosen_from_is_refused():
     with pytest.raises(ValueError, match="nothing to choose from: give the runs of at least two alphas"):
         choose_alpha(sweep({1.0: [0.5, 0.6]}))

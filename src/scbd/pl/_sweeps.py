@@ -113,13 +113,15 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     return sweep(wide, setting, {value: f"{value}" for value in frame[group].unique()}, ax=ax)
 
 
-def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes | None = None) -> Axes:
+def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float | pd.Series, *, ax: Axes | None = None) -> Axes:
     """Draw accuracy of the perturbation and of the environment against alpha, and where alpha was chosen.
 
     Parameters
     ----------
-    runs, alpha, threshold
+    runs, alpha
         Of :class:`scbd.workflows.AlphaSelection`.
+    threshold
+        Accuracy that had to be reached: one, or one an alpha in their order, as in the selection's curve.
     ax
         Axes to draw on.
 
@@ -135,8 +137,9 @@ def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float, *, ax: Axes 
     shown = {"accuracy": "perturbation from $z_c$", "e from z_c": "environment from $z_c$"}
     shown |= {"e from r_c": "environment from $r_c$"}
     ax = sweep(runs, "alpha", {column: name for column, name in shown.items() if column in runs}, ax=ax)
-    ax.axhline(threshold, color="0.5", ls=":", lw=0.8)
-    ax.axvline(sorted(runs["alpha"].unique()).index(alpha), color="0.5", lw=0.8)
+    alphas = sorted(runs["alpha"].unique())
+    ax.plot(range(len(alphas)), np.broadcast_to(threshold, len(alphas)), color="0.5", ls=":", lw=0.8)
+    ax.axvline(alphas.index(alpha), color="0.5", lw=0.8)
     ax.set(ylabel="accuracy", ylim=(0, 1.02), title=f"chosen: alpha {alpha:g}")
     return ax
 

@@ -31,8 +31,8 @@ class AlphaSelection:
         Accuracy that the choice had to reach.
     curve
         One row an alpha: ``accuracy`` of the perturbation, its standard deviation ``sd`` over runs, accuracy of the
-        environment (``"e from z_c"``, ``"e from r_c"``), number of ``runs``, and whether it is ``kept`` (reaches the
-        threshold).
+        environment (``"e from z_c"``, ``"e from r_c"``), number of ``runs``, the ``threshold``, and whether it is
+        ``kept`` (reaches that).
     runs
         One row a run, as :meth:`scbd.workflows.Results.frame` has them.
 
@@ -53,7 +53,7 @@ class AlphaSelection:
         """Draw the curve, the threshold and the choice, see :func:`scbd.pl.alpha_curve`."""
         from scbd import pl
 
-        return pl.alpha_curve(self.runs, self.alpha, self.threshold, ax=ax)
+        return pl.alpha_curve(self.runs, self.alpha, self.curve["threshold"], ax=ax)
 
     def __repr__(self) -> str:
         """The choice and the curve, for a person."""
@@ -64,10 +64,14 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     r"""Choose alpha from the runs of a sweep: the largest that costs no accuracy.
 
     Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` that of always naming the
-    most frequent one, and :math:`s` the standard error of :math:`a`. The choice is the largest alpha up to which, from
-    the best one on, every mean accuracy is at least
+    most frequent one, and :math:`s` a standard error. The choice is the largest alpha up to which, from the best one
+    on, every mean accuracy is at least
 
     .. math:: c + \kappa\,(a - c) - s.
+
+    The standard error is that of a proportion, or, where it is larger, that of runs. Where each alpha has a run of the
+    same seeds and held-out environments, the latter is of the *differences* between this alpha and the best one, run by
+    run: environments that are hard at any alpha make none of them more uncertain. Otherwise it is that of :math:`a`.
 
     Beyond the first that is lower, another may reach it by luck. Below the best one, accuracy may be lower. An alpha
     with a run whose accuracy is NaN reaches nothing, whatever its other runs do.
@@ -80,7 +84,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     Parameters
     ----------
     runs
-        One row a run: ``alpha``, ``accuracy``, ``chance``, ``cells`` (how many the accuracy is of).
+        One row a run: ``alpha``, ``accuracy``, ``chance``, ``cells`` (how many the accuracy is of); ``seed`` and
+        ``held_out`` tell which are compared with each other.
     criterion
         See above.
     keep
@@ -128,13 +133,20 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         raise ValueError(msg)
     best = curve["accuracy"].idxmax()
     highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
-    error = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
-    if curve.loc[best, "runs"] > 1:
-        error = max(error, curve.loc[best, "sd"] / np.sqrt(curve.loc[best, "runs"]))
-    threshold = float(chance + keep * (highest - chance) - error)
-    curve["kept"] = curve["accuracy"] >= threshold
+    of_cells = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
+    curve["threshold"] = chance + keep * (highest - chance) - np.fmax(_error_of_runs(runs, best), of_cells)
+    curve["kept"] = curve["accuracy"] >= curve["threshold"]
     alpha = curve.index[(curve["kept"] | (curve.index <= best)).cummin()][-1]
-    return AlphaSelection(float(alpha), criterion, threshold, curve, runs)
+    return AlphaSelection(float(alpha), criterion, float(curve.loc[alpha, "threshold"]), curve, runs)
+
+
+def _error_of_runs(runs: pd.DataFrame, best: float) -> pd.Series | float:
+    """Standard error of how far alphas lie below the best one, by alpha, or of the best one; NaN of a single run."""
+    run = [runs[column].astype(str) for column in ("seed", "held_out") if column in runs]
+    by_alpha = runs.set_index([*run, "alpha"])["accuracy"]
+    if run and by_alpha.index.is_unique and (wide := by_alpha.unstack()).size == len(runs):
+        return wide.rsub(wide[best], axis=0).sem()
+    return float(runs.loc[runs["alpha"] == best, "accuracy"].sem())
 
 
 def check_criterion(criterion: str) -> None:
