@@ -20,6 +20,7 @@ class Model:
 
     def __init__(self, adata: AnnData) -> None:
         codes = adata.obs[["y", "e"]].astype(int).to_numpy(np.float32)
+        self.train_indices = np.flatnonzero(adata.obs["split"].isin(["train", "training"]))
         self.r = codes + np.random.default_rng(0).normal(0, 0.05, codes.shape).astype(np.float32)
 
     def get_latent_representation(self, representation: str) -> np.ndarray:
@@ -43,6 +44,50 @@ def test_cells_of_another_part_are_neither_in_nor_out(part):
     # of the two environments that were trained on; the other part would be the largest by far
     seen = obs.loc[obs["split"].isin(["train", "validation"]), "e"]
     assert scores["e chance"] == pytest.approx(seen.value_counts(normalize=True).max())
+
+
+def parts_of(names: list[str], n: int = 300) -> AnnData:
+    rng = np.random.default_rng(0)
+    obs = pd.DataFrame({"y": rng.integers(2, size=n), "e": rng.integers(2, size=n)}).astype(str)
+    obs["split"] = np.resize(np.array(names, dtype=object), n)
+    return AnnData(obs=obs.set_index(obs.index.astype(str)))
+
+
+@pytest.mark.parametrize(
+    "names", [["training", "val", "test"], ["Train", "valid", "TEST"], ["train", "validation", None]]
+)
+def test_parts_have_the_names_that_training_takes(names):
+    """In distribution was NaN without a word, or scoring failed after training."""
+    adata = parts_of(names)
+    scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert scores["r_c in"] == scores["own in"] == scores["e from r_c, new"] == 1
+    assert np.isnan(scores["r_c out"]) == (names[2] is None)
+
+
+def test_environments_are_also_read_from_cells_that_were_not_learned_from():
+    adata = parts_of(["train", "validation", "test"])
+    model = Model(adata)
+    known = adata.obs["split"].eq("train").to_numpy()
+    model.r[known] = model.r[known] * [1, 0]  # of its own cells it hides the environment
+    scores = generalization_scores(adata, model, y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert scores["e from r_c, new"] == 1 and scores["e from r_c"] < 0.9
+    e = adata.obs["e"][adata.obs["split"] == "validation"]
+    assert scores["e chance, new"] == pytest.approx(e.value_counts(normalize=True).max())
+
+
+def test_one_environment_among_new_cells_is_not_read():
+    adata = parts_of(["train", "validation", "test"])
+    adata.obs.loc[adata.obs["split"] == "validation", "e"] = "0"
+    scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert np.isnan(scores["e from r_c, new"]) and scores["e chance, new"] == 1 and scores["e from r_c"] > 0.9
+
+
+def test_a_model_that_knows_the_test_cells_is_not_scored():
+    adata = parts_of(["train", "validation", "test"])
+    model = Model(adata)
+    model.train_indices = np.arange(adata.n_obs)
+    with pytest.raises(ValueError, match=r"trained on 100 of 100 test cells: train\(split='split'\) first"):
+        generalization_scores(adata, model, y_key="y", e_key="e")  # type: ignore[arg-type]
 
 
 def test_rows_of_batch_correction_split_cells_one_by_one():

@@ -33,6 +33,9 @@ ACCURACIES = {
     "z_c out": percent("z_c out"),
     "e from r_c": percent("e from r_c"),
     "e from z_c": percent("e from z_c"),
+    # of cells that were not learned from
+    "e from r_c, new": percent("e from r_c, new cells"),
+    "e from z_c, new": percent("e from z_c, new cells"),
 }
 # what is shown of a model's health
 HEALTH = {

@@ -51,7 +51,7 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
     if is_computed(trial.system):
         embedding = computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())
         return embedding_scores(adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key), None
-    model = trained(trial, adata, dataset, directory, **with_head(trial.training))
+    model = trained(trial, adata, dataset, directory, **with_head({"split": "split"} | dict(trial.training)))
     return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
 
 
@@ -113,7 +113,7 @@ def new_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: 
 
 def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b)."""
-    training = dict(trial.training)
+    training = {"split": "split"} | dict(trial.training)
     decoder = training.pop("decoder")
     model = trained(trial, adata, dataset, directory, **with_head(training))
     model.train_decoder(seed=trial.seed, **decoder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scbd._labels import label_values
+from scbd.data import split_by_column
 from scbd.metrics import benchmark, label_probe, predict_labels
 from scbd.model import SCBDModel
 from scbd.workflows._authors_probe import unstandardised_f1
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
+    from scbd.data import Split
     from scbd.metrics import Classifier
     from scbd.model import ImageModel
 
@@ -40,7 +43,8 @@ def generalization_scores(
     y_key, e_key
         Columns of the label and of the environment.
     split_key
-        Column with ``train``, ``validation`` (in distribution) and ``test`` (out of distribution).
+        Column with ``train``, ``validation`` (in distribution) and ``test`` (out of distribution), see
+        :func:`scbd.data.split_by_column`.
 
     Returns
     -------
@@ -48,7 +52,18 @@ def generalization_scores(
     ``own out``: the linear head that learned with the encoder, if there is one, that of a classifier or that of
     ``train(online_head=True)``, which is what the paper's authors report; ``z_c in``, ``z_c out``: the nearest class
     mean on z_c itself, for contrastive models; ``e from r_c``, ``e from z_c``: accuracy of a linear probe of the
-    environment, and ``e chance``, that of naming the largest; and what ``model.health`` says.
+    environment in training and validation cells, and ``e chance``, that of naming the largest; ``e from r_c, new``,
+    ``e from z_c, new``, ``e chance, new``: the same in validation cells alone; and what ``model.health`` says.
+
+    Notes
+    -----
+    Of its training cells an encoder may know the label by heart, and then hardly shows what else it sees in them: the
+    environment is harder to read from them than from new cells. Where the two probes differ, believe that of new ones.
+
+    Raises
+    ------
+    ValueError
+        If the model was trained on cells of ``test``.
 
     Examples
     --------
@@ -58,13 +73,19 @@ def generalization_scores(
     True
     """
     scores: dict[str, Any] = {}
+    parts = _parts(adata, split_key)
+    n_known = np.isin(parts.test, model.train_indices).sum()
+    if n_known:
+        msg = (
+            f"The model was trained on {n_known:,} of {len(parts.test):,} test cells: train(split={split_key!r}) first."
+        )
+        raise ValueError(msg)
     for name, representation, classifier in _blocks(model):
         embedding = model.get_latent_representation(representation=representation)
         keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "split_key": split_key}
         scores |= embedding_scores(adata, embedding, name=name, classifier=classifier, **keys)
     if model.can_predict:
-        y, split = (label_values(adata.obs, key).to_numpy() for key in (y_key, split_key))
-        scores |= _accuracies("own", model.predict(), y, split)
+        scores |= _accuracies("own", model.predict(), label_values(adata.obs, y_key).to_numpy(), parts)
     return scores | health_scores(model)
 
 
@@ -95,7 +116,8 @@ def embedding_scores(
 
     Returns
     -------
-    For the name ``r_c``: ``r_c in`` and ``r_c out``, as of a model; ``e from r_c``, ``e chance``.
+    For the name ``r_c``: ``r_c in`` and ``r_c out``, ``e from r_c`` and ``e chance``, ``e from r_c, new`` and
+    ``e chance, new``, as of a model.
 
     Examples
     --------
@@ -104,14 +126,18 @@ def embedding_scores(
     >>> pixels = scbd.baselines.pixel_pca(adata, n_components=16, fit=train)
     >>> scores = scbd.workflows.embedding_scores(adata, pixels, y_key="gene", e_key="well")
     >>> list(scores)
-    ['r_c in', 'r_c out', 'e from r_c', 'e chance']
+    ['r_c in', 'r_c out', 'e from r_c', 'e chance', 'e from r_c, new', 'e chance, new']
     """
-    split, y, e = (label_values(adata.obs, key).to_numpy() for key in (split_key, y_key, e_key))
-    # a third part, such as WILDS' unseen validation environment, is neither in nor out
-    train, seen = split == "train", np.isin(split, ["train", "validation"])
-    scores = _accuracies(name, predict_labels(embedding[train], y[train], embedding, classifier=classifier), y, split)
-    probe = label_probe(embedding[seen], e[seen], max_cells=_PROBE_CELLS)
-    return scores | {f"e from {name}": probe["accuracy"], "e chance": _largest_share(e[seen])}
+    y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))
+    parts = _parts(adata, split_key)
+    predicted = predict_labels(embedding[parts.train], y[parts.train], embedding, classifier=classifier)
+    scores = _accuracies(name, predicted, y, parts)
+    for suffix, rows in {"": np.union1d(parts.train, parts.validation), ", new": parts.validation}.items():
+        scores |= {
+            f"e from {name}{suffix}": _readable(embedding[rows], e[rows]),
+            f"e chance{suffix}": _largest_share(e[rows]),
+        }
+    return scores
 
 
 def selection_scores(
@@ -134,7 +160,8 @@ def selection_scores(
     -------
     ``accuracy``: the model's own classifier, or without one the nearest class mean on z_c; ``chance``: that of the
     most frequent class; ``cells``: how many were scored; ``e from r_c`` and, for contrastive models, ``e from z_c``:
-    accuracy of a linear probe of the environment on training cells; ``e chance``; and what ``model.health`` says.
+    accuracy of a linear probe of the environment on validation cells, new ones of known environments (see
+    :func:`generalization_scores`); ``e chance``; and what ``model.health`` says.
 
     Raises
     ------
@@ -145,24 +172,24 @@ def selection_scores(
         msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
         raise ValueError(msg)
     y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))
-    train, scored = _some(model.train_indices), _some(scored)
-    seen = {
-        name: model.get_latent_representation(indices=train, representation=representation)
-        for name, representation, _ in _blocks(model)
-    }
-    if model.can_predict and "z_c" not in seen:
+    train, scored, new = map(_some, (model.train_indices, scored, model.validation_indices))
+    name, representation, _ = _blocks(model)[-1]
+    if model.can_predict and name != "z_c":
         predicted = model.predict(indices=scored)
     else:
-        new = model.get_latent_representation(indices=scored)
-        predicted = predict_labels(seen.get("z_c", seen["r_c"]), y[train], new, classifier="nearest_mean")
+        of_train, of_scored = (
+            model.get_latent_representation(indices=rows, representation=representation) for rows in (train, scored)
+        )
+        predicted = predict_labels(of_train, y[train], of_scored, classifier="nearest_mean")
     scores = {
         "accuracy": float(np.mean(predicted == y[scored])),
         "chance": _largest_share(y[scored]),
         "cells": float(len(scored)),
-        "e chance": _largest_share(e[train]),
+        "e chance": _largest_share(e[new]),
     }
-    for name, embedding in seen.items():
-        scores[f"e from {name}"] = label_probe(embedding, e[train], max_cells=_PROBE_CELLS)["accuracy"]
+    for name, representation, _ in _blocks(model):
+        embedding = model.get_latent_representation(indices=new, representation=representation)
+        scores[f"e from {name}"] = _readable(embedding, e[new])
     return scores | health_scores(model)
 
 
@@ -221,11 +248,33 @@ def correction_scores(
     return scores["value"].drop("effective_rank").to_dict() | chance | theirs
 
 
+def _parts(adata: AnnData, split_key: str) -> Split:
+    """As ``train(split=…)`` takes them, which has said what it leaves out.
+
+    A further part, such as WILDS' unseen validation environment, is neither in nor out of distribution.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*name no part of a split", UserWarning)
+        return split_by_column(adata.obs, split_key)
+
+
+def _readable(embedding: np.ndarray, labels: np.ndarray) -> float:
+    """Accuracy of a linear probe; NaN where there are no two labels to tell apart."""
+    if (np.unique(labels.astype(str), return_counts=True)[1] > 1).sum() < 2:
+        return float("nan")
+    return label_probe(embedding, labels, max_cells=_PROBE_CELLS)["accuracy"]
+
+
 def _largest_share(labels: np.ndarray) -> float:
-    """Accuracy of always naming the most frequent label."""
-    return float(np.unique(labels.astype(str), return_counts=True)[1].max() / len(labels))
+    """Accuracy of always naming the most frequent label; NaN without cells."""
+    return (
+        float(np.unique(labels.astype(str), return_counts=True)[1].max() / len(labels)) if len(labels) else float("nan")
+    )
 
 
-def _accuracies(name: str, predicted: np.ndarray, y: np.ndarray, split: np.ndarray) -> dict[str, float]:
-    parts = {"in": split == "validation", "out": split == "test"}
-    return {f"{name} {shown}": float(np.mean(predicted[part] == y[part])) for shown, part in parts.items()}
+def _accuracies(name: str, predicted: np.ndarray, y: np.ndarray, parts: Split) -> dict[str, float]:
+    """NaN of a part without cells."""
+    return {
+        f"{name} {shown}": float(np.mean(predicted[rows] == y[rows])) if len(rows) else float("nan")
+        for shown, rows in {"in": parts.validation, "out": parts.test}.items()
+    }

@@ -69,7 +69,10 @@ RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
 # the same where models are told of controls
 RULES_OF_ALPHA_WITH_CONTROLS = 1  # what was learned is asked of the other cells
 # how often the way to score has changed, of protocols where it has
-CHANGED_SCORES = {"counterfactuals": 1}  # a reader of digits that errs on one original in a hundred, not one in twenty
+CHANGED_SCORES = {
+    "counterfactuals": 1,  # a reader of digits that errs on one original in a hundred, not one in twenty
+    "selection": 1,  # the environment is read from cells that were not learned from
+}
 # the same of features alone
 CHANGED_FEATURES = {"batch correction of new cells": 1}  # they learn from training cells, not from those scored
 
