@@ -114,7 +114,7 @@ PANELS = [
     (
         "CPJUMP1 wells: unseen compounds",
         wells(),
-        {"across positions": ("replicates, AP", KEPT), "e, neighbours": ("plate, accuracy", BATCH)},
+        {"across positions": ("replicates, AP", KEPT), "e, neighbours, new": ("plate, accuracy", BATCH)},
         0.2,
     ),
 ]

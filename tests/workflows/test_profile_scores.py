@@ -30,7 +30,7 @@ def test_a_perfect_embedding_and_one_that_says_nothing(wells):
     assert scores["replicates unseen"] == scores["replicates seen"] == scores["across positions"] == 1
     assert scores["floor"] < 0.5 and scores["floor-corrected"] == 1
     noise = profile_scores(wells, rng.normal(size=(len(codes), 40)), dataset)
-    assert noise["across positions"] < 0.1 and noise["mechanism"] < 0.4 and noise["e, linear"] < 0.4
+    assert noise["across positions"] < 0.1 and noise["mechanism"] < 0.4 and noise["e, linear, new"] < 0.4
 
 
 def test_controls_at_positions_that_were_learned_from_take_no_part(wells):
@@ -42,6 +42,18 @@ def test_controls_at_positions_that_were_learned_from_take_no_part(wells):
     assert (fitted & ~learned).any()  # on new plates
     z[fitted] = 100 * rng.normal(size=(fitted.sum(), 20))
     assert profile_scores(wells, z, dataset) == before
+
+
+def test_plates_are_read_from_wells_that_were_not_learned_from(wells):
+    """Of its training wells an embedding that knows the compounds by heart hides the plate."""
+    dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
+    codes = wells.obs[dataset.e_key].cat.codes.to_numpy()
+    z = np.eye(codes.max() + 1)[codes] + rng.normal(0, 0.01, (wells.n_obs, codes.max() + 1))
+    learned = (wells.obs["split"] == "train").to_numpy()
+    assert 0.2 < learned.mean() < 0.8
+    z[learned] = rng.normal(size=z[learned].shape)
+    scores = profile_scores(wells, z, dataset)
+    assert scores["e, linear, new"] > 0.99 and scores["e, neighbours, new"] > 0.99
 
 
 @pytest.mark.parametrize("name", RIVALS)

@@ -26,7 +26,10 @@ _FOLDS = {"smoke": 1, "small": 5, "paper": 5}
 _DIGITS = {name: ACCURACIES[name] for name in ("r_c in", "r_c out", "z_c in", "z_c out", "e from r_c", "e from z_c")}
 _WELLS = {
     name: PROFILE_SCORES[name]
-    for name in ("replicates seen", "floor-corrected", "across positions", "mechanism", "e, linear", "e, neighbours")
+    for name in (
+        *("replicates seen", "floor-corrected", "across positions", "mechanism"),
+        *("e, linear", "e, neighbours", "e, linear, new", "e, neighbours, new"),
+    )
 }
 _PLATES = 5  # of CPJUMP1, two of which are left out in each fold
 

@@ -45,7 +45,7 @@ _WELLS = {
     name: PROFILE_SCORES[name]
     for name in (
         *("replicates seen", "replicates unseen", "floor-corrected", "across positions", "mechanism"),
-        *("e, linear", "e, neighbours"),
+        *("e, linear", "e, neighbours", "e, linear, new", "e, neighbours, new"),
     )
 }
 

@@ -70,9 +70,9 @@ PROFILE_SCORES = {
     "mechanism": Column("mechanism", digits=3),
     "target": Column("target", digits=3),
     "y across e": Column("y across e", digits=3),
-    "e, linear": Column("e, linear", digits=3),
-    "e, quadratic": Column("e, quadratic", digits=3),
-    "e, neighbours": Column("e, neighbours", digits=3),
+    **{name: Column(name, digits=3) for name in ("e, linear", "e, quadratic", "e, neighbours")},
+    # of wells that were not learned from
+    **{f"{name}, new": Column(f"{name}, new", digits=3) for name in ("e, linear", "e, quadratic", "e, neighbours")},
     "seconds": Column("s", digits=1),
 }
 

@@ -38,7 +38,8 @@ def profile_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> d
     -------
     ``replicates seen``, ``unseen`` (perturbations on new plates) and ``unseen, all plates``: mean average precision;
     ``floor`` of the last, and ``floor-corrected``; ``across positions``; ``mechanism``, ``target``: of unseen
-    perturbations among all; and probes of the plate, see :func:`environment_scores`.
+    perturbations among all; and probes of the plate in wells that were not learned from, ``e, linear, new`` and so on,
+    see :func:`environment_scores`: of its training wells an encoder knows the compound by heart, and hides the plate.
     """
     control, kept = dataset.setup["control"], ~adata.obs["known_position"].to_numpy()
     wells, z = adata[kept], np.asarray(embedding)[kept]
@@ -64,7 +65,9 @@ def profile_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> d
     for name, column in dataset.labels.items():
         among = retrieval(wells, z, label_key=column, queries=unseen, n_permutations=_PERMUTATIONS, **keys)
         scores[name] = among.mean_average_precision
-    return scores | environment_scores(z, label_values(wells.obs, dataset.e_key).astype(str).to_numpy())
+    not_learned = (wells.obs["split"] != "train").to_numpy()
+    plates = label_values(wells.obs, dataset.e_key).astype(str).to_numpy()[not_learned]
+    return scores | {f"{name}, new": score for name, score in environment_scores(z[not_learned], plates).items()}
 
 
 def environment_scores(embedding: np.ndarray, environments: np.ndarray) -> dict[str, float]:
