@@ -109,21 +109,46 @@ def test_cells_without_a_label_are_grey(cells):
 def test_what_cannot_be_drawn(cells):
     with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' to draw \(its keys: single_cell_images\)"):
         pl.umap_blocks(cells, "gene")
-    with pytest.raises(ValueError, match="The history is empty: train the model first"):
-        pl.history({})
+    for history in ({}, None):  # as a model has it before training
+        with pytest.raises(ValueError, match="The history is empty: train the model first"):
+            pl.history(history)
     with pytest.raises(KeyError, match="obsm has no 'images' to draw"):
         pl.cells(cells, image_key="images")
 
 
-def test_training_curves_and_the_line_of_a_collapsed_embedding():
+def make_history(*names):
     steps = pd.Index([1, 2, 3], name="step")
-    names = ["train_loss", "validation_loss", "train_supervised_c", "z_c_spread"]
-    history = {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
-    axes = pl.history(history, ceiling=5.5)
+    return {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
+
+
+def test_training_curves_and_the_line_of_a_collapsed_embedding():
+    axes = pl.history(make_history("train_loss", "validation_loss", "train_supervised_c", "z_c_spread"), ceiling=5.5)
     assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: collapsed)"]
-    assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed"]
+    assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed (train)"]
     assert axes[0].figure.get_size_inches()[0] <= 7
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
+
+
+def test_the_line_of_a_collapsed_embedding_is_that_of_validation():
+    """Batches of training may be larger, and a loss that lies above the line is not one that has collapsed."""
+    names = [f"{part}_{name}" for part in ("train", "validation") for name in ("loss", "supervised_c")]
+    _, ax = pl.history(make_history(*names), ceiling=3.8)
+    train, validation, line = ax.lines
+    assert line.get_label() == "collapsed (validation)" and line.get_ydata()[0] == 3.8
+    assert line.get_color() == validation.get_color() != train.get_color()
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        (["decoder_train_loss", "decoder_validation_loss"], "loss of the decoder"),
+        (["train_reconstruction", "validation_reconstruction"], "reconstruction loss"),
+    ],
+)
+def test_curves_of_a_decoder(names, title):
+    axes = pl.history(make_history("train_loss", *names))
+    assert [ax.get_title() for ax in axes] == ["loss", title]
+    assert [line.get_label() for line in axes[1].lines] == ["train", "validation"]
 
 
 @pytest.mark.parametrize(("channels", "lines"), [(1, 1), (3, 1), (4, 4)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,25 +11,34 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+_SUPERVISED = "{}_supervised_c"
+# by the name in the history, with the part of the cells left open
 _PANELS = {
-    "loss": "loss",
-    "supervised_c": "supervised loss of z_c",
-    "supervised_s": "supervised loss of z_s",
-    "invariance_c": "invariance loss of z_c",
+    "{}_loss": "loss",
+    _SUPERVISED: "supervised loss of z_c",
+    "{}_supervised_s": "supervised loss of z_s",
+    "{}_invariance_c": "invariance loss of z_c",
+    "{}_reconstruction": "reconstruction loss",
+    "decoder_{}_loss": "loss of the decoder",
+}
+_PARTS: dict[str, dict[str, Any]] = {
+    "train": {"lw": 1, "color": "#56B4E9"},
+    "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
 _HEALTH = {"z_c_spread": "spread of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
 
 
-def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None) -> np.ndarray:
-    """Draw training and validation losses by step, and whether z_c has collapsed.
+def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None = None) -> np.ndarray:
+    """Draw training and validation losses by step, those of a decoder too, and whether z_c has collapsed.
 
     Parameters
     ----------
     history
         ``model.history``: one frame a metric, indexed by step.
     ceiling
-        Supervised loss of a collapsed embedding, where all cells have the same vector; drawn as a line:
-        ``model.health["ceiling"]``.
+        Supervised loss of a collapsed embedding, where all cells have the same vector: ``model.health["ceiling"]``.
+        That is the logarithm of the size of a batch, and is drawn as a line for the batches that the health is measured
+        on: of validation, or of training where there is no validation. Larger batches of training have more.
 
     Returns
     -------
@@ -38,7 +47,7 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
     Raises
     ------
     ValueError
-        If the history is empty.
+        If the history is empty, as before training.
 
     Examples
     --------
@@ -46,7 +55,8 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
     """
     import matplotlib.pyplot as plt
 
-    panels = [name for name in _PANELS if f"train_{name}" in history]
+    history = history or {}
+    panels = [name for name in _PANELS if name.format("train") in history]
     health = [name for name in _HEALTH if name in history]
     if not panels:
         msg = "The history is empty: train the model first."
@@ -55,15 +65,12 @@ def history(history: Mapping[str, pd.DataFrame], *, ceiling: float | None = None
     lines = -(-n // 2)
     figure, axes = plt.subplots(lines, min(n, 2), figsize=(6.4, 2.4 * lines), squeeze=False, layout="constrained")
     for ax, name in zip(axes.flat, panels, strict=False):
-        for part, style in (
-            ("train", {"lw": 1, "color": "#56B4E9"}),
-            ("validation", {"marker": "o", "ms": 3, "color": "k"}),
-        ):
-            if f"{part}_{name}" in history:
-                frame = history[f"{part}_{name}"]
-                ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **style)
-        if ceiling is not None and name == "supervised_c":
-            ax.axhline(ceiling, ls="--", color="#D55E00", label="collapsed")
+        drawn = [part for part in _PARTS if name.format(part) in history]
+        for part in drawn:
+            frame = history[name.format(part)]
+            ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **_PARTS[part])
+        if ceiling is not None and name == _SUPERVISED:
+            ax.axhline(ceiling, ls="--", color=_PARTS[drawn[-1]]["color"], label=f"collapsed ({drawn[-1]})")
         ax.set_title(_PANELS[name], fontsize="medium")
         ax.set_xlabel("step")
         ax.legend(frameon=False)
