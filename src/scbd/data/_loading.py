@@ -86,7 +86,8 @@ class ImageDataModule(L.LightningDataModule):
 
     Training is one long pass of ``max_steps`` batches, or of several times as many where the trainer accumulates the
     gradients of several for a step; a resumed run goes on with the batch it would have seen next.
-    Validation batches are the same each time.
+    Validation batches are the same each time: as many whole ones as the validation cells fill, or one of all of them if
+    they are fewer than a batch. Of 3,000 cells and batches of 2,048, 952 or more are never seen.
 
     Parameters
     ----------
@@ -208,7 +209,7 @@ class ImageDataModule(L.LightningDataModule):
         return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """One pass over the validation cells, the same each time; nothing if there are fewer than two a device.
+        """As many whole batches as validation cells fill, the same each time; nothing if fewer than two a device.
 
         Where they are too few for P × K batches they are shuffled plainly, and some have no partner.
         """

@@ -77,7 +77,8 @@ class TrainSettings:
         leave is the test part.
     validate_every
         Steps between validations and checkpoints. By default a twentieth of the run, or more where validation
-        would take more than about a tenth of the time.
+        would take more than about a tenth of the time. A validation is of whole batches of ``batch_size``, or of one
+        of all validation cells if they are fewer: of 3,000 it sees 2,048 by default, the same each time.
     load_best
         End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
         overconfidence: on a screen it was seen to rise while complexes were found better and wells worse. With
