@@ -13,7 +13,12 @@ class Model:
     def __init__(self, n_channels: int) -> None:
         self.n_channels = n_channels
 
+    def rows(self, rows):
+        """A model takes masks, too: here of eleven cells."""
+        return np.arange(11)[np.asarray(rows)]
+
     def picture(self, content, style):
+        content, style = self.rows(content), self.rows(style)
         images = np.zeros((len(content), self.n_channels, 2, 2), dtype=np.float32)
         images[:, :, 0] = np.asarray(content)[:, None, None] / 10
         images[:, :, 1] = np.asarray(style)[:, None, None] / 10
@@ -59,3 +64,27 @@ def test_partners_and_channels():
         pl.counterfactuals(Model(3), [0, 1], partners=[1])
     with pytest.raises(ValueError, match=r"channels=\[0, 1\]: name one channel to show in grey, or three"):
         pl.counterfactuals(Model(3), [0, 1], channels=[0, 1])
+
+
+def test_cells_by_a_mask():
+    rows = np.isin(np.arange(11), [0, 10])
+    by_number, by_mask = (pl.counterfactuals(Model(3), cells) for cells in ([0, 10], rows))
+    assert by_mask.shape == (5, 2)
+    for ours, theirs in zip(by_mask.flat, by_number.flat, strict=True):
+        np.testing.assert_array_equal(shown(ours), shown(theirs))
+    axes = pl.counterfactuals(Model(3), rows, partners=~rows & (np.arange(11) < 3))
+    np.testing.assert_allclose(shown(axes[1, 0])[:, 0], [0.1, 0.1], atol=1e-6)
+
+
+class Features:
+    """A model of features, which should not have to decode any."""
+
+    def get_intensities(self, adata, rows):
+        return np.ones((len(rows), 12), dtype=np.float32)
+
+
+def test_features_make_no_pictures():
+    with pytest.raises(ValueError, match="The model is one of features, which make no pictures"):
+        pl.counterfactuals(Features(), [0, 1])
+    with pytest.raises(ValueError, match="The model is one of features, which make no pictures"):
+        pl.traverse(Features(), [0, 1], "GENE1")

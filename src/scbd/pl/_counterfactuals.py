@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def counterfactuals(
     model: Any,
-    rows: Sequence[int],
+    rows: Sequence[int] | np.ndarray,
     *,
-    partners: Sequence[int] | None = None,
+    partners: Sequence[int] | np.ndarray | None = None,
     adata: AnnData | None = None,
-    channels: Sequence[int] | None = None,
+    channels: Sequence[int] | int | None = None,
 ) -> np.ndarray:
     """Draw cells, their reconstructions, and what they become with the content, or the style, of their partners.
 
@@ -29,9 +29,9 @@ def counterfactuals(
     model
         With a decoder: ``model.train_decoder()``.
     rows
-        Cells, one a column.
+        Cells, one a column: row numbers, or a boolean mask.
     partners
-        Whose block each gets; by default the next one's.
+        Whose block each gets, as many; by default the next one's.
     adata
         The cells; the training data by default.
     channels
@@ -44,7 +44,8 @@ def counterfactuals(
     Raises
     ------
     ValueError
-        If the model has no decoder or a single block, partners are not as many as cells, or channels not one or three.
+        If the model has no decoder or a single block or is one of features, there are no cells, partners are not as
+        many, or channels not one or three of its own.
 
     Examples
     --------
@@ -52,26 +53,33 @@ def counterfactuals(
     """
     import matplotlib.pyplot as plt
 
-    rows = list(rows)
-    others = list(np.roll(rows, -1)) if partners is None else list(partners)
-    if len(others) != len(rows):
-        msg = f"There are {len(rows)} cells and {len(others)} partners: each cell has one."
+    originals = model.get_intensities(adata, rows)
+    shown = channels_shown(channels, originals)
+    own = _numbers(rows)
+    others = np.roll(own, -1) if partners is None else partners
+    if len(_numbers(others)) != len(own):
+        msg = f"There are {len(own)} cells and {len(_numbers(others))} partners: each cell has one."
         raise ValueError(msg)
     lines = {
-        "original": model.get_intensities(adata, rows),
+        "original": originals,
         "partner": model.get_intensities(adata, others),
-        "reconstruction": model.reconstruct(adata, rows),
-        "content of partner": model.swap_blocks(others, rows, adata),
-        "style of partner": model.swap_blocks(rows, others, adata),
+        "reconstruction": model.reconstruct(adata, own),
+        "content of partner": model.swap_blocks(others, own, adata),
+        "style of partner": model.swap_blocks(own, others, adata),
     }
-    shown = channels_shown(channels, lines["original"].shape[1])
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
     figure, axes = plt.subplots(
-        len(lines), len(rows), figsize=(0.85 * len(rows) + 1.2, 0.9 * len(lines)), squeeze=False, layout="constrained"
+        len(lines), len(own), figsize=(0.85 * len(own) + 1.2, 0.9 * len(lines)), squeeze=False, layout="constrained"
     )
     for line, (name, images) in zip(axes, lines.items(), strict=True):
         for ax, image in zip(line, images, strict=True):
             draw_picture(ax, image[shown], low, high)
         line[0].set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center")
     return axes
+
+
+def _numbers(rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Row numbers of a mask; others as they are."""
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool else rows

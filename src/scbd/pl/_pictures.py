@@ -12,19 +12,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def channels_shown(channels: Sequence[int] | None, n_channels: int) -> list[int]:
-    """Three channels for colours or one for grey: those asked for, else all of three, or the first.
+def channels_shown(channels: Sequence[int] | int | None, images: np.ndarray) -> list[int]:
+    """Three channels of images ``(N, C, H, W)`` for colours or one for grey: as asked, else all of three, or the first.
 
     Raises
     ------
     ValueError
-        If others than one or three are asked for.
+        If others than one or three are asked for, or such that are not there; if these are features, or of no cell.
     """
-    shown = list(channels) if channels is not None else list(range(3)) if n_channels == 3 else [0]
-    if len(shown) not in (1, 3):
-        msg = f"channels={shown}: name one channel to show in grey, or three as red, green and blue."
+    if images.ndim != 4:
+        msg = "The model is one of features, which make no pictures: take the numbers from the model's own methods."
         raise ValueError(msg)
-    return shown
+    if not len(images):
+        msg = "rows names no cell: name one or more to draw."
+        raise ValueError(msg)
+    n = images.shape[1]
+    if channels is None:
+        return list(range(3)) if n == 3 else [0]
+    shown = np.atleast_1d(channels)
+    if shown.shape not in ((1,), (3,)) or shown.dtype.kind not in "iu" or not ((-n <= shown) & (shown < n)).all():
+        msg = (
+            f"channels={channels!r}: name one channel to show in grey, or three as red, green and blue, by their "
+            f"numbers from 0 to {n - 1}."
+        )
+        raise ValueError(msg)
+    return shown.tolist()
 
 
 def draw_picture(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def traverse(
     model: Any,
-    rows: Sequence[int],
+    rows: Sequence[int] | np.ndarray,
     to: str,
     *,
     adata: AnnData | None = None,
     n_steps: int = 5,
-    channels: Sequence[int] | None = None,
+    channels: Sequence[int] | int | None = None,
 ) -> np.ndarray:
     """Draw what a perturbation does to cells, such as controls, each in its own well.
 
@@ -30,7 +30,7 @@ def traverse(
     model
         With a decoder: ``model.train_decoder()``.
     rows
-        Cells, one a line.
+        Cells, one a line: row numbers, or a boolean mask.
     to
         The perturbation, a label of ``y_key``.
     adata
@@ -50,7 +50,8 @@ def traverse(
     KeyError
         If no cell has the perturbation.
     ValueError
-        If the model has no decoder, or channels are not one or three.
+        If the model has no decoder or is one of features, there are no cells, or channels are not one or
+        three of its own.
 
     Examples
     --------
@@ -58,8 +59,9 @@ def traverse(
     """
     import matplotlib.pyplot as plt
 
-    originals, paths = model.get_intensities(adata, rows), model.traverse(rows, to, adata, n_steps=n_steps)
-    shown = channels_shown(channels, originals.shape[1])
+    originals = model.get_intensities(adata, rows)
+    shown = channels_shown(channels, originals)
+    paths = model.traverse(rows, to, adata, n_steps=n_steps)
     originals, paths = originals[:, shown], paths[:, :, shown]
     everything = np.concatenate([originals, paths.reshape(-1, *paths.shape[2:])])
     low, high = everything.min((0, 2, 3)), everything.max((0, 2, 3))
