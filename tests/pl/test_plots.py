@@ -188,6 +188,26 @@ def test_a_hot_pixel_leaves_the_others_bright_and_channels_have_names():
     assert pl.cells(make_cells(4, shape=(3, 16, 16)), rows=[0])[0, 0].texts[0].get_text().count(",") == 2
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_negative_values_are_not_cut(channels):
+    """Standardised images would be black in half of their pixels."""
+    cells = make_cells(6, shape=(channels, 32, 32))
+    cells.obsm["single_cell_images"] = np.random.default_rng(0).normal(size=(6, channels, 32, 32)).astype(np.float32)
+    drawn = np.concatenate([np.ravel(ax.images[0].get_array()) for ax in pl.cells(cells, rows=range(6)).flat])
+    assert (drawn == 0).mean() < 0.01 and (drawn == 1).mean() < 0.01
+    cells.obsm["single_cell_images"] = np.abs(cells.obsm["single_cell_images"]) + 1
+    assert np.min(pl.cells(cells, rows=[0])[0, 0].images[0].get_array()) > 0.1  # black is 0 where nothing is below
+
+
+def test_cells_by_a_mask():
+    cells = make_cells(12, shape=(1, 16, 16))
+    by_mask = pl.cells(cells, label="gene", rows=np.isin(np.arange(12), [5, 7]))
+    assert [ax.get_title() for ax in by_mask[0]] == list(cells.obs["gene"].iloc[[5, 7]])
+    by_number = pl.cells(cells, rows=[5, -5])
+    for ours, theirs in zip(by_mask[0], by_number[0], strict=True):
+        np.testing.assert_array_equal(ours.images[0].get_array(), theirs.images[0].get_array())
+
+
 def test_components_in_use():
     health = pd.DataFrame(
         {"block": ["c", "c", "s"], "component": [0, 1, 0], "divergence": [0.1, 2.0, 3.0], "variance": [0.0, 1.0, 2.0]}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 # in per cent of pixels
-_BRIGHTEST = 99.5
+_DARKEST, _BRIGHTEST = 0.5, 99.5
 # so many fit the width of a page, and can still be seen on a phone
 _SHOWN = 6
 
@@ -23,13 +23,14 @@ def cells(
     adata: AnnData,
     *,
     label: str | None = None,
-    rows: Sequence[int] | None = None,
+    rows: Sequence[int] | np.ndarray | None = None,
     image_key: str = IMAGE_KEY,
     seed: int = 0,
 ) -> np.ndarray:
     """Draw some cells: three channels as colour, others one line a channel in grey.
 
-    Each channel is as bright as its brightest pixels but one in 200: a single hot one would leave all else black. Where
+    Each channel is as bright as its brightest pixels but one in 200: a single hot one would leave all else black. Black
+    is 0; where there are negative values, as in standardised images, the darkest pixels but one in 200. Where
     ``var`` has a row a channel, their names stand at the left.
 
     Parameters
@@ -39,7 +40,7 @@ def cells(
     label
         Column of ``obs`` to write above each cell.
     rows
-        Which cells; six random ones by default.
+        Which cells, by number or as a boolean mask; six random ones by default.
     image_key
         Key of the images.
     seed
@@ -65,11 +66,13 @@ def cells(
         raise KeyError(msg)
     if rows is None:
         rows = np.random.default_rng(seed).choice(adata.n_obs, min(_SHOWN, adata.n_obs), replace=False)
-    images = np.asarray(adata.obsm[image_key][np.asarray(rows)], dtype=np.float32)
+    rows = np.arange(adata.n_obs)[np.asarray(rows)]
+    images = np.asarray(adata.obsm[image_key][rows], dtype=np.float32)
     n, c = images.shape[:2]
-    top = np.percentile(images, _BRIGHTEST, axis=(0, 2, 3), keepdims=True)
-    top = np.where(top > 0, top, images.max((0, 2, 3), keepdims=True))  # a channel of few spots
-    images = (images / np.where(top > 0, top, 1)).clip(0, 1)
+    low, top = np.percentile(images, [_DARKEST, _BRIGHTEST], axis=(0, 2, 3), keepdims=True)
+    low = np.minimum(low, 0)
+    top = np.where(top > low, top, images.max((0, 2, 3), keepdims=True))  # a channel of few spots
+    images = ((images - low) / np.where(top > low, top - low, 1)).clip(0, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
     figure, axes = plt.subplots(
         len(lines), n, figsize=(1.0 * n + 0.3, 1.1 * len(lines)), squeeze=False, layout="constrained"
