@@ -39,3 +39,13 @@ def test_complexes():
     assert np.asarray(points.get_offsets())[:, 0].tolist() == [0.2, 0.9]
     # the one that is sure is filled
     assert np.asarray(points.get_facecolor())[:, :3].min(axis=1).tolist() == [1, 0]
+
+
+def test_complexes_whose_names_begin_alike_have_a_line_each():
+    names = [f"{'proteasome ' * 6}{i}" for i in "abc"]
+    table = pd.DataFrame({"size": 3, "mean_cosine": [0.9, 0.5, 0.2], "fdr": 0.01}, index=names)
+    ax = pl.complexes(table)
+    offsets = np.asarray(ax.collections[1].get_offsets())
+    assert offsets.tolist() == [[0.2, 0], [0.5, 1], [0.9, 2]]
+    assert [segment[1].tolist() for segment in ax.collections[0].get_segments()] == offsets.tolist()
+    assert len(ax.get_yticklabels()) == 3

@@ -83,8 +83,10 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
         _, ax = plt.subplots(figsize=(6.5, 0.28 * len(shown) + 1), layout="constrained")
     found = (shown["fdr"] < 0.05).to_numpy()
     names = [f"{name[:48]} ({size})" for name, size in zip(shown.index.astype(str), shown["size"], strict=True)]
-    ax.hlines(names, 0, shown["mean_cosine"], color="0.7")
-    ax.scatter(shown["mean_cosine"], names, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3)
+    places = np.arange(len(names))  # names that were cut may be alike
+    ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
+    ax.set_yticks(places, names)
+    ax.scatter(shown["mean_cosine"], places, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3)
     ax.set(xlabel="mean cosine between its genes", xlim=(min(0, shown["mean_cosine"].min()), 1))
     ax.margins(y=0.02)
     return ax
