@@ -46,6 +46,35 @@ def test_values_of_a_setting_may_be_words():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["e", "none", "ye"]
 
 
+@pytest.mark.parametrize(
+    ("values", "names", "places"),
+    [
+        ([True, False], ["False", "True"], [1, 0]),
+        ([None, "ye"], ["ye", "None"], [1, 0]),
+        (["ye", True], ["True", "ye"], [1, 0]),
+        ([None, 0.5], ["0.5", "None"], [1, 0]),
+        (["b", 8, None, "a", 2.5], ["2.5", "8", "a", "b", "None"], [3, 1, 4, 2, 0]),
+        (pd.Categorical(["b", "a"], categories=["c", "b", "a"]), ["a", "b"], [1, 0]),
+    ],
+)
+def test_values_of_a_setting_may_be_of_any_kind(values, names, places):
+    """Each stands at its own place, and has its own scores."""
+    frame = pd.DataFrame({"setting": values, "out": np.array(places, dtype=float)})
+    frame = pd.concat([frame, frame.assign(out=frame["out"] + 1)])
+    for ax in (pl.sweep(frame, "setting", {"out": "out"}), pl.by_group(frame.assign(of=1), "setting", "out", "of")):
+        assert [label.get_text() for label in ax.get_xticklabels()] == names
+        drawn = np.asarray(ax.containers[0][0].get_xydata())
+        np.testing.assert_array_equal(drawn, [[i, i + 0.5] for i in range(len(names))])
+
+
+@pytest.mark.parametrize(("groups", "names"), [([True, False], ["True", "False"]), (["a", None], ["a", "None"])])
+def test_groups_may_be_of_any_kind(groups, names):
+    frame = pd.DataFrame({"alpha": [1.0, 1.0], "out": [0.1, 0.2], "of": groups})
+    ax = pl.by_group(frame, "alpha", "out", "of")
+    assert ax.get_legend_handles_labels()[1] == names
+    assert [float(container[0].get_ydata()[0]) for container in ax.containers] == [0.1, 0.2]
+
+
 def test_in_against_out():
     frame = pd.DataFrame({"own in": [0.1, 0.2, 0.3], "own out": [0.6, 0.4, 0.2]})
     ax = pl.in_against_out(frame)

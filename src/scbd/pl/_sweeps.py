@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from scbd.pl._looks import legend, look
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
     from matplotlib.axes import Axes
 
 
@@ -30,7 +31,8 @@ def sweep(
     frame
         Rows of an experiment, one a run.
     setting
-        Column of the setting, such as ``"alpha"``; its values stand at equal distances.
+        Column of the setting, such as ``"alpha"``; its values stand at equal distances: numbers, then words and truth
+        values, then none (`None`, NaN).
     scores
         Columns to draw, and what they are called.
     control
@@ -57,16 +59,14 @@ def sweep(
     _require(frame, [setting, *scores])
     if ax is None:
         _, ax = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
-    values = list(frame[setting].drop_duplicates())
-    values = sorted(values, key=lambda value: (not isinstance(value, (int, float)), value))
-    names = [f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in values]
+    places, names = _places(frame[setting])
     for i, (column, name) in enumerate(scores.items()):
         own = look(i)
         # a value that was not tried with this score leaves no gap
-        grouped = frame.dropna(subset=column).groupby(setting)[column]
-        tried = [i for i, value in enumerate(values) if value in grouped.groups]
-        mean, sd = (part.loc[[values[i] for i in tried]] for part in (grouped.mean(), grouped.std().fillna(0)))
-        ax.errorbar(tried, mean, yerr=sd, **own._asdict(), ms=5, capsize=3, label=name)
+        tried = frame[column].notna().to_numpy()
+        grouped = frame.loc[tried, column].groupby(places[tried])
+        mean, sd = grouped.mean(), grouped.std().fillna(0)
+        ax.errorbar(mean.index, mean, yerr=sd, **own._asdict(), ms=5, capsize=3, label=name)
         if control is not None and column in control:
             ax.axhline(control[column], color=own.color, ls=own.ls, lw=0.8, alpha=0.6)
     if control is not None:
@@ -85,7 +85,7 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     frame
         Rows of an experiment, one a run.
     setting
-        Column of the setting; its values stand at equal distances.
+        Column of the setting; its values stand as in :func:`scbd.pl.sweep`.
     score
         Column to draw.
     group
@@ -108,9 +108,10 @@ def by_group(frame: pd.DataFrame, setting: str, score: str, group: str, *, ax: A
     >>> ax = scbd.pl.by_group(frame, "alpha", "z_c out", "batch")
     """
     _require(frame, [setting, score, group])
-    wide = frame.assign(_seed=frame.groupby([setting, group]).cumcount())
-    wide = wide.pivot(index=[setting, "_seed"], columns=group, values=score).reset_index()
-    return sweep(wide, setting, {value: f"{value}" for value in frame[group].unique()}, ax=ax)
+    lines, names = pd.factorize(frame[group], use_na_sentinel=False)
+    # a column a line: where a row is of another, it has no score
+    scores = {f"{score} {i}": frame[score].where(lines == i) for i in range(len(names))}
+    return sweep(frame[[setting]].assign(**scores), setting, dict(zip(scores, map(_name, names), strict=True)), ax=ax)
 
 
 def alpha_curve(runs: pd.DataFrame, alpha: float, threshold: float | pd.Series, *, ax: Axes | None = None) -> Axes:
@@ -199,6 +200,26 @@ def trade_off(
     ax.set(xlabel=x, ylabel=y)
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))  # beside, not on, the points
     return ax
+
+
+def _places(values: pd.Series) -> tuple[np.ndarray, list[str]]:
+    """Where each row's value stands, int64 ``(N,)``, and what the places are called: numbers, words, and none given."""
+    codes, found = pd.factorize(values, use_na_sentinel=False)
+    kinds = [(pd.isna(value), not _is_number(value)) for value in found]
+    keys = [(*kind, str(value) if any(kind) else value) for kind, value in zip(kinds, found, strict=True)]
+    order = sorted(range(len(found)), key=keys.__getitem__)
+    return np.argsort(order)[codes], [_name(found[i]) for i in order]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value has a place of its own among others; truth values are words."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _name(value: Any) -> str:
+    if pd.isna(value):
+        return "None"
+    return f"{value:g}" if _is_number(value) else str(value)
 
 
 def _require(frame: pd.DataFrame, columns: Sequence[str]) -> None:
