@@ -106,6 +106,40 @@ def test_cells_without_a_label_are_grey(cells):
     assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "missing"
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_labels_that_no_cell_has_are_not_counted(cells, kept):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.zeros((96, 2))
+    names = [f"gene_{i}" for i in range(27)]
+    cells.obs["gene"] = cells.obs["gene"].cat.set_categories(names[::-1])
+    if kept:  # as scanpy keeps them, one a category
+        cells.uns["gene_colors"] = [f"#{i:02x}0000" for i in range(27)]
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}).flat
+    texts, handles = legend_of(ax)
+    assert ax.get_title() == "mine by gene" and [text.get_text() for text in texts] == names[3::-1]
+    reds = [round(255 * handle.get_facecolor()[0][0]) for handle in handles]
+    assert (reds == [23, 24, 25, 26]) == kept
+
+
+@pytest.mark.parametrize("missing", [np.nan, None])
+def test_a_column_without_any_value_is_grey(cells, missing):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.zeros((96, 2))
+    cells.obs["empty"] = missing
+    (ax,) = pl.umap_blocks(cells, "empty", blocks={"mine": "Z"}).flat
+    assert (np.asarray(ax.collections[0].get_facecolor())[:, :3] == 0.8).all()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["missing"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_umap_takes_four_cells(cells, n):
+    few = cells[:n].copy()
+    few.obsm["Z"] = np.zeros((n, 3))
+    with pytest.raises(ValueError, match=f"A UMAP takes 4 cells or more, there are {n}"):
+        pl.umap_blocks(few, "gene", blocks={"mine": "Z"})
+    assert not plt.get_fignums()
+    few.obsm["Z_umap"] = np.zeros((n, 2))  # one of the user's own is drawn
+    assert pl.umap_blocks(few, "gene", blocks={"mine": "Z"}).shape == (1, 1)
+
+
 def test_what_cannot_be_drawn(cells):
     with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' to draw \(its keys: single_cell_images\)"):
         pl.umap_blocks(cells, "gene")

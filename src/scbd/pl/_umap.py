@@ -26,6 +26,8 @@ _SHORT_NAME = 7
 _MISSING = "0.8"
 # up to here every distance is computed
 _EXACT_CELLS = 100_000
+# its layout of fewer begins with more axes than they have
+_FEWEST_CELLS = 4
 # rows that are hashed at once
 _HASHED = 65_536
 
@@ -69,6 +71,8 @@ def umap_blocks(
     ------
     KeyError
         If an embedding or a column is missing.
+    ValueError
+        If a UMAP of fewer than four cells has to be computed.
 
     Examples
     --------
@@ -85,10 +89,10 @@ def umap_blocks(
                 raise KeyError(msg)
     rng = np.random.default_rng(seed)
     rows = rng.permutation(adata.n_obs)[:max_cells]  # shuffled: no label is drawn on top of all others
+    maps = [_points(adata, key, rows, seed, keep) for key in blocks.values()]
     size = (3.3 * len(color), 2.9 * len(blocks) + _LEGEND_HEIGHT)
     figure, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
-    for i, (line, (title, key)) in enumerate(zip(axes, blocks.items(), strict=True)):
-        points = _points(adata, key, rows, seed, keep)
+    for i, (line, title, points) in enumerate(zip(axes, blocks, maps, strict=True)):
         for ax, column in zip(line, color, strict=True):
             values = adata.obs[column]
             if _is_measured(values):
@@ -134,6 +138,11 @@ def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.n
         Neighbours of a cell, at most ``N - 1``.
     seed
         Seed of the layout.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than four cells.
     """
     import warnings
 
@@ -145,6 +154,9 @@ def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.n
         from umap import UMAP
 
     points = np.asarray(embedding, dtype=np.float32)
+    if len(points) < _FEWEST_CELLS:
+        msg = f"A UMAP takes {_FEWEST_CELLS} cells or more, there are {len(points)}: draw more, or a map of your own."
+        raise ValueError(msg)
     n_neighbors = min(n_neighbors, len(points) - 1)
     neighbors = (None, None, None)
     if len(points) <= _EXACT_CELLS:
@@ -160,19 +172,19 @@ def umap(embedding: np.ndarray, *, n_neighbors: int = 15, seed: int = 0) -> np.n
 
 
 def _palette(adata: AnnData, column: str) -> dict[Any, Any]:
-    """A colour a label: those in ``uns["<column>_colors"]``, where scanpy keeps them, or a palette of ours."""
+    """A colour a label that cells have: scanpy's in ``uns["<column>_colors"]``, or one of a palette of ours."""
     from matplotlib import colormaps
 
-    names = adata.obs[column].astype("category").cat.categories
-    n = len(names)
-    colors: Any
-    if len(adata.uns.get(f"{column}_colors", ())) == n:
-        colors = adata.uns[f"{column}_colors"]
-    elif n <= len(_FEW):
-        colors = _FEW
-    else:
+    labels = adata.obs[column].astype("category").cat
+    used = labels.remove_unused_categories().cat.categories
+    kept = adata.uns.get(f"{column}_colors", ())
+    if len(kept) == len(labels.categories):  # of labels that no cell has, too
+        return {name: color for name, color in zip(labels.categories, kept, strict=True) if name in used}
+    n = len(used)
+    colors: Any = _FEW
+    if n > len(_FEW):
         colors = colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"](np.linspace(0, 1, n))
-    return dict(zip(names, colors, strict=False))
+    return dict(zip(used, colors, strict=False))
 
 
 def _is_measured(values: pd.Series) -> bool:
