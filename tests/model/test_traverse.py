@@ -57,6 +57,23 @@ def test_a_single_block():
     assert model.traverse([0], "gene_1").shape == (1, 5, 2, 16, 16)
 
 
+def test_no_cells_make_no_pictures(decoded):
+    for nobody in ([], np.zeros(decoded.adata.n_obs, dtype=bool)):
+        assert decoded.traverse(nobody, "gene_1", n_steps=3).shape == (0, 3, 2, 16, 16)
+
+
+@pytest.mark.parametrize("stored", [int, float])
+def test_labels_that_are_numbers(decoded, stored):
+    """A whole number has one name, however it is stored and asked for."""
+    expected = decoded.traverse([0, 1], "gene_2", n_steps=2)
+    adata = decoded.adata.copy()
+    adata.obs["gene"] = adata.obs["gene"].str.removeprefix("gene_").astype(stored)
+    for to in (2, 2.0, np.int64(2), "2"):
+        np.testing.assert_allclose(decoded.traverse([0, 1], to, adata, n_steps=2), expected, atol=1e-5)
+    with pytest.raises(KeyError, match="to=4: no cell has this perturbation. Those of 'gene' are 0, 1, 2, 3"):
+        decoded.traverse([0, 1], 4, adata)
+
+
 def test_bad_input(decoded):
     with pytest.raises(KeyError, match=r"to='gene_9': no cell has this perturbation. Those of 'gene' are gene_0"):
         decoded.traverse([0], "gene_9")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def traverse(
     model: Any,
     rows: Sequence[int] | np.ndarray,
-    to: str,
+    to: str | float,
     *,
     adata: AnnData | None = None,
     n_steps: int = 5,
