@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from anndata import read_h5ad
 from conftest import make_cells, make_wells
 from PIL import Image
 from plates import make_plate
 
 from scbd.cli import main
+from scbd.data import write_screen
 from scbd.workflows import inspect
 
 KEY = "single_cell_images"
@@ -183,6 +185,42 @@ def test_what_is_said_next_can_be_typed(tmp_path, capsys, monkeypatch):
     said = inspect("cells.csv", y_key=["gene"]).splitlines()[-1]
     assert main(shlex.split(said.removeprefix("Next: scbd "))) == 0
     assert "8 cells of 4 × 6 × 6 uint8: screen.h5ad" in capsys.readouterr().out
+
+
+def test_names_with_spaces_can_be_typed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my plates")
+    folder.mkdir()
+    write_table(folder / "cells.csv")
+    table = pd.read_csv(folder / "cells.csv").rename(columns={"gene": "gene name", "file": "image file"})
+    table.to_csv(folder / "cells.csv", index=False)
+    said = inspect(folder / "cells.csv", y_key="gene name").splitlines()[-1]
+    assert main(shlex.split(said.removeprefix("Next: scbd "))) == 0
+    assert "8 cells of 4 × 6 × 6 uint8: screen.h5ad" in capsys.readouterr().out
+    Path("screen.h5ad").rename(folder / "s.h5ad")
+    typed = shlex.split(inspect(folder / "s.h5ad", y_key="gene name", e_key=["well", "gene name"]).splitlines()[-1])
+    assert typed[1:8] == ["scbd", "run", "my plates/s.h5ad", "--y-key", "gene name", "--e-key", "well"]
+    assert typed[8:] == ["gene name", "--out", "results"]
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+def test_a_screen_in_zarr_needs_no_conversion(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_screen("screen.zarr", make_cells(), y_key="gene", compression="zstd")
+    said = inspect("screen.zarr", y_key="gene", e_key="well").splitlines()[-1]
+    assert said == "Next: scbd run screen.zarr --y-key gene --e-key well --out results"
+    typed = shlex.split(said.removeprefix("Next: scbd "))
+    assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
+
+
+def test_a_store_in_zarr_whose_chunks_hold_parts_of_images_is_converted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = make_cells()
+    write_screen("screen.zarr", cells, y_key="gene")
+    images = zarr.open_group("screen.zarr")["obsm"]
+    images.create_array(KEY, data=cells.obsm[KEY], chunks=(12, 1, 16, 16), overwrite=True)
+    said = inspect("screen.zarr", y_key="gene", e_key="well").splitlines()[-1]
+    assert said == "Next: scbd convert screen.zarr --y-key gene --out screen.h5ad"
 
 
 def test_a_sheet_on_the_command_line(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,7 @@ from scbd.data import Crops, image_columns, kind_of, open_screen, read_crops
 from scbd.data.profiles import odd_names, read_features
 from scbd.model import contrasts_told
 from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
-from scbd.workflows._opening import LABELS, TABLES, conversion
+from scbd.workflows._opening import LABELS, TABLES, conversion, typed
 
 if TYPE_CHECKING:
     import os
@@ -184,10 +183,15 @@ def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any)
     known = LABELS.get(kind)
     if y_key is None and known in cells.obs:
         y_key = known
-    y, e = (" ".join(as_columns(key)) if key is not None else "…" for key in (y_key, e_key))
-    if isinstance(cells, Crops) and (kind, path.suffix) != ("anndata", ".h5ad"):
+    y, e = (typed(as_columns(key) if key is not None else ()) for key in (y_key, e_key))
+    if isinstance(cells, Crops) and not _is_screen(path, kind, cells):
         return conversion(path, kind, y=y, table=not len(cells.obs.columns))  # arrays alone have no labels
     features = "--layer X " if kind == "anndata" and not isinstance(cells, Crops) else ""
     odd = odd_names(cells.var_names) if kind in TABLES and isinstance(cells, AnnData) else []
-    kept_out = f"--obs-columns {' '.join(map(shlex.quote, odd))} " if odd else ""
-    return f"scbd run {path} {features}--y-key {y} --e-key {e} {kept_out}--out results"
+    kept_out = f"--obs-columns {typed(odd)} " if odd else ""
+    return f"scbd run {typed([path])} {features}--y-key {y} --e-key {e} {kept_out}--out results"
+
+
+def _is_screen(path: Path, kind: str, cells: Crops) -> bool:
+    """Whether models read these images as they lie: an ``.h5ad``, or chunks that hold whole images."""
+    return kind == "anndata" and (path.suffix == ".h5ad" or not hasattr(cells.images, "glimpse"))

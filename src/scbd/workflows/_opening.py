@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from scbd.data.profiles import read_features
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from anndata import AnnData
 
@@ -23,7 +24,7 @@ LABELS: dict[str, str | None] = {"image_table": None, "image_folder": "label", "
 
 
 def conversion(path: str | os.PathLike[str], kind: str, *, y: str | None = None, table: bool = False) -> str:
-    """The command that makes a screen of images.
+    """The command that makes a screen of images, as a shell takes it.
 
     Parameters
     ----------
@@ -32,13 +33,19 @@ def conversion(path: str | os.PathLike[str], kind: str, *, y: str | None = None,
     kind
         One of ``LABELS``.
     y
-        Columns of the perturbation; by default the one that is known, if any.
+        Columns of the perturbation, as they are typed; by default the one that is known, if any.
     table
         Whether a table of the cells has to be given.
     """
     columns = image_columns(path) if kind == "image_table" else []
-    files = f"--file-columns {' '.join(columns)} " if columns else ""
-    return f"scbd convert {path} {files}{'--table … ' * table}--y-key {y or LABELS.get(kind) or '…'} --out screen.h5ad"
+    files = f"--file-columns {typed(columns)} " if columns else ""
+    keys = y or LABELS.get(kind) or typed(())
+    return f"scbd convert {typed([path])} {files}{'--table … ' * table}--y-key {keys} --out screen.h5ad"
+
+
+def typed(words: Iterable[object]) -> str:
+    """Words as a shell takes them; of none, a gap to fill."""
+    return " ".join(shlex.quote(str(word)) for word in words) or "…"
 
 
 def open_cells(
