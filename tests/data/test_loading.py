@@ -30,6 +30,13 @@ def test_batches_keep_images_and_labels_together_as_integers():
         np.testing.assert_array_equal(batch["e"], y[rows] // 2)
 
 
+def test_codes_of_few_bits_come_as_wide_ones():
+    """What pandas makes of few categories is an int8, in which no pairs can be counted."""
+    source, codes = ArraySource(np.zeros((6, 1, 4, 4), dtype="uint8")), np.arange(6, dtype="int8") % 2
+    batch = ImageDataModule(source, codes, codes, Split(np.arange(6)), batch_size=4).example_batch()
+    assert batch["y"].dtype == batch["e"].dtype == torch.int64
+
+
 def test_numbers_of_cells_come_beside():
     numbers = np.random.default_rng(0).integers(9, size=(60, 2))
     data, _ = module(batch_size=8, max_steps=3, numbers=numbers)

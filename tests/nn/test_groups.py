@@ -43,3 +43,16 @@ def test_others_are_drawn_anew_and_without_a_generator_are_the_same():
     groups, generator = Groups(torch.arange(60) % 2), torch.Generator().manual_seed(0)
     assert not torch.equal(groups.others(generator), groups.others(generator))
     assert torch.equal(groups.others(), groups.others())
+
+
+@given(st.data())
+def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
+    """As the codes of few categories are in pandas: their pairs are more than there are numbers."""
+    labels, others = (data.draw(st.lists(st.integers(0, 120), min_size=60, max_size=60)) for _ in range(2))
+    dtype = data.draw(st.sampled_from([torch.int8, torch.uint8, torch.int16, torch.int32]))
+    wide, narrow = (
+        Groups(torch.tensor(labels, dtype=kind)).crossed(Groups(torch.tensor(others, dtype=kind)))
+        for kind in (torch.int64, dtype)
+    )
+    assert torch.equal(narrow.n_others, wide.n_others)
+    assert torch.equal(narrow.labels, wide.labels)

@@ -94,7 +94,7 @@ class ImageDataModule(L.LightningDataModule):
     source
         Images ``(N, C, H, W)``.
     y, e
-        Codes, int64 ``(N,)``.
+        Codes, integer ``(N,)``.
     split
         Training and validation rows.
     numbers
@@ -159,7 +159,8 @@ class ImageDataModule(L.LightningDataModule):
         if preload not in (None, "device"):
             msg = f"preload={preload!r} is not known: use 'device' to keep all images there, or None."
             raise ValueError(msg)
-        self._source, self._y, self._e, self._numbers = source, y, e, numbers
+        self._source, self._numbers = source, numbers
+        self._y, self._e = (np.asarray(codes).astype(np.int64, copy=False) for codes in (y, e))
         self._at_rest = source
         self._preload = preload
         self.neighbours = neighbours

@@ -17,7 +17,7 @@ class Groups:
     Attributes
     ----------
     labels
-        The same.
+        The same, int64.
     n_others
         How many others share a cell's label, ``(B,)``.
 
@@ -31,6 +31,7 @@ class Groups:
     """
 
     def __init__(self, labels: Tensor) -> None:
+        labels = labels.long()  # codes of pairs outgrow the few bits that pandas gives few categories
         # to count, the processor waits for the device
         _, self._index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
         self._n_groups = len(counts)
@@ -87,7 +88,7 @@ class Groups:
 
 
 def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
-    """A code for each pair of label and environment, integer ``(B,)``."""
+    """A code for each pair of label and environment, of int64 ``(B,)``, int64 ``(B,)``."""
     environments = environments - environments.min()
     return labels * (environments.max() + 1) + environments
 
