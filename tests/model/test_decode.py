@@ -5,10 +5,12 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells
-from small_models import QUICK, make_model
+from lightning.pytorch.callbacks import Callback
+from small_models import QUICK, PressCtrlC, make_model
 
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
+from scbd.model import TrainingDiverged
 from scbd.model._reconstruction import Reconstruction, without_environment
 from scbd.nn import Groups, Preprocess
 
@@ -295,6 +297,35 @@ def test_a_failed_request_keeps_the_decoder_there_is(trained):
     with pytest.raises(ValueError, match="batch_size=1000 is larger"):
         trained.train_decoder(**QUICK | {"batch_size": 1000}, width=8)
     np.testing.assert_array_equal(trained.reconstruct(), images)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_decoder_is_kept_as_far_as_its_run_came(trained, joint):
+    trained.train_decoder(**QUICK, width=8)
+    same = make_model()
+    same.train(**QUICK)
+    scvi.settings.seed = 1
+    same.train_decoder(**QUICK | {"max_steps": 4}, width=4, joint=joint)
+    scvi.settings.seed = 1
+    with pytest.raises(KeyboardInterrupt):
+        trained.train_decoder(**QUICK | {"max_steps": 30}, width=4, joint=joint, callbacks=PressCtrlC(4))
+    assert trained.decoder_settings_ == same.decoder_settings_
+    assert trained.decoder_settings_["steps"] == (10 if joint else 4)
+    np.testing.assert_array_equal(trained.reconstruct(), same.reconstruct())
+    with pytest.raises(TrainingDiverged):  # before it was validated once
+        trained.train_decoder(**QUICK | {"lr": 1e30}, validate_every=6, width=8, joint=joint)
+    np.testing.assert_array_equal(trained.reconstruct(), same.reconstruct())
+
+
+def test_a_model_that_is_saved_while_it_is_trained_on_has_no_decoder(trained, tmp_path):
+    class Save(Callback):
+        def on_train_end(self, *args):
+            trained.save(str(tmp_path / "model"))
+
+    trained.train_decoder(**QUICK, width=4)
+    trained.train(**QUICK, callbacks=Save())
+    with pytest.raises(ValueError, match="There is no decoder"):
+        SCBDModel.load(str(tmp_path / "model"), adata=trained.adata).reconstruct()
 
 
 def test_a_decoder_s_run_can_be_resumed(trained, tmp_path):

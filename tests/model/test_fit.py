@@ -15,6 +15,7 @@ from small_models import QUICK, assert_same, make_model, weights
 
 from scbd import SCBDModel
 from scbd.data import ArraySource, ImageDataModule, Split
+from scbd.model import TrainingDiverged
 from scbd.model._checkpoints import find_state
 from scbd.model._fit import _steps_between_validations
 
@@ -118,6 +119,52 @@ def test_a_second_run_that_does_nothing_leaves_what_is_known_of_the_first():
     assert_same(weights(model), before)
     assert model.training_settings_ == settings and model.train_indices is rows
     assert model.history["train_loss"].index[-1] == 6
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_embeddings_are_centred_however_a_run_ended(error):
+    class Breaks(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                raise error("no space left on device")
+
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
+    model = SCBDModel(cells, encoder="small", n_latent=6)
+    with pytest.raises(error):
+        model.train(**QUICK, callbacks=Breaks())
+    controls = model.train_indices[(cells.obs["gene"] == "gene_0").to_numpy()[model.train_indices]]
+    centred = model.get_latent_representation(indices=controls, center="controls")
+    np.testing.assert_allclose(centred.mean(0), 0, atol=1e-6)
+    assert set(model.looks_) == {"all", "controls"}
+
+
+def test_what_a_run_failed_at_is_said_even_if_nothing_can_be_embedded(monkeypatch):
+    class Breaks(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                monkeypatch.setattr(ArraySource, "read", lambda *args: 1 / 0)
+                raise OSError("the disk is gone")
+
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
+    with pytest.raises(OSError, match="the disk is gone"):
+        SCBDModel(cells, encoder="small").train(**QUICK, callbacks=Breaks())
+
+
+def test_a_run_that_makes_no_step_leaves_decoder_and_health():
+    model = make_model()
+    model.train(**QUICK)
+    model.train_decoder(**QUICK | {"max_steps": 12}, width=4)
+    health, images, names = model.health, model.reconstruct(), set(model.history)
+    assert health and "decoder_train_loss" in names
+    with pytest.raises(Exception, match="limit_val_batches"):
+        model.train(**QUICK, limit_val_batches=0.1)
+    with pytest.raises(TrainingDiverged):
+        model.train(**QUICK | {"lr": 1e30}, validate_every=6)
+    assert model.health == health and set(model.history) == names
+    assert model.history["decoder_train_loss"].index[-1] == 12
+    np.testing.assert_array_equal(model.reconstruct(), images)
 
 
 def test_processes_of_their_own_are_refused():

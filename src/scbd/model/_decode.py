@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ from scbd.model._settings import TrainSettings
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from anndata import AnnData
 
@@ -89,6 +90,8 @@ class DecodeMixin(TrainMixin):
         ValueError
             If the encoders are not trained and ``joint`` is false, or a setting does not fit the data; before any work
             is done.
+        scbd.model.TrainingDiverged, KeyboardInterrupt
+            As :meth:`train`. The decoder is kept as far as it came; one from before, where the run made no step.
 
         Notes
         -----
@@ -119,14 +122,18 @@ class DecodeMixin(TrainMixin):
             settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
         objective = Reconstruction(self.module, decoder, weight if joint else None, exchange=exchange)
         run = self._train(objective, settings, contrastive=joint)
-        if joint:
-            self._finish(run)
-        else:
+        try:
+            if joint:
+                self._finish(run)
+        finally:  # however the run ended: as far as it came, like the encoders
+            if run.moved:
+                self._forget_decoder()
+                self.module.decoder = decoder.to(self.module.device).eval()
+                self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.own_settings
+        if not joint:
             self.history_ = (self.history_ or {}) | run.history.frames(prefix=_PREFIX)
             if run.error is not None:
                 raise run.error
-        self.module.decoder = decoder.eval()
-        self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.own_settings
 
     def get_intensities(
         self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
@@ -290,8 +297,22 @@ class DecodeMixin(TrainMixin):
             raise ValueError(msg)
         return self.module.decoder
 
-    def _forget_decoder(self) -> None:
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """No run trains the decoder that is there, and no checkpoint of one holds it."""
+        decoder, settings = self.module.decoder, self.decoder_settings_
+        self.module.decoder, self.decoder_settings_ = None, {}
+        try:
+            yield
+        finally:
+            self.module.decoder, self.decoder_settings_ = decoder, settings
+
+    def _forget(self) -> None:
         """A decoder of embeddings that are no more shows nothing."""
+        super()._forget()
+        self._forget_decoder()
+
+    def _forget_decoder(self) -> None:
         self.module.decoder = None
         self.decoder_settings_ = {}
         if self.history_:

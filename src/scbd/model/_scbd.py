@@ -189,10 +189,14 @@ class SCBDModel(TraverseMixin, ImageModel):
         return 0.0 if self._inputs.image_key is None else 2 / 3
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """See that perturbations have the partners asked for; know the environments; forget what will have changed."""
+        """See that perturbations have the partners asked for; know the environments."""
         if self.module.positives == "other_environments":
             check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.module.set_known(covariates(self.registry_), self._control_codes)
+
+    def _forget(self) -> None:
+        """Health, too, was that of other weights."""
+        super()._forget()
         self.health_ = {}
 
     def _after_training(self, data: ImageDataModule) -> None:

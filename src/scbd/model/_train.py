@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -27,6 +28,7 @@ from scbd.model._settings import TrainSettings, takes_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from scbd.data import ImageSource
     from scbd.model._callbacks import History
@@ -52,6 +54,11 @@ class TrainingRun(NamedTuple):
     """Steps of the runs before, which it goes on from."""
     error: BaseException | None
     """What it ended with, if not with its last step."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether it came to a step: or the weights are those from before."""
+        return self.settings["steps"] > self.first_step or self.error is None
 
 
 class TrainMixin:
@@ -167,11 +174,11 @@ class TrainMixin:
             train = data.split.train
             warn_of_singletons(y[train], self._registered(Y_REGISTRY)["categories"])
             self._before_training(y[train], e[train])
-        self._forget_decoder()
         self._fit_statistics(source, data.split.train, y, e, data.seed)
         error = None
         try:
-            run.start()
+            with self._apart():
+                run.start()
         except BaseException as raised:  # noqa: BLE001 - raised again, once what was learned is kept
             error = raised
         self.module.eval()
@@ -249,12 +256,11 @@ class TrainMixin:
 
     def _finish(self, run: TrainingRun) -> None:
         """Keep what a run of the encoders leaves, behind what it went on from."""
-        earlier = {name: f[f.index <= run.first_step] for name, f in (self.history_ or {}).items()}
         new = run.history.frames(run.first_step)
+        earlier = {n: f[f.index <= run.first_step] if n in new else f for n, f in (self.history_ or {}).items()}
         both = {name: [f[name] for f in (earlier, new) if name in f and len(f[name])] for name in earlier | new}
         self.history_ = {name: pd.concat(frames) for name, frames in both.items() if frames}
-        moved = run.settings["steps"] > run.first_step or run.error is None  # or the weights are those from before
-        if moved:
+        if run.moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
             self._has_other_cells = False
@@ -265,14 +271,17 @@ class TrainMixin:
             self.looks_: dict[str, Any] = {}
             self.environments_: list[str] = []
             self.adaptations_: dict[str, Any] = {}
+            self._forget()
             self._keep_head(run.head)
-        if moved and (run.error is None or isinstance(run.error, (TrainingDiverged, KeyboardInterrupt))):
-            self._find_centers()
-            self._remember()
-        if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
-            self._after_training(run.data)
-        if run.error is not None:
-            raise run.error
+        try:
+            if run.moved:
+                self._find_centers()
+                self._remember()
+            if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
+                self._after_training(run.data)
+        finally:  # whatever else goes wrong with cells that a run failed at
+            if run.error is not None:
+                raise run.error
 
     def _steps(self) -> int:
         """Steps of all runs so far."""
@@ -333,10 +342,14 @@ class TrainMixin:
         )
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """For a model to look at codes of training cells, and to forget what it found of weights that will change."""
+        """For a model to look at codes of training cells."""
 
-    def _forget_decoder(self) -> None:
-        """For a model with a decoder, which is that of the embeddings as they were."""
+    def _apart(self) -> AbstractContextManager[None]:
+        """For a model with parts that are not trained: they are no part of it while a run lasts."""
+        return nullcontext()
+
+    def _forget(self) -> None:
+        """For a model to forget what it found of weights that are no more."""
 
     def _after_training(self, data: ImageDataModule) -> None:
         """For a model to look at what was learned."""
