@@ -28,14 +28,14 @@ def test_a_number_that_is_none_is_kept(tmp_path):
         history.trainer.global_step = step
         history.log_metrics(metrics)
     history.write()
-    again = make_history(path, resume_step=3)
+    again = make_history(path, earlier=path, resume_step=3)
     for kept in (history, again):
         frames = kept.frames()
         assert list(frames) == ["a", "b"]
         assert frames["a"].index.tolist() == [1, 2, 3] and frames["b"].index.tolist() == [1]
         np.testing.assert_array_equal(frames["a"]["a"], [0.1, np.nan, np.inf])
         assert frames["a"].index.name == "step"
-    assert make_history(path, resume_step=1).frames()["a"].index.tolist() == [1]
+    assert make_history(path, earlier=path, resume_step=1).frames()["a"].index.tolist() == [1]
     shifted = again.frames(offset=10, prefix="decoder_")
     assert shifted["decoder_b"].index.tolist() == [11]
     # and others can read it

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import make_cells
 from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
+from small_models import QUICK, PressCtrlC, Worsen, assert_same, make_model, weights
 
 from scbd.data import Split
 from scbd.model._checkpoints import State, find_state
@@ -95,11 +95,6 @@ def test_a_damaged_state_gives_way_to_the_one_before(tmp_path, caplog):
 def test_the_best_weights_are_those_of_the_validation_at_which_a_run_was_interrupted(tmp_path):
     """The state of a step was written before the best weights found at that step: neither knew of the other."""
 
-    class Worsen(Callback):
-        def on_train_batch_start(self, trainer, plan, *args):
-            if trainer.global_step > 1:
-                plan.module.content.projection[-1].weight.data.zero_()
-
     how: dict[str, Any] = QUICK | {"max_steps": 4, "lr": 1e-2, "validate_every": 1, "load_best": True}
     resumed, whole = make_model(), make_model()
     whole.train(**how, callbacks=Worsen())
@@ -109,6 +104,29 @@ def test_the_best_weights_are_those_of_the_validation_at_which_a_run_was_interru
         make_model().train(**how, checkpoint_dir=tmp_path, callbacks=[Worsen(), PressCtrlC(best)])
     resumed.train(**how, checkpoint_dir=tmp_path, ckpt_path="last", callbacks=Worsen())
     assert_same(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_best_weights_and_history_are_found_beside_the_state(tmp_path, elsewhere, caplog):
+    how: dict[str, Any] = QUICK | {"lr": 1e-2, "validate_every": 1, "load_best": True, "log_every_n_steps": 1}
+    first, second = tmp_path / "first", tmp_path / "second"
+    whole = make_model()
+    whole.train(**how | {"max_steps": 5}, callbacks=Worsen())
+    assert whole.history["validation_loss"]["validation_loss"].idxmin() < 3
+    make_model().train(**how | {"max_steps": 3}, checkpoint_dir=first, callbacks=Worsen())
+    states = [first / "last.ckpt", *([second / "last.ckpt"] if elsewhere else [])]
+    for i, state in enumerate(states):
+        resumed = make_model()
+        folder = second if elsewhere and i == 0 else None
+        steps = 5 - (folder is not None)
+        resumed.train(**how | {"max_steps": steps}, checkpoint_dir=folder, ckpt_path=state, callbacks=Worsen())
+    assert_same(weights(resumed), weights(whole))
+    for name in ("train_loss", "validation_loss"):
+        pd.testing.assert_frame_equal(resumed.history[name], whole.history[name])
+    # a state by itself does not tell what they were
+    (first / "best.ckpt").unlink()
+    make_model().train(**how | {"max_steps": 5}, ckpt_path=first / "last.ckpt", callbacks=Worsen())
+    assert "left no weights of its lowest validation loss" in caplog.text
 
 
 def brighter(cells):

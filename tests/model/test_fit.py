@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_cells
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from scvi.train import SaveCheckpoint
-from small_models import QUICK, assert_same, make_model, weights
+from small_models import QUICK, PressCtrlC, Worsen, assert_same, make_model, weights
 
 from scbd import SCBDModel
 from scbd.data import ArraySource, ImageDataModule, Split
@@ -198,6 +200,36 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
 def test_what_watches_validation_cells_needs_some(setting):
     with pytest.raises(ValueError, match=f"{setting} .* there are no validation cells: lower train_size"):
         make_model().train(**QUICK, train_size=1.0, **{setting: True})
+
+
+def test_an_interrupted_run_ends_with_its_best_weights(tmp_path):
+    how: dict[str, Any] = QUICK | {"max_steps": 8, "lr": 1e-2, "validate_every": 1, "load_best": True}
+    model = make_model()
+    with pytest.raises(KeyboardInterrupt):
+        model.train(**how, checkpoint_dir=tmp_path, callbacks=[Worsen(), PressCtrlC(6)])
+    losses = model.history["validation_loss"]["validation_loss"]
+    best, last = (torch.load(tmp_path / name, weights_only=True) for name in ("best.ckpt", "last.ckpt"))
+    assert best["global_step"] == losses.idxmin() < last["global_step"] == 6
+    assert_same(weights(model), {name.removeprefix("module."): value for name, value in best["state_dict"].items()})
+    resumed, whole = make_model(), make_model()
+    whole.train(**how, callbacks=Worsen())
+    resumed.train(**how, checkpoint_dir=tmp_path, ckpt_path="last", callbacks=Worsen())
+    assert_same(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("load_best", [False, True])
+def test_a_run_that_had_stopped_does_not_go_on_unless_it_is_to_wait_for_longer(tmp_path, load_best):
+    how: dict[str, Any] = QUICK | {"max_steps": 50, "lr": 3.0, "validate_every": 1, "load_best": load_best}
+    how |= {"early_stopping": True, "checkpoint_dir": tmp_path}
+    model, again, longer = make_model(), make_model(), make_model()
+    model.train(**how, early_stopping_patience=2)
+    steps = model.training_settings_["steps"]
+    for _ in range(2):
+        again.train(**how, early_stopping_patience=2, ckpt_path="last")
+        assert again.training_settings_["steps"] == steps < 10
+        assert_same(weights(again), weights(model))
+    longer.train(**how, early_stopping_patience=4, ckpt_path="last")
+    assert longer.training_settings_["steps"] == steps + 2
 
 
 def test_early_stopping_stops():

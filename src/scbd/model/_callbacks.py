@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -43,21 +44,23 @@ class History(Logger):
     Parameters
     ----------
     path
-        CSV file. If it exists and the run is resumed, its rows up to ``resume_step`` are kept.
+        CSV file to write.
+    earlier
+        CSV file of the run that is resumed, if there is one, whose rows up to ``resume_step`` are kept.
     resume_step
-        Step a resumed run starts from; `None` for a fresh run.
+        Step a resumed run starts from.
     """
 
     name = "history"
     version = ""
     trainer: L.Trainer
 
-    def __init__(self, path: Path | None = None, resume_step: int | None = None) -> None:
+    def __init__(self, path: Path | None = None, earlier: Path | None = None, resume_step: int = 0) -> None:
         super().__init__()
         self._path = path
         self._rows: dict[int, dict[str, float]] = {}
-        if path is not None and resume_step is not None and path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
+        if earlier is not None:
+            with earlier.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
                     step = int(row.pop("step"))
                     if step <= resume_step:
@@ -148,10 +151,13 @@ class BestWeights(Checkpoint):
     ----------
     path
         Checkpoint to write; `None` keeps them in memory.
+    earlier
+        Checkpoint of the run that is resumed, which has the best weights up to there; `None` if there is none.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, earlier: Path | None = None) -> None:
         self._path = path
+        self._file = earlier  # that has the best so far
         self._weights: dict[str, Tensor] = {}
         self.loss = math.inf
         """The lowest so far."""
@@ -167,24 +173,57 @@ class BestWeights(Checkpoint):
                 self._weights = copied_weights(plan)
             else:
                 trainer.save_checkpoint(self._path)
+                self._file = self._path
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep what another folder has of them beside the states of this run, which will know their loss."""
+        if self._path is None or self._file in (None, self._path) or not math.isfinite(self.loss):
+            return
+        if trainer.is_global_zero:
+            with written_whole(self._path) as file:
+                file.write(self._file.read_bytes())
+        self._file = self._path
 
     def state_dict(self) -> dict[str, Any]:
         """The lowest loss: a resumed run has to beat it."""
         return {"loss": self.loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.loss = state_dict["loss"]
+        """Go on from there, if the weights of that loss are to be had."""
+        if self._file is not None:
+            self.loss = state_dict["loss"]
+        elif math.isfinite(state_dict["loss"]):
+            logger.warning(
+                "The run to resume left no weights of its lowest validation loss beside the checkpoint: load_best "
+                "takes those of the lowest loss from here on."
+            )
 
     def restore(self, plan: L.LightningModule) -> None:
         """Give the plan the best weights, if there was a validation."""
-        if math.isfinite(self.loss) and self._path is not None and self._path.exists():
-            saved = torch.load(self._path, map_location=plan.device, weights_only=True)
+        if math.isfinite(self.loss) and self._file is not None and not self._weights:
+            saved = torch.load(self._file, map_location=plan.device, weights_only=True)
             self._weights = saved["state_dict"]
         if self._weights:
             plan.load_state_dict(self._weights)
             logger.info("Kept the weights of the lowest validation loss, %.4f.", self.loss)
         self._weights = {}
+
+
+class EarlyStopping(callbacks.EarlyStopping):
+    """Lightning's, under whose name states keep it: a run that had stopped does not go on when it is resumed.
+
+    Unless it is to wait for longer than it was.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on waiting, for as long as is asked now."""
+        super().load_state_dict(state_dict | {"patience": self.patience})
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop at once, if it is over."""
+        if self.wait_count >= self.patience:
+            logger.info("The run had stopped early: to go on, raise early_stopping_patience above %d.", self.patience)
+            trainer.should_stop = True
 
 
 class LastState(Checkpoint):

@@ -16,7 +16,7 @@ from scbd.model._files import DamagedFile, check_whole, read_header
 
 logger = logging.getLogger(__name__)
 
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+LAST, PREVIOUS, BEST, HISTORY = "last.ckpt", "previous.ckpt", "best.ckpt", "history.csv"
 # of the settings of a run, those that are arguments of the model and of the plan
 _PARTS = ("model", "plan")
 
@@ -46,7 +46,7 @@ def keep_previous(last: Path) -> None:
 
 def remove_leftovers(directory: Path) -> None:
     """Remove what processes that were killed left half written."""
-    for name in (LAST, PREVIOUS, BEST, "history.csv"):
+    for name in (LAST, PREVIOUS, BEST, HISTORY):
         remove_partials(directory / name)
 
 
@@ -91,6 +91,14 @@ def find_state(ckpt_path: str | os.PathLike[str] | None, directory: Path | None)
         state = _state(last.with_name(PREVIOUS))
         logger.warning("%s Going on from the state before it, %s of step %d.", error, state.path.name, state.step)
         return state
+
+
+def kept_by_run(state: State | None, directory: Path | None, name: str) -> Path | None:
+    """A file that the run to resume kept beside the state, or else where this one keeps its own; `None` if none is."""
+    if state is None:
+        return None
+    folders = [state.path.parent, *([directory] if directory else [])]
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def check_same_run(saved: dict[str, Any], settings: dict[str, Any]) -> None:

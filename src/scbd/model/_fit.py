@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lightning.pytorch as L
 import numpy as np
 from lightning.fabric.plugins.io import CheckpointIO
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from scbd._progress import say
 from scbd.data import ShuffleSampler
-from scbd.model._callbacks import BestWeights, History, LastState, Progress, TrainingInterrupted
-from scbd.model._checkpoints import BEST, LAST, WholeFiles, remove_leftovers
+from scbd.model._callbacks import BestWeights, EarlyStopping, History, LastState, Progress, TrainingInterrupted
+from scbd.model._checkpoints import BEST, HISTORY, LAST, WholeFiles, kept_by_run, remove_leftovers
 from scbd.model._divergence import Divergence, TrainingDiverged
 from scbd.model._forecast import Forecast
 from scbd.model._memory import freed_memory_kept
@@ -50,7 +50,7 @@ class Run:
     """Updates behind the weights, once it has run."""
 
     def start(self) -> None:
-        """Train: the plan ends with the last weights, with the best, or where it diverged with the last good ones.
+        """Train: the plan ends with the last weights, or the best; where it diverged, with the last good ones.
 
         Raises
         ------
@@ -69,14 +69,18 @@ class Run:
                 stack.enter_context(freed_memory_kept())
             try:
                 self._fit()
-                self.steps = self.trainer.global_step
             except TrainingDiverged:
                 self.divergence.restore(self.plan)
                 self.steps = self.divergence.step
                 raise
             except BaseException:
-                self.steps = self.trainer.global_step
+                self._end()
                 raise
+            self._end()
+
+    def _end(self) -> None:
+        """With the best weights if so asked, though the run was interrupted: its state is written."""
+        self.steps = self.trainer.global_step
         if self.best is not None:
             self.best.restore(self.plan)
 
@@ -141,9 +145,15 @@ def prepare(
         msg = "load_best takes the weights of the lowest validation loss, but there are no validation cells: lower "
         raise ValueError(msg + "train_size, or leave load_best out.")
     validate_every = min(settings.validate_every or _steps_between_validations(data), data.max_steps)
-    history = History(directory / "history.csv" if directory else None, state.step if state else None)
+    history = History(
+        directory / HISTORY if directory else None,
+        kept_by_run(state, directory, HISTORY),
+        state.step if state else 0,
+    )
     divergence = Divergence(history, validate_every)
-    best = BestWeights(directory / BEST if directory else None) if settings.load_best else None
+    best = None
+    if settings.load_best:
+        best = BestWeights(directory / BEST if directory else None, kept_by_run(state, directory, BEST))
     # checkpoints come last, whatever is said here: what others find at a step belongs to its state
     ours: list[Callback | None] = [
         divergence,

@@ -80,22 +80,24 @@ class TrainSettings:
         would take more than about a tenth of the time. A validation is of whole batches of ``batch_size``, or of one
         of all validation cells if they are fewer: of 3,000 it sees 2,048 by default, the same each time.
     load_best
-        End with the weights of the lowest validation loss rather than the last. A contrastive loss counts
-        overconfidence: on a screen it was seen to rise while complexes were found better and wells worse. With
-        ``alpha="auto"``, each validation weighs invariance by the alpha of its time.
+        End with the weights of the lowest validation loss rather than the last, if the run is interrupted, too. A
+        contrastive loss counts overconfidence: on a screen it was seen to rise while complexes were found better and
+        wells worse. With ``alpha="auto"``, each validation weighs invariance by the alpha of its time.
     online_head
         Train a linear head of the perturbation on r_c beside the encoder, as the paper's authors do: on each training
         batch as the encoder has just embedded it, by cross-entropy, with an AdamW of the same rate and decay. It
         changes nothing of the training. ``predict`` asks it, as it was at the weights that are kept. Classifiers have
         a head already, and get no other.
     early_stopping, early_stopping_patience
-        Stop after so many validations without improvement of the validation loss; with ``load_best``, at its best.
+        Stop after so many validations without improvement of the validation loss; with ``load_best``, at its best. A
+        run that had stopped goes on only with more patience.
     checkpoint_dir
         Where to keep ``last.ckpt``, the state before it (``previous.ckpt``), ``history.csv`` and, with
         ``load_best``, ``best.ckpt``. Without it, an interrupted run cannot be resumed.
     ckpt_path
         Resume, optimiser included: ``"last"`` for the last state in ``checkpoint_dir`` (or the one before, if that
-        cannot be read), or a checkpoint. Cells, labels and settings must be those of the run.
+        cannot be read), or a checkpoint, beside which history and best weights are looked for. Cells, labels and
+        settings must be those of the run.
     accelerator, devices
         See :class:`lightning.pytorch.Trainer`.
     precision
