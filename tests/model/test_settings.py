@@ -67,3 +67,10 @@ def test_a_decoder_has_defaults_of_its_own(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             model.train_decoder(width=4, **given)
         assert (seen[-1].lr, seen[-1].batch_size, seen[-1].perturbations_per_batch) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [(None, "32-true"), (32, "32-true"), ("bf16", "bf16-mixed"), (16, "16-mixed")]
+)
+def test_a_precision_may_be_named_as_lightning_does_for_short(given, meant):
+    assert TrainSettings(precision=given).precision == meant

@@ -32,6 +32,8 @@ _ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "log_save_dir": ((None,), "use checkpoint_dir, where history.csv is"),
     "trainer_config": ((None, {}), "pass its arguments to train itself"),
     "plan_config": ((None, {}), "use plan_kwargs"),
+    "limit_train_batches": ((None,), "the same batches would come again and again; use max_steps"),
+    "num_sanity_val_steps": ((None, 0), "nothing is validated before the first step; use validate_every"),
     "barebones": ((False,), "it takes the history away"),
     "reduce_lr_on_plateau": ((False,), _CONSTANT_LR),
     "lr_factor": ((), _CONSTANT_LR),

@@ -144,6 +144,10 @@ def prepare(
     if settings.load_best and not data.validates:
         msg = "load_best takes the weights of the lowest validation loss, but there are no validation cells: lower "
         raise ValueError(msg + "train_size, or leave load_best out.")
+    for name in ("early_stopping", "load_best"):
+        if getattr(settings, name) and given.get("limit_val_batches") == 0:
+            msg = f"{name} looks at validation cells, and limit_val_batches=0 leaves them out: drop one of the two."
+            raise ValueError(msg)
     validate_every = min(settings.validate_every or _steps_between_validations(data), data.max_steps)
     history = History(
         directory / HISTORY if directory else None,

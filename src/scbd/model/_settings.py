@@ -23,6 +23,11 @@ Method = TypeVar("Method", bound="Callable[..., Any]")
 
 # of networks of images
 _LR = 1e-4
+# those that leave the weights in float32, and Lightning's short names of them
+_PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
+_SHORT_PRECISIONS = {None: "32-true", 32: "32-true", "32": "32-true", "bf16": "bf16-mixed"} | dict.fromkeys(
+    (16, "16"), "16-mixed"
+)
 _PLAN_CHECKS: dict[str, Callable[..., None]] = {
     "lr": check_number,
     "weight_decay": check_number,
@@ -101,9 +106,10 @@ class TrainSettings:
     accelerator, devices
         See :class:`lightning.pytorch.Trainer`.
     precision
-        ``"32-true"``, or ``"bf16-mixed"``, which computes the encoders in bfloat16 and the losses in float32. By
-        default bfloat16 where it was seen to do no harm and to be faster: for the encoders ``"small"`` and
-        ``"resnet18"`` on processors with instructions for it. Embeddings are float32 either way.
+        ``"32-true"``, or ``"bf16-mixed"``, which computes the encoders in bfloat16 and the losses in float32
+        (``"16-mixed"``: in float16); weights are float32. By default bfloat16 where it was seen to do no harm and to be
+        faster: for the encoders ``"small"`` and ``"resnet18"`` on processors with instructions for it. Embeddings are
+        float32 either way.
     preload
         ``"device"`` puts all images on the device before training. By default they are read batch by batch, in
         the background.
@@ -168,6 +174,12 @@ class TrainSettings:
         if self.max_steps is not None and self.max_epochs is not None:
             msg = "Give max_steps or max_epochs, not both."
             raise ValueError(msg)
+        precision = _SHORT_PRECISIONS.get(self.precision, self.precision)
+        if precision not in _PRECISIONS:
+            msg = (
+                f"precision={precision!r} would leave other weights than float32: use one of {', '.join(_PRECISIONS)}."
+            )
+            raise ValueError(msg)
         plan = known_arguments(self.plan_kwargs or {}, _PLAN_CHECKS, "plan_kwargs")
         for name, value in plan.items():
             _PLAN_CHECKS[name](name, value)
@@ -177,6 +189,7 @@ class TrainSettings:
             msg = "enable_checkpointing=True needs a place: give checkpoint_dir."
             raise ValueError(msg)
         # as they are passed on: without what asks for what is done anyway
+        object.__setattr__(self, "precision", precision)
         object.__setattr__(self, "plan_kwargs", plan)
         object.__setattr__(self, "trainer_kwargs", trainer)
 
