@@ -234,6 +234,42 @@ def test_a_run_made_longer_by_the_model_that_made_it_counts_its_steps_once(tmp_p
     assert model.history["validation_loss"].index.tolist() == [4, 8]
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"gradient_clip_val": 0.01}, "gradient_clip_val: None → 0.01"),
+        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "gradient_clip_algorithm: None → 'value'"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches: 1 → 2"),
+        ({"precision": "bf16-mixed"}, "precision: '32-true' → 'bf16-mixed'"),
+        ({"validate_every": 3}, "validate_every: None → 3"),
+    ],
+)
+def test_a_run_goes_on_with_the_steps_it_was_begun_with(tmp_path, other, said):
+    make_model().train(**QUICK, checkpoint_dir=tmp_path)
+    how: dict[str, Any] = QUICK | {"max_steps": 8, "checkpoint_dir": tmp_path, "ckpt_path": "last"}
+    with pytest.raises(ValueError, match=f"other settings .*{said}"):
+        make_model().train(**how | other)
+    # a state of before there was a look at this
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    for name in other:
+        del state["scbd_settings"][name]
+    torch.save(state, tmp_path / "last.ckpt")
+    model = make_model()
+    model.train(**how | other)
+    assert model.training_settings_["steps"] == 8
+
+
+def test_a_run_goes_on_in_its_precision_on_other_processors(tmp_path, monkeypatch):
+    instructions = [True]
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions[0], raising=False)
+    how: dict[str, Any] = QUICK | {"precision": "auto", "checkpoint_dir": tmp_path}
+    make_model().train(**how | {"max_steps": 3})
+    instructions[0] = False
+    model = make_model()
+    model.train(**how, ckpt_path="last")
+    assert model.training_settings_["precision"] == "bf16-mixed" == model.trainer.precision
+
+
 def test_resuming_with_other_settings_is_refused(tmp_path):
     make_model().train(**QUICK, checkpoint_dir=tmp_path)
     with pytest.raises(ValueError, match=r"other settings \(batch_size: 24 → 12; .*alpha: 'auto' → 2"):

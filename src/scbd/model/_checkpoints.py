@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 LAST, PREVIOUS, BEST, HISTORY = "last.ckpt", "previous.ckpt", "best.ckpt", "history.csv"
 # of the settings of a run, those that are arguments of the model and of the plan
 _PARTS = ("model", "plan")
+# what runs of before said nothing of
+_LATER = ("precision", "validate_every", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 
 
 class WholeFiles(TorchCheckpointIO):
@@ -103,7 +105,8 @@ def kept_by_run(state: State | None, directory: Path | None, name: str) -> Path 
 
 def check_same_run(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     """Raise if a run is to go on from a state of one with other cells, or other settings."""
-    settings = {name: value for name, value in settings.items() if name not in _PARTS or name in saved}
+    optional = (*_PARTS, *_LATER)
+    settings = {name: value for name, value in settings.items() if name not in optional or name in saved}
     before, now = (_flat(each) for each in (saved, settings))
     names = now | {name: None for part in _PARTS for name in saved.get(part, {})}
     changed = {k: f"{k}: {before.get(k)!r} → {now.get(k)!r}" for k in names if before.get(k) != now.get(k)}

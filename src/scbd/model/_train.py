@@ -156,14 +156,17 @@ class TrainMixin:
             self._earlier_split(cells["images"], told=settings.split is not None),
             first_step,
         )
+        accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
+        # by default that of the run that is resumed, wherever it goes on
+        begun_with = state.settings.get("precision") if state and settings.precision == "auto" else None
+        precision = begun_with or self._precision(settings.precision, device)
         shared = self._shared_settings(objective, data, settings, cells | split_digest(data.split, len(y)))
+        shared["precision"] = precision
         if state:
             check_same_run(state.settings, shared)
         how = {**self._plan_settings, **settings.plan}
         head = self._head_beside(settings, data.seed) if contrastive else None
         plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
-        accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
-        precision = self._precision(settings.precision, device)
         cheaper = cheaper_than(self.init_params_["non_kwargs"], self._encoder) if contrastive else []
         run = prepare(plan, data, settings, state, Hardware(accelerator, devices, precision), cheaper)
         self.trainer = run.trainer
@@ -183,7 +186,7 @@ class TrainMixin:
             error = raised
         self.module.eval()
         self.to_device(device)
-        shared |= {"steps": first_step + run.steps, "precision": precision}
+        shared["steps"] = first_step + run.steps
         return TrainingRun(run.history, data, shared, head, first_step, error)
 
     def _data(
@@ -224,6 +227,7 @@ class TrainMixin:
         self, objective: Objective, data: ImageDataModule, settings: TrainSettings, cells: dict[str, str]
     ) -> dict[str, Any]:
         """What a resumed run must share with the one it goes on with."""
+        given = settings.trainer_kwargs or {}
         return {
             "class": type(self).__name__,
             **cells,
@@ -236,6 +240,9 @@ class TrainMixin:
             **objective.settings,
             **self._plan_settings,
             **{name: settings.plan[name] for name in ("lr", "weight_decay", "encoder_lr") if name in settings.plan},
+            "validate_every": settings.validate_every,  # as it was given: the default is that of the run's length
+            "accumulate_grad_batches": given.get("accumulate_grad_batches", 1),
+            **{name: given.get(name) for name in ("gradient_clip_val", "gradient_clip_algorithm")},
             "online_head": settings.online_head or None,  # runs of before there was one say nothing
             "plan": dict(settings.plan_kwargs or {}),
             "model": self._model_settings,
