@@ -255,6 +255,20 @@ def test_bad_requests_of_a_decoder(trained, decoded):
         decoded.decode(z, z[1:])
 
 
+def test_what_lies_off_the_sphere_is_not_decoded(decoded):
+    z_c, z_s = (decoded.get_latent_representation(block=block) for block in "cs")
+    centred = z_c.copy()
+    centred[[4, 9]] -= z_c.mean(0)
+    said = r"other lengths than 1 in 2 rows \(4, 9; from .*\): take those of cells with center=None, and divide points"
+    for wrong in ((centred, z_s), (z_s, centred)):
+        with pytest.raises(ValueError, match=said):
+            decoded.decode(*wrong)
+    rounded = [z.astype(np.float16) for z in (z_c, z_s)]
+    np.testing.assert_allclose(decoded.decode(*rounded), decoded.reconstruct(), atol=1e-2)
+    between = (z_c[[0]] + z_c[[1]]) / 2
+    assert decoded.decode(between / np.linalg.norm(between), z_s[:1]).shape == (1, 2, 16, 16)
+
+
 @pytest.mark.parametrize("batch_size", [-1, 0, 2.5])
 def test_a_batch_size_that_is_none_gets_a_sentence(decoded, batch_size):
     z = [decoded.get_latent_representation(block=block) for block in "cs"]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "decoder_"
 _BLOCK, _CELLS = 512, 256
+# lengths of embeddings that a decoder knows are 1 but for rounding
+_OFF_THE_SPHERE = 0.01
 # of a run that trains a decoder: its rate, and cells a batch on frozen blocks, which need no partners
 _LR, _FROZEN_CELLS = 1e-3, 128
 
@@ -244,12 +246,13 @@ class DecodeMixin(TrainMixin):
         return self.decode(z_c, z_s, batch_size=batch_size)
 
     def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
-        """Decode embeddings, for example points between two cells.
+        """Decode embeddings, for example points between two cells, brought back to unit length.
 
         Parameters
         ----------
         *embeddings
-            z_c and z_s ``(N, D)``; for a model of a single block z_c alone.
+            z_c and z_s ``(N, D)`` as the losses see them, of length 1 (``get_latent_representation(center=None)``); for
+            a model of a single block z_c alone.
         batch_size
             Cells in a forward pass; 256 by default.
 
@@ -260,7 +263,8 @@ class DecodeMixin(TrainMixin):
         Raises
         ------
         ValueError
-            If there is no decoder yet, or the embeddings are not those of its blocks, or not finite.
+            If there is no decoder yet, or the embeddings are not those of its blocks, not finite, or of lengths that
+            are off 1 by more than a hundredth.
         """
         decoder = self._require_decoder()
         batch_size = count_or("batch_size", batch_size, _CELLS)
@@ -274,6 +278,16 @@ class DecodeMixin(TrainMixin):
         if not finite.all():
             rows = np.flatnonzero(~finite.numpy())
             msg = f"The embeddings to decode are NaN or infinite in {len(rows)} rows ({head(rows)})."
+            raise ValueError(msg)
+        lengths = torch.stack([t.norm(dim=1) for t in tensors])
+        off = (lengths - 1).abs() > _OFF_THE_SPHERE
+        if off.any():
+            rows = np.flatnonzero(off.any(0).numpy())
+            msg = (
+                f"The embeddings to decode have other lengths than 1 in {len(rows)} rows ({head(rows)}; from "
+                f"{lengths.min():.3g} to {lengths.max():.3g}): take those of cells with center=None, and divide points "
+                "between cells by their length."
+            )
             raise ValueError(msg)
         images = np.empty((len(tensors[0]), *self.module.preprocess.output_shape), dtype=np.float32)
         with torch.inference_mode():
