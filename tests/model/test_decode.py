@@ -255,6 +255,27 @@ def test_bad_requests_of_a_decoder(trained, decoded):
         decoded.decode(z, z[1:])
 
 
+def test_pictures_of_new_plates_are_those_of_adapted_embeddings(trained):
+    trained.train_decoder(**QUICK, width=4)
+    new = make_cells(30, seed=5)
+    new.obsm["single_cell_images"] //= 2
+    new.obs["plate"] = "dim"
+    with pytest.raises(KeyError, match="was not adapted to any value of 'plate'"):
+        trained.reconstruct(new, adapt_key="plate")
+    trained.adapt(new, "plate", using="all")
+    z_c, z_s = (trained.get_latent_representation(new, block=block, adapt_key="plate") for block in "cs")
+    pictures = trained.reconstruct(new, adapt_key="plate")
+    np.testing.assert_allclose(pictures, trained.decode(z_c, z_s), atol=1e-6)
+    assert np.abs(pictures - trained.reconstruct(new)).max() > 1e-3
+    swapped = trained.swap_blocks([0, 1], [2, 3], new, adapt_key="plate")
+    np.testing.assert_allclose(swapped, trained.decode(z_c[:2], z_s[2:4]), atol=1e-6)
+    gene = new.obs["gene"].to_numpy()
+    end = z_c[0] + z_c[gene == "gene_3"].mean(0) - z_c[gene == gene[0]].mean(0)
+    path = trained.traverse([0], "gene_3", new, adapt_key="plate")
+    np.testing.assert_allclose(path[0, 0], pictures[0], atol=1e-5)
+    np.testing.assert_allclose(path[0, -1], trained.decode([end / np.linalg.norm(end)], z_s[:1])[0], atol=1e-5)
+
+
 def test_what_lies_off_the_sphere_is_not_decoded(decoded):
     z_c, z_s = (decoded.get_latent_representation(block=block) for block in "cs")
     centred = z_c.copy()

@@ -175,6 +175,7 @@ class DecodeMixin(TrainMixin):
         adata: AnnData | None = None,
         indices: Sequence[int] | np.ndarray | None = None,
         *,
+        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Decode cells from their own two embeddings.
@@ -185,6 +186,9 @@ class DecodeMixin(TrainMixin):
             Cells to reconstruct; the training data by default.
         indices
             Rows, in this order; all by default.
+        adapt_key
+            As for :meth:`get_latent_representation`: cells are embedded by what :meth:`adapt` learned of their own
+            environments.
         batch_size
             Cells in a forward pass; 256 by default.
 
@@ -196,12 +200,14 @@ class DecodeMixin(TrainMixin):
 
         Raises
         ------
+        KeyError
+            If the model was not adapted to any value of ``adapt_key``.
         ValueError
             If there is no decoder yet, or an index is out of range.
         """
         self._require_decoder()
         batch_size = count_or("batch_size", batch_size, _CELLS)
-        embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
+        embeddings = [self._embedded(block, adata, indices, adapt_key, batch_size) for block in self._blocks()]
         return self.decode(*embeddings, batch_size=batch_size)
 
     def swap_blocks(
@@ -210,6 +216,7 @@ class DecodeMixin(TrainMixin):
         style: Sequence[int] | np.ndarray,
         adata: AnnData | None = None,
         *,
+        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Decode the content of some cells with the style of others: the perturbation of one in the well of the other.
@@ -220,6 +227,9 @@ class DecodeMixin(TrainMixin):
             Rows whose z_c and whose z_s to take, equally many.
         adata
             Cells; the training data by default.
+        adapt_key
+            As for :meth:`get_latent_representation`: cells are embedded by what :meth:`adapt` learned of their own
+            environments.
         batch_size
             Cells in a forward pass; 256 by default.
 
@@ -229,6 +239,8 @@ class DecodeMixin(TrainMixin):
 
         Raises
         ------
+        KeyError
+            If the model was not adapted to any value of ``adapt_key``.
         ValueError
             If there is no decoder yet, the model has a single block, or the rows differ in number or are out of range.
         """
@@ -242,7 +254,7 @@ class DecodeMixin(TrainMixin):
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
             msg = "Give equally many rows for content and for style: each pair makes one image."
             raise ValueError(msg)
-        z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
+        z_c, z_s = (self._embedded(b, adata, r, adapt_key, batch_size) for b, r in zip("cs", rows, strict=True))
         return self.decode(z_c, z_s, batch_size=batch_size)
 
     def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
@@ -302,8 +314,9 @@ class DecodeMixin(TrainMixin):
     def _blocks(self) -> str:
         return "c" if self.module.style is None else "cs"
 
-    def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
+    def _embedded(self, block: str, adata: AnnData | None, rows: Any, adapt_key: Any, batch_size: int) -> np.ndarray:
+        how = {"block": block, "center": None, "adapt_key": adapt_key, "batch_size": batch_size}
+        return self.get_latent_representation(adata, rows, **how)
 
     def _require_decoder(self) -> Any:
         if self.module.decoder is None:

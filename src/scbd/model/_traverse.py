@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class TraverseMixin(DecodeMixin):
         adata: AnnData | None = None,
         *,
         n_steps: int = 5,
+        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         r"""Decode cells on their way to another perturbation: what it would do to a cell, in the cell's own well.
@@ -49,6 +50,9 @@ class TraverseMixin(DecodeMixin):
             Cells with their perturbations, which the means are taken of, too; the training data by default.
         n_steps
             Pictures of a cell, the first as it is (its reconstruction), the last with all of the perturbation.
+        adapt_key
+            As for :meth:`get_latent_representation`: cells are embedded by what :meth:`adapt` learned of their own
+            environments.
         batch_size
             Cells in a forward pass; 256 by default.
 
@@ -60,7 +64,8 @@ class TraverseMixin(DecodeMixin):
         Raises
         ------
         KeyError
-            If no cell has the perturbation, or ``adata`` no column of it.
+            If no cell has the perturbation, ``adata`` no column of it, or the model was not adapted to any value of
+            ``adapt_key``.
         ValueError
             If there is no decoder yet, an index is out of range, or ``n_steps`` is less than 2.
 
@@ -80,9 +85,9 @@ class TraverseMixin(DecodeMixin):
             raise KeyError(msg)
         rows = row_numbers(indices, adata.n_obs)
         rows = np.arange(adata.n_obs) if rows is None else rows
-        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in self._blocks()}
+        blocks = {block: self._embedded(block, adata, rows, adapt_key, batch_size) for block in self._blocks()}
         names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
-        means = np.stack([self._mean_content(adata, labels == name, batch_size) for name in names])
+        means = np.stack([self._mean_content(adata, labels == name, adapt_key, batch_size) for name in names])
         step = means[places[0]] - means[places[1:]]
         path = blocks["c"][:, None] + np.linspace(0, 1, n_steps, dtype=np.float32)[:, None] * step[:, None]
         path /= np.linalg.norm(path, axis=-1, keepdims=True)
@@ -90,7 +95,7 @@ class TraverseMixin(DecodeMixin):
         images = self.decode(path.reshape(-1, path.shape[-1]), *others, batch_size=batch_size)
         return images.reshape(len(rows), n_steps, *images.shape[1:])
 
-    def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
+    def _mean_content(self, adata: AnnData, of_label: np.ndarray, adapt_key: Any, batch_size: int) -> np.ndarray:
         """Mean z_c of cells, ``(D,)``; of many, of a random choice that is always the same."""
         rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_OF_A_MEAN]
-        return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
+        return self._embedded("c", adata, np.sort(rows), adapt_key, batch_size).mean(0)
