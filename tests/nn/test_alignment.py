@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import digamma, polygamma
 
 from scbd.nn import ChannelSums, Moments, align
 
@@ -45,12 +46,15 @@ def test_moments_are_those_of_cells_within_groups(shape, seed, n_groups):
     np.testing.assert_allclose(found.mean, cells.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found.variance, within_cells + among / freedom, rtol=1e-4)
     np.testing.assert_allclose(found.mean_error, among / freedom / 30, rtol=1e-4)
-    np.testing.assert_allclose(found.variance_error, scatter / 30 / freedom, rtol=1e-3)
+    of_log = polygamma(1, freedom / 2) + (digamma(freedom / 2) - np.log(freedom / 2)) ** 2
+    least = (among / freedom) ** 2 * of_log
+    np.testing.assert_allclose(found.variance_error, np.maximum(scatter / 30 / freedom, least), rtol=1e-3)
 
 
-def test_cells_alone_in_their_groups_are_one_group():
+@pytest.mark.parametrize("groups", [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 4]])
+def test_cells_nearly_alone_in_their_groups_are_one_group(groups):
     values = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    alone, together = summed(values, torch.arange(6), 6), summed(values)
+    alone, together = summed(values, torch.tensor(groups), 6), summed(values)
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -96,3 +100,15 @@ def test_few_cells_that_differ_by_chance_change_little():
     assert few.ratio.log().square().mean().sqrt() < 0.07
     moved = align(reference, summed(torch.randn(20, 256, generator=generator) + 2))
     torch.testing.assert_close(moved.shift.mean(), torch.tensor(2.0).double(), atol=0.1, rtol=0)
+
+
+@given(n_groups=st.sampled_from([1, 2, 8]), size=st.integers(2, 6), seed=st.integers(0, 99))
+def test_cells_that_are_too_few_for_a_variance_leave_it(n_groups, size, seed):
+    """Of two cells a variance may be anything, and of pairs their distances from the mean are the same."""
+    generator = torch.Generator().manual_seed(seed)
+    reference = summed(torch.randn(2_000, 256, generator=generator))
+    groups = torch.arange(n_groups).repeat_interleave(size)
+    few = summed(torch.randn(len(groups), 256, generator=generator), groups, n_groups)
+    found = align(reference, few).ratio
+    assert found.log().square().mean().sqrt() < 0.2
+    assert found.min() > 0.5

@@ -111,7 +111,7 @@ def _grouped(
 
 
 def _normal(z: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean, and covariance within groups; of cells alone in their groups, that of all."""
-    if len(np.unique(groups)) == len(groups):
+    """Mean, and covariance within groups; where these hold fewer than two cells on average, all are one."""
+    if 2 * len(np.unique(groups)) > len(groups):
         groups = np.zeros(len(groups))
     return z.mean(0, dtype=np.float64), within_covariance(z, groups)

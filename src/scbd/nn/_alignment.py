@@ -20,7 +20,7 @@ class Moments(NamedTuple):
     mean_error: Tensor
     """Squared standard error of the mean; what varies at random is a cell, not a pixel."""
     variance_error: Tensor
-    """That of the variance."""
+    """That of the variance; at least what it is of normal values, in units of whose logarithm it is used."""
 
 
 class ChannelSums:
@@ -49,7 +49,7 @@ class ChannelSums:
         self._counts += torch.bincount(groups, minlength=len(self._counts))
 
     def moments(self) -> Moments:
-        """Of all cells so far. The mean is that of cells; where no group has two of them, all are one group.
+        """Of all cells so far. The mean is that of cells; where groups hold fewer than two on average, all are one.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class ChannelSums:
             raise ValueError(msg)
         sums, counts = self._sums[self._counts > 0], self._counts[self._counts > 0]
         n = counts.sum()
-        if len(counts) == n:
+        if 2 * len(counts) > n:
             sums, counts = sums.sum(0, keepdim=True), n[None]
         mean, square, mean2, product, square2 = (sums / counts[:, None, None]).unbind(1)
         share = (counts / n)[:, None]
@@ -72,8 +72,16 @@ class ChannelSums:
         distance = square - mean.square()
         distance2 = square2 + 4 * mean**2 * mean2 + mean**4 - 4 * mean * product + 2 * mean**2 * square - 4 * mean**4
         scatter = (share * (distance2 - distance.square())).sum(0)
-        variance = (within_cells + among_cells).clamp(min=0)
-        return Moments((share * mean).sum(0), variance, among_cells.clamp(min=0) / n, scatter.clamp(min=0) / freedom)
+        within_cells, among_cells, scatter = (part.clamp(min=0) for part in (within_cells, among_cells, scatter))
+        # distances from a mean of few cells are alike (of two, the same), however far off their variance is
+        variance_error = torch.maximum(scatter / freedom, among_cells.square() * _log_variance_error(freedom))
+        return Moments((share * mean).sum(0), within_cells + among_cells, among_cells / n, variance_error)
+
+
+def _log_variance_error(freedom: Tensor) -> Tensor:
+    """Mean squared error of the logarithm of a variance of normal values, with so many degrees of freedom."""
+    half = freedom / 2
+    return torch.polygamma(1, half) + (torch.digamma(half) - half.log()).square()
 
 
 class Alignment(NamedTuple):
@@ -89,9 +97,10 @@ def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
     r"""Change a normalisation such that new cells leave it as those of the reference do: in mean, and in variance.
 
     With means :math:`a, c` and standard deviations :math:`b, d` of reference and new cells, both behind the
-    normalisation as it was, new values :math:`u` become :math:`a + b (u - c) / d`. The differences of means and of
-    log standard deviations are shrunk first, by what share of their squares over all channels is more than sampling
-    (James and Stein, 1961): a few cells, which tell little, change little. Channels that do not vary stay.
+    normalisation as it was, new values :math:`u` become :math:`a + b (u - c) / d`. Before, means and variances of new
+    cells are drawn towards those of the reference, by what share of their squared differences over all channels (of
+    variances, of their logarithms) is sampling (James and Stein, 1961; Smyth, 2004): a few cells, which tell little,
+    change little. Channels that do not vary stay.
 
     Parameters
     ----------
@@ -102,18 +111,20 @@ def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
     """
     varies = (reference.variance > _CONSTANT) & (new.variance > _CONSTANT)
     known, seen = (torch.where(varies, part.variance, 1.0) for part in (reference, new))
-    moved = _shrunk((new.mean - reference.mean) / known.sqrt(), (new.mean_error + reference.mean_error) / known, varies)
-    log_ratio = (seen / known).log() / 2
+    difference = new.mean - reference.mean
+    share = _more_than_sampling(difference / known.sqrt(), (new.mean_error + reference.mean_error) / known, varies)
+    mean = reference.mean + share * difference
     error = (new.variance_error / seen.square() + reference.variance_error / known.square()) / 4
-    ratio = _shrunk(log_ratio, error, varies & scale).exp()
-    mean = reference.mean + moved * known.sqrt()
+    share = _more_than_sampling((seen / known).log() / 2, error, varies & scale)
+    # not of logarithms: a variance of two cells may be as small as any number by chance
+    ratio = (1 + share * (seen / known - 1)).sqrt()
     return Alignment(torch.where(varies, mean - reference.mean * ratio, 0.0), ratio)
 
 
-def _shrunk(differences: Tensor, errors: Tensor, used: Tensor) -> Tensor:
-    """Differences ``(C,)`` towards 0, by what of their squares is sampling error; 0 of channels not used."""
+def _more_than_sampling(differences: Tensor, errors: Tensor, used: Tensor) -> Tensor:
+    """What share of differences ``(C,)`` is more than sampling error, by their squares; 0 of channels not used."""
     if not bool(used.any()):
         return torch.zeros_like(differences)
     signal = (differences.square() - errors)[used].mean().clamp(min=0)
     share = signal / (signal + errors).clamp(min=torch.finfo(torch.float64).tiny)
-    return torch.where(used, differences * share, 0.0)
+    return torch.where(used, share, 0.0)
