@@ -255,6 +255,26 @@ def test_features_of_another_plate_are_embedded_as_they_were(encoder):
     assert table["using"].item() == "controls"
 
 
+@pytest.mark.parametrize("offset", [10, 25, 1_000])
+@pytest.mark.parametrize("outlier", [0, 1e6])
+def test_features_are_adapted_however_far_away_a_plate_is(offset, outlier):
+    """In standard deviations; further than where features are cut off, and where a control has an odd feature."""
+    wells = make_wells(n_plates=6, n_controls=20)
+    SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
+    model = SCBDModel(wells, encoder="linear", n_latent=4)
+    model.train(max_steps=5, train_size=1.0)
+    near = wells[wells.obs["plate"] == "plate_1"].copy()
+    near.obs["plate"] = "next month"
+    near.X[np.flatnonzero(near.obs["compound"] == "DMSO")[0], 0] += outlier
+    far = near.copy()
+    far.X = far.X + np.float32(offset) * model.module.preprocess.sd.numpy()
+    model.adapt(near, "plate")
+    wanted = model.get_latent_representation(near, adapt_key="plate")
+    table = model.adapt(far, "plate")
+    assert distance(model.get_latent_representation(far, adapt_key="plate"), wanted) < 0.1
+    assert table["distance_after"].item() < 0.6
+
+
 def test_environments_of_the_training_are_left_as_they_are(model, cells):
     new = photographed(cells)
     new.obs["well"] = pd.Categorical(np.where(np.arange(cells.n_obs) < 120, "well_0", "well_new"))

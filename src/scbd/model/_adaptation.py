@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from scbd.nn import Alignment, ChannelSums, Moments, align
+from scbd.nn import Alignment, ChannelSums, FeatureScaling, Moments, align
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -119,7 +119,7 @@ def adapted_buffers(
             layer.get_buffer(name.rpartition(".")[2]).copy_(values)
         found.update(buffers)
 
-    own = _Normaliser.of(_PREPROCESS, module.preprocess)
+    own, prepared = _Normaliser.of(_PREPROCESS, module.preprocess), _PreparedNew(module.preprocess)
     kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         with _watched(module, renew):
@@ -127,13 +127,34 @@ def adapted_buffers(
                 inputs = stored.to(module.device)
                 if _PREPROCESS in reference:
                     _put(module, {name: kept[name] for name in (f"{_PREPROCESS}.mean", f"{_PREPROCESS}.sd")})
-                    buffers = aligned(own, module.preprocess(inputs))
+                    buffers = aligned(own, prepared(inputs))
                     _put(module, buffers)
                     found.update(buffers)
                 _through_networks(module, module.preprocess(inputs))
     finally:
         _put(module, kept)
     return found
+
+
+class _PreparedNew:
+    """Inputs of new cells behind a preprocess that is not theirs yet.
+
+    Features are cut off about where new cells are, as they will be once it is aligned: cut off about where training
+    cells are, all of a plate that is far away would be the same.
+    """
+
+    def __init__(self, preprocess: nn.Module) -> None:
+        self._preprocess = preprocess
+        self._window: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not isinstance(self._preprocess, FeatureScaling) or self._preprocess.clip is None:
+            prepared: Tensor = self._preprocess(inputs)
+            return prepared
+        scaled = self._preprocess.scaled(inputs)
+        if self._window is None:  # of the first batch
+            self._window = self._preprocess.limits(scaled)
+        return scaled.clamp(*self._window)
 
 
 @contextmanager

@@ -126,15 +126,29 @@ class FeatureScaling(nn.Module):
 
     def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Prepare stored features ``(B, F)`` of any dtype, float32."""
+        scaled = self.scaled(features)
+        if self.clip is None or not self.standardize:
+            return scaled
+        # an infinite value is no outlier
+        return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
+
+    def scaled(self, features: Tensor) -> Tensor:
+        """Stored features ``(B, F)`` before anything is cut off, float32."""
         features = features.to(torch.float32)
         if not self.standardize:
             return features
         # divided by infinity, what was constant stays out of everything
-        scaled = (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
-        if self.clip is None:
-            return scaled
-        # an infinite value is no outlier
-        return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
+        return (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
+
+    def limits(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
+        """Where rows of :meth:`scaled` from elsewhere would be cut off about their own median, ``(F,)`` each.
+
+        Rows that vary less than what was fitted are cut off at as many units.
+        """
+        assert self.clip is not None
+        centre = scaled.median(0).values
+        reach = self.clip * (_MAD * (scaled - centre).abs().median(0).values).clamp(min=1)
+        return centre - reach, centre + reach
 
     def intensities(self, features: Tensor) -> Tensor:
         """What prepared features ``(B, F)`` were before they were scaled."""
