@@ -58,8 +58,42 @@ def test_profiles_are_seen_from_the_controls():
     adata.obsm["X"] += 7
     plain, seen = (profile_uncertainty(adata, "X", **KEYS, control=control) for control in (None, "g003"))
     assert plain["length"].min() > 15 and seen["length"].max() < 3
-    assert seen.loc["g003", "length"] == pytest.approx(0, abs=1e-4)
-    np.testing.assert_allclose(seen["standard_error"], plain["standard_error"], rtol=0.2)
+    control = seen.loc["g003"]
+    assert control["length"] == pytest.approx(0, abs=1e-4)
+    assert np.isnan(control[["standard_error", "standard_error_of_cells", "direction"]]).all()
+    assert np.isfinite(seen.drop("g003")).all(axis=None)
+
+
+@pytest.mark.parametrize(
+    ("perturbed", "controls"),
+    [
+        (range(6), range(6)),
+        (range(3), range(6)),
+        (range(4), range(2, 8)),
+        (range(8), range(8, 10)),
+        (range(2), range(2, 40)),
+    ],
+)
+def test_the_error_beside_controls_is_that_of_the_units_of_both(perturbed, controls):
+    """What a unit adds is added to all of its cells. In truth nothing was done: the length is the error."""
+    rng = np.random.default_rng(0)
+    of_unit = rng.normal(size=(40, 2_000))
+    genes = np.repeat(["a", "c"], [10 * len(perturbed), 10 * len(controls)])
+    units = np.repeat([*perturbed, *controls], 10)
+    adata = table(of_unit[units] + 0.5 * rng.normal(size=(len(units), 2_000)), genes, [f"w{u}" for u in units])
+    found = profile_uncertainty(adata, "X", **KEYS, control="c", n_draws=1_000).loc["a"]
+    assert found["standard_error"] == pytest.approx(found["length"], rel=0.2)
+    assert found["standard_error_of_cells"] == pytest.approx(
+        np.sqrt(2_000 * 1.25 * (1 / (10 * len(perturbed)) + 1 / (10 * len(controls)))), rel=0.2
+    )
+
+
+def test_of_controls_in_one_unit_no_error_is_known(caplog):
+    adata = cells_of(3, 2, 4, well_sd=1.0)
+    adata = adata[~((adata.obs["gene"] == "g001") & (adata.obs["well"] == "w01"))].copy()
+    found = profile_uncertainty(adata, "X", **KEYS, control="g001")
+    assert found[["standard_error", "direction"]].isna().all(axis=None)
+    assert "All controls are in one unit" in caplog.text
 
 
 @given(seed=st.integers(0, 20), n_cells=st.lists(st.integers(1, 6), min_size=2, max_size=5))

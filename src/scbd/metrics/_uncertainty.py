@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,8 @@ def profile_uncertainty(
     Cells of a well share what the well adds, so that a thousand cells of two wells are nearer to two observations than
     to a thousand. What is drawn again and again is therefore the unit, such as the well, with all of its cells
     (bootstrap). Deviations are widened by :math:`\sqrt{U / (U - 1)}` for U units, so that few units give no smaller
-    error.
+    error. With ``control``, units of controls are drawn with them: what a plate adds to both is in no profile, and
+    controls of two wells leave all profiles uncertain.
 
     Parameters
     ----------
@@ -50,7 +52,8 @@ def profile_uncertainty(
     unit_key
         Column with what is independent of each other: the well, the plate, the donor; or several for their cross.
     control
-        Value or values of ``y_key`` whose mean is subtracted from all profiles; `None` subtracts nothing.
+        Value or values of ``y_key`` whose mean is subtracted from all profiles; `None` subtracts nothing. Each draw has
+        its own mean of controls.
     n_draws
         How often units are drawn.
     seed
@@ -61,7 +64,8 @@ def profile_uncertainty(
     A row a perturbation: ``n_cells``; ``n_units``; ``length`` of its profile, in the unit of the embedding;
     ``standard_error`` of the profile, likewise (the root of its summed variances); ``standard_error_of_cells``, as it
     would be if cells were independent; ``direction``, the mean cosine of a profile that was drawn again with the
-    profile, 1 where all agree. With a single unit, error and direction are not known (NaN).
+    profile, 1 where all agree. With a single unit, of the perturbation or of all controls, error and direction are not
+    known (NaN); nor are they, and that of cells, of the controls themselves.
 
     Raises
     ------
@@ -83,41 +87,83 @@ def profile_uncertainty(
     """
     check_count("n_draws", n_draws)
     x = representation(adata, rep)
-    names, units = label_names(adata, y_key), label_names(adata, unit_key)
-    centre = np.zeros(x.shape[1])
+    names, units = label_names(adata, y_key), pd.factorize(label_names(adata, unit_key))[0]
+    is_control = np.zeros(len(names), dtype=bool)
     if control is not None:
-        centre = x[np.isin(names, control_names(control, names, y_key))].mean(0, dtype=np.float64)
-    unit_codes = pd.factorize(units)[0]
-    rng, rows, alone = np.random.default_rng(seed), {}, []
+        is_control = np.isin(names, control_names(control, names, y_key))
+    controls = _Side.of(x[is_control], units[is_control]) if is_control.any() else None
+    rng, rows = np.random.default_rng(seed), {}
     for name, cells in pd.Series(np.arange(len(names))).groupby(names, sort=True):
         own = cells.to_numpy()
-        rows[name] = _of_profile(x[own] - centre, unit_codes[own], n_draws, rng)
-        if rows[name]["n_units"] == 1:
-            alone.append(name)
-    if alone:
-        logger.warning("%d perturbations are in one unit, and their error is not known (%s).", len(alone), head(alone))
+        rows[name] = _of_profile(_Side.of(x[own], units[own]), controls, n_draws, rng, known=not is_control[own[0]])
     table = pd.DataFrame.from_dict(rows, orient="index")
+    if controls is not None and len(controls.units) == 1:
+        logger.warning("All controls are in one unit, so that no profile's error is known.")
+    elif len(alone := table.index[(table["n_units"] == 1) & ~table.index.isin(names[is_control])]):
+        logger.warning("%d perturbations are in one unit, and their error is not known (%s).", len(alone), head(alone))
     return table.rename_axis("perturbation").astype({"n_cells": int, "n_units": int})
 
 
-def _of_profile(values: np.ndarray, units: np.ndarray, n_draws: int, rng: np.random.Generator) -> dict[str, float]:
-    """Of the cells ``(N, D)`` of one perturbation, with the code of each one's unit."""
-    codes, means, counts = label_means(values, units)
-    n_cells, n_units = len(codes), len(counts)
-    profile = values.mean(0, dtype=np.float64)
+class _Side(NamedTuple):
+    """Cells of a perturbation, or controls, by the units that they are in."""
+
+    mean: np.ndarray
+    """Of all cells, ``(D,)``."""
+    variance: float
+    """Of the mean, summed over D, as if cells were independent."""
+    units: np.ndarray
+    """Their codes, sorted, ``(U,)``."""
+    means: np.ndarray
+    """``(U, D)``."""
+    counts: np.ndarray
+    """Cells of each unit, ``(U,)``."""
+
+    @classmethod
+    def of(cls, values: np.ndarray, units: np.ndarray) -> _Side:
+        _, means, counts = label_means(values, units)
+        spread = float(values.var(0, ddof=1, dtype=np.float64).sum()) if len(values) > 1 else np.nan
+        return cls(values.mean(0, dtype=np.float64), spread / len(values), np.unique(units), means, counts)
+
+    def deviations(self, drawn: np.ndarray) -> np.ndarray:
+        """From its mean, of the mean in each draw of how often each of its units is in it: ``(B, U)`` to ``(B, D)``.
+
+        Widened such that the variance is that of U units without bias, however many of them were drawn.
+        """
+        weights = drawn * self.counts
+        moved = weights / weights.sum(1, keepdims=True) @ self.means - self.mean
+        return moved / np.sqrt((len(self.units) - 1) * (1 / drawn.sum(1)).mean())
+
+
+def _of_profile(
+    own: _Side, controls: _Side | None, n_draws: int, rng: np.random.Generator, *, known: bool
+) -> dict[str, float]:
+    """A row of the table; ``known`` is false of controls, which have no profile of their own."""
+    sides = [own] if controls is None else [own, controls]
+    profile = own.mean if controls is None else own.mean - controls.mean
     length = float(np.linalg.norm(profile))
-    found = {"n_cells": n_cells, "n_units": n_units, "length": length}
-    spread = float(values.var(0, ddof=1, dtype=np.float64).sum()) if n_cells > 1 else np.nan
     error = direction = np.nan
-    if n_units > 1:
-        drawn = rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_draws) * counts
-        moved = drawn / drawn.sum(1, keepdims=True) @ means - profile
-        moved *= np.sqrt(n_units / (n_units - 1))
+    if known and all(len(side.units) > 1 for side in sides):
+        parts = [side.deviations(drawn) for side, drawn in zip(sides, _drawn(sides, n_draws, rng), strict=True)]
+        moved = parts[0] if controls is None else parts[0] - parts[1]
         error = float(np.sqrt((moved**2).sum(1).mean()))
         again = profile + moved
         direction = float(np.mean(again @ profile / (np.linalg.norm(again, axis=1) * length))) if length > 0 else 0.0
-    return found | {
+    return {
+        "n_cells": own.counts.sum(),
+        "n_units": len(own.units),
+        "length": length,
         "standard_error": error,
-        "standard_error_of_cells": float(np.sqrt(spread / n_cells)),
+        "standard_error_of_cells": float(np.sqrt(sum(side.variance for side in sides))) if known else np.nan,
         "direction": direction,
     }
+
+
+def _drawn(sides: list[_Side], n_draws: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """How often each unit of each side is in a draw of all, ``(n_draws, U)`` each; a unit of two sides is one."""
+    units = reduce(np.union1d, (side.units for side in sides))
+    columns = [np.searchsorted(units, side.units) for side in sides]
+    share, kept = np.full(len(units), 1 / len(units)), np.empty((0, len(units)), dtype=np.int64)
+    while len(kept) < n_draws:  # of draws in which no side is empty
+        drawn = rng.multinomial(len(units), share, size=n_draws)
+        kept = np.concatenate([kept, drawn[np.all([drawn[:, of].any(1) for of in columns], axis=0)]])
+    return [kept[:n_draws, of] for of in columns]
