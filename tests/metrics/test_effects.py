@@ -82,6 +82,29 @@ def test_p_values_are_those_of_chance():
         assert abs((found[name] <= 0.2).mean() - 0.2) < 0.12 and abs(found[name].mean() - 0.5) < 0.1
 
 
+def test_a_single_perturbation_is_consistent_beside_its_controls():
+    rng = np.random.default_rng(0)
+    y, e = np.repeat(["DMSO", "drug"], 40), np.arange(80) % 4
+    x = rng.normal(size=(80, 4))
+    x[y == "drug", 0] += 5
+    found = perturbation_effects(table(y, e), x, e_key="e", n_permutations=200, **KEYS).loc["drug"]
+    assert found["magnitude_p"] < 0.01 and found["consistency_p"] < 0.01
+
+
+def test_without_an_effect_p_values_are_even_however_environments_are_shared_out():
+    """Perturbed rows are mostly in one environment, controls in others; and few controls have no sure mean."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(["DMSO", "a"], [20, 16])
+    p = []
+    for _ in range(150):
+        e = np.where(y == "a", rng.choice(3, 36, p=[0.7, 0.15, 0.15]), rng.choice(3, 36, p=[0.2, 0.4, 0.4]))
+        x = rng.normal(size=(36, 20)) + 2 * rng.normal(size=(3, 20))[e]
+        p.append(perturbation_effects(table(y, e), x, e_key="e", n_permutations=39, **KEYS).loc["a"])
+    for name in ("magnitude_p", "consistency_p"):
+        values = np.array([of[name] for of in p])
+        assert np.abs([(values <= level).mean() - level for level in (0.1, 0.25, 0.5, 0.75)]).max() < 0.12
+
+
 def test_rows_that_are_used_are_counted():
     y = np.repeat(["DMSO", "few", "many"], [20, 5, 40])
     x = np.random.default_rng(0).normal(size=(65, 3))
@@ -91,7 +114,7 @@ def test_rows_that_are_used_are_counted():
 
 def test_a_point_and_a_single_row():
     y = np.array(["DMSO"] * 4 + ["a"] * 3 + ["b"])
-    found = perturbation_effects(table(y, np.zeros(8)), np.ones((8, 2)), n_permutations=20, **KEYS)
+    found = perturbation_effects(table(y, np.zeros(8)), np.full((8, 2), 0.1), n_permutations=20, **KEYS)
     assert (found["magnitude"] == 0).all() and (found["magnitude_p"] == 1).all()
     assert found.loc["a", "consistency"] == 0 and found["consistency"].isna().to_list() == [False, True]
 

@@ -33,12 +33,14 @@ def perturbation_effects(
     n_permutations: int = 1_000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Magnitude and consistency of each perturbation, with p values from labels that were permuted.
+    r"""Magnitude and consistency of each perturbation, with p values from labels that were permuted with controls.
 
     **Magnitude** is the energy distance to the controls, :math:`2 \mathbb{E} \lVert x - c \rVert -
     \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`, no row being compared with itself: 0 on average
     where a perturbation does nothing. **Consistency** is the mean cosine of two of its rows, seen from the mean of the
     controls. They ask different things: a strong effect may differ from cell to cell, a weak one be the same in all.
+    The p value of either is its rank among what it is where the labels of a perturbation's rows and of controls are
+    exchanged at random, as they might be if the perturbation did nothing: other perturbations have no part in it.
     Where all plates have one layout, positions have effects of their own, which this does not tell from those of
     perturbations: see :func:`replicate_retrieval` for a floor.
 
@@ -54,7 +56,8 @@ def perturbation_effects(
         Value or values of ``y_key`` for what was not perturbed.
     e_key
         Column of ``obs`` with the environment, or several. Labels are then permuted within environments, so that these
-        explain nothing, and consistency is that of rows from different environments.
+        explain nothing, and consistency is that of rows from different environments. Where no environment of a
+        perturbation holds controls, p is 1.
     max_cells
         Rows of each perturbation, and of all controls, drawn at random where there are more.
     n_permutations
@@ -99,12 +102,10 @@ def perturbation_effects(
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
     controls = _some(np.flatnonzero(is_control), max_cells, rng)
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))
-    found = [_magnitude(x, e, of, controls, n_permutations, rng) for of in rows.values()]
-    table[["magnitude", "magnitude_p"]] = found
-    table["magnitude_q"] = _q_values(table["magnitude_p"].to_numpy())
-    unit = unit_rows(x - x[is_control].mean(0))
-    table["consistency"], table["consistency_p"] = _consistencies(unit, e, list(rows.values()), n_permutations, rng)
-    table["consistency_q"] = _q_values(table["consistency_p"].to_numpy())
+    found = [_effect(x, e, of, controls, n_permutations, rng) for of in rows.values()]
+    for i, name in enumerate(("magnitude", "consistency")):
+        table[[name, f"{name}_p"]] = [of[i] for of in found]
+        table[f"{name}_q"] = _q_values(table[f"{name}_p"].to_numpy())
     return table
 
 
@@ -112,23 +113,29 @@ def _some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def _magnitude(
+def _effect(
     x: np.ndarray, e: np.ndarray, rows: np.ndarray, controls: np.ndarray, n_permutations: int, rng: np.random.Generator
-) -> tuple[float, float]:
-    """Energy distance to controls, and its p value."""
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Energy distance to controls and consistency, each with its p value."""
     from scipy.spatial.distance import pdist, squareform
 
-    both = np.concatenate([rows, controls])
-    distance = squareform(pdist(x[both]))
+    both, elsewhere = np.concatenate([rows, controls]), bool(np.ptp(e) > 0)
+    x, e = x[both] - x[controls[0]], e[both]  # where all are one point, exactly 0
+    distance, total = squareform(pdist(x)), x.sum(0)
     is_perturbed = np.zeros((1, len(both)))
     is_perturbed[0, : len(rows)] = 1
-    observed = _energy_distances(distance, is_perturbed)[0]
-    n_larger = 0
+
+    def scores(labels: np.ndarray) -> np.ndarray:
+        consistencies = [_consistency(x, e, np.flatnonzero(chosen), total, elsewhere) for chosen in labels]
+        return np.stack([_energy_distances(distance, labels), consistencies])
+
+    observed, n_larger = scores(is_perturbed)[:, 0], np.zeros(2)
     for start in range(0, n_permutations, _BLOCK):
-        labels = permuted_within(is_perturbed[0], e[both], min(_BLOCK, n_permutations - start), rng)
-        null = _energy_distances(distance, labels)
-        n_larger += int(np.count_nonzero(null >= observed - 1e-9 * abs(observed)))
-    return float(observed), (1 + n_larger) / (1 + n_permutations)
+        null = scores(permuted_within(is_perturbed[0], e, min(_BLOCK, n_permutations - start), rng))
+        n_larger += np.count_nonzero(null.T >= observed - 1e-9 * abs(observed), axis=0)
+    p = np.where(np.isnan(observed), np.nan, (1 + n_larger) / (1 + n_permutations))
+    magnitude, consistency = zip(observed.tolist(), p.tolist(), strict=True)
+    return magnitude, consistency
 
 
 def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -141,42 +148,20 @@ def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return 2 * across / (n * m) - inside / np.maximum(n * (n - 1), 1) - outside / (m * (m - 1))
 
 
-def _consistencies(
-    unit: np.ndarray, e: np.ndarray, rows: list[np.ndarray], n_permutations: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean cosine of two rows of each perturbation, in different environments if there are several, and p values."""
-    members, labels = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(of) for of in rows])
-    elsewhere = np.ptp(e) > 0
-    unit, e = unit[members], e[members]
-    observed = _mean_cosines(unit, e, labels, len(rows), elsewhere)
-    n_larger = np.zeros(len(rows))
-    for _ in range(n_permutations):
-        n_larger += (
-            _mean_cosines(unit, e, permuted_within(labels, e, 1, rng)[0], len(rows), elsewhere) >= observed - 1e-12
-        )
-    p = (1 + n_larger) / (1 + n_permutations)
-    return observed, np.where(np.isnan(observed), np.nan, p)
+def _consistency(x: np.ndarray, e: np.ndarray, chosen: np.ndarray, total: np.ndarray, elsewhere: bool) -> float:
+    """Mean cosine of two of the chosen rows, seen from the mean of the others; ``total`` is the sum of all, ``(D,)``.
 
-
-def _mean_cosines(unit: np.ndarray, e: np.ndarray, labels: np.ndarray, n_labels: int, elsewhere: bool) -> np.ndarray:
-    """For each label, over pairs of its rows; of those that are in different environments, with ``elsewhere``."""
-    whole, n = _sums(unit, labels, n_labels)
-    if not elsewhere:
-        same, n_same = np.bincount(labels, np.square(unit).sum(1), n_labels), n
-    else:
-        pair, of_row = np.unique(np.stack([labels, e]), axis=1, return_inverse=True)
-        parts, n_parts = _sums(unit, of_row.ravel(), pair.shape[1])
-        same, n_same = (np.bincount(pair[0], w, n_labels) for w in (np.square(parts).sum(1), n_parts**2))
-    n_pairs = n**2 - n_same
-    return np.divide(np.square(whole).sum(1) - same, n_pairs, out=np.full(n_labels, np.nan), where=n_pairs > 0)
-
-
-def _sums(values: np.ndarray, codes: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sum of the rows of each code ``(n, D)``, and their number."""
-    from scipy import sparse
-
-    member = sparse.csr_array((np.ones(len(codes)), (codes, np.arange(len(codes)))), shape=(n, len(codes)))
-    return member @ values, np.bincount(codes, minlength=n).astype(float)
+    With ``elsewhere``, over pairs from different environments; NaN if there is no pair.
+    """
+    own = x[chosen]
+    unit, e = unit_rows(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
+    # no row is compared with its own environment, or with itself
+    own, n_own = unit, np.ones(len(unit))
+    if elsewhere:
+        member = (e == np.unique(e)[:, None]).astype(float)
+        own, n_own = member @ unit, member.sum(1)
+    n_pairs = len(unit) ** 2 - np.square(n_own).sum()
+    return float((np.square(unit.sum(0)).sum() - np.square(own).sum()) / n_pairs) if n_pairs else np.nan
 
 
 def _q_values(p: np.ndarray) -> np.ndarray:
