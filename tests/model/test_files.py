@@ -56,6 +56,15 @@ def test_a_damaged_model_is_not_loaded(trained, tmp_path):
         SCBDModel.load(tmp_path / "model", adata=False)
 
 
+def test_rows_of_the_training_go_with_the_cells_that_are_attached(trained):
+    rows = trained.train_indices
+    trained.adata = make_cells()[:60].copy()
+    with pytest.warns(UserWarning, match="train_indices are rows of the table that the model was trained on"):
+        assert trained.train_indices is rows
+    trained.adata = make_cells()
+    assert trained.train_indices is rows
+
+
 def test_rows_of_the_training_are_not_handed_out_for_other_cells_without_a_word(trained, tmp_path, caplog):
     trained.save(tmp_path / "model")
     same = SCBDModel.load(tmp_path / "model", make_cells())

@@ -133,6 +133,19 @@ def test_it_is_saved_predicts_and_goes_on(tmp_path):
         loaded.predict()
 
 
+def test_labels_that_are_new_leave_it_what_it_knows():
+    model = make_model()
+    model.train(**QUICK, online_head=True)
+    before = model.online_head_
+    cells = make_cells()
+    cells.obs["gene"] = np.where(np.arange(len(cells)) < 24, "a gene of later", cells.obs["gene"].astype(str))
+    model.adata = cells
+    model.train(**QUICK | {"max_steps": 1, "lr": 1e-6}, online_head=True)
+    for name, values in model.online_head_.items():
+        assert len(values) == 5
+        np.testing.assert_allclose(values[:4], before[name], atol=1e-4)
+
+
 def test_features_that_are_no_numbers_teach_it_nothing():
     model = make_model()
     model.train(**QUICK, online_head=True)

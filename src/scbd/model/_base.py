@@ -16,7 +16,6 @@ from scvi.model.base._constants import SAVE_KEYS
 from scbd.model._adapt import AdaptMixin
 from scbd.model._embed import EmbedMixin
 from scbd.model._files import check_saved_model, plain, restored
-from scbd.model._parts import cell_digests
 from scbd.model._predict import PredictMixin
 from scbd.model._setup import SetupMixin
 from scbd.model._summary import encoder_name, parameters, summary
@@ -77,9 +76,6 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any]
     _next: ClassVar[str] = "get_latent_representation(block='c')"
-    # whether a saved model was loaded with others than those it was trained on
-    _has_other_cells = False
-
     train_indices = _of_training("train_indices", "that were trained on")
     validation_indices = _of_training("validation_indices", "that were validated on")
     test_indices = _of_training("test_indices", "that were neither trained nor validated on")
@@ -182,9 +178,7 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
         finally:
             note.setLevel(level)
         if model.adata is not None:
-            source = model._source(model.adata)
-            trained_on = getattr(model, "training_settings_", {}).get("images")
-            model._has_other_cells = trained_on not in (None, cell_digests(source, model.adata.obs[[]])["images"])
+            model._compare_cells(model.adata)
         for name, value in list(vars(model).items()):
             if name.endswith("_") and isinstance(value, dict):
                 setattr(model, name, restored(value))

@@ -38,7 +38,7 @@ class OnlineHead(Callback):
     seed
         Of its first weights.
     weights
-        ``weight`` and ``bias`` to go on from; those of other labels are left.
+        ``weight`` and ``bias`` to go on from, of the first labels; new ones come behind.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class OnlineHead(Callback):
         with torch.random.fork_rng(devices=[]):  # the random numbers of all others stay theirs
             torch.manual_seed(seed)
             self.linear = nn.Linear(network.width("intermediate"), n_labels)
-        if weights and weights["weight"].shape == tuple(self.linear.weight.shape):
-            self.linear.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()})
+        with torch.no_grad():
+            for name, values in (weights or {}).items():
+                self.linear.get_parameter(name)[: len(values)] = torch.from_numpy(values)
         # several processes would wait for gradients of what is no part of their loss
         self.linear.requires_grad_(False)
         self._features: Tensor | None = None

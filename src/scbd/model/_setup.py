@@ -23,6 +23,7 @@ from scbd.model._confounding import warn_if_confounded, warn_if_ordered_alike
 from scbd.model._controls import check_control
 from scbd.model._environments import known_covariate_keys, known_e_columns, warn_of_quantities, with_inferred
 from scbd.model._manager import ScreenManager
+from scbd.model._parts import cell_digests
 from scbd.model._registry import RegistryMixin
 from scbd.model._shifts import warn_if_shifted
 
@@ -40,6 +41,8 @@ class SetupMixin(RegistryMixin):
 
     # whether its objective takes several environments of a cell side by side
     _side_by_side: ClassVar[bool] = False
+    # whether others are attached than those it was trained on
+    _has_other_cells = False
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         try:
@@ -207,6 +210,7 @@ class SetupMixin(RegistryMixin):
         self._adata = adata
         self._adata_manager = self._get_most_recent_anndata_manager(adata, required=True)
         self._register_manager_for_instance(self._adata_manager)
+        self._compare_cells(adata)
 
     def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
         """Print what the model, or ``adata``, was set up with.
@@ -232,6 +236,12 @@ class SetupMixin(RegistryMixin):
             msg = "The model was loaded without data: pass adata."
             raise ValueError(msg)
         return self.adata if adata is None else adata
+
+    def _compare_cells(self, adata: AnnData) -> None:
+        """Note whether the cells that are attached are those the model was trained on."""
+        trained_on = getattr(self, "training_settings_", {}).get("images")
+        images = cell_digests(self._source(adata), adata.obs[[]])["images"]
+        self._has_other_cells = trained_on not in (None, images)
 
     def _source(self, adata: AnnData) -> ImageSource:
         """Inputs of a table, checked against what the model takes. Reads none of them."""
