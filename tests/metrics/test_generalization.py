@@ -130,6 +130,19 @@ def test_replicates_of_perturbations_that_were_not_trained_on():
         )
 
 
+def test_what_is_unseen_does_not_depend_on_the_subset():
+    """Of each of forty perturbations one row in twenty was trained on: a subset holds such rows of few of them."""
+    label, row = np.divmod(np.arange(1000), 20)
+    obs = pd.DataFrame({"y": label, "e": np.arange(1000) % N_ENVIRONMENTS}, index=np.arange(1000).astype(str))
+    adata = AnnData(obs=obs, obsm={"z": np.random.default_rng(0).normal(size=(1000, 2))})
+    how: dict[str, Any] = {"trained_on": (row == 0) & (label < 40), "control": 49, "classifiers": ["nearest_mean"]}
+    for max_cells in (None, 300):
+        frame = generalization(adata, ["z"], max_cells=max_cells, **how, **KEYS).set_index("metric")
+        assert frame.loc["replicates_unseen", "n_labels"] == 9
+    with pytest.raises(ValueError, match="The random subset of 20 rows lacks unseen perturbations, or controls"):
+        generalization(adata, ["z"], max_cells=20, **how, **KEYS)
+
+
 def test_an_embedding_that_was_trained_on_all_controls():
     adata = screen()
     is_trained = adata.obs["y"].isin(["0", "1"]).to_numpy()

@@ -76,7 +76,7 @@ def generalization(
         Where there are more environments, so many sets of whole environments are held out instead; where most
         perturbations have more guides, so many sets of guides.
     max_cells
-        Use a random subset of this size; `None` for all.
+        Use a random subset of this size; `None` for all. Which perturbations are unseen, all rows say.
     seed
         Seed of subset, sets, and permuted labels.
 
@@ -96,8 +96,8 @@ def generalization(
     KeyError
         If a key is missing.
     ValueError
-        If there is one environment only, a row has no label, nothing can be held out, no perturbation is unseen, or an
-        embedding is not finite.
+        If there is one environment only, a row has no label, nothing can be held out, no perturbation is unseen, the
+        subset lacks such perturbations or controls, or an embedding is not finite.
 
     Warns
     -----
@@ -116,12 +116,15 @@ def generalization(
     compared, rng = named_embeddings(adata, embeddings), np.random.default_rng(seed)
     n = adata.n_obs
     rows = np.arange(n) if max_cells is None or n <= max_cells else np.sort(rng.choice(n, max_cells, replace=False))
-    y, e = (label_names(adata, key)[rows] for key in (y_key, e_key))
+    names, e = label_names(adata, y_key), label_names(adata, e_key)[rows]
+    y = names[rows]
     folds = _shared(_environment_folds(e, n_folds, rng), y, f"environments of {e_key!r}")
     if guide_key is not None:
         guides = label_names(adata, guide_key)[rows]
         folds += _shared(_guide_folds(y, guides, n_folds, rng), y, f"guides of {guide_key!r}")
-    novelty = None if trained_on is None else _novelty(y, trained_rows(adata, trained_on)[rows], control, y_key)
+    novelty = None
+    if trained_on is not None:
+        novelty = _novelty(names, trained_rows(adata, trained_on), control, y_key).of(rows)
     found = []
     for name, key, values in compared:
         x = np.asarray(values)[rows] if len(rows) < n else np.asarray(values)
@@ -206,6 +209,17 @@ class _Novelty(NamedTuple):
     groups: dict[str, np.ndarray]
     is_negative: np.ndarray
     is_trained: np.ndarray
+
+    def of(self, rows: np.ndarray) -> _Novelty:
+        """The same of a subset, in which a perturbation is what it is among all rows."""
+        groups = {name: group[rows] for name, group in self.groups.items()}
+        if not (groups["unseen"].any() and self.is_negative[rows].any()):
+            msg = (
+                f"The random subset of {len(rows):,} rows lacks unseen perturbations, or controls to tell them from: "
+                "give a larger max_cells."
+            )
+            raise ValueError(msg)
+        return _Novelty(groups, self.is_negative[rows], self.is_trained[rows])
 
 
 def _novelty(y: np.ndarray, is_trained: np.ndarray, control: Any, y_key: str) -> _Novelty:
