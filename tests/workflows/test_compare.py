@@ -73,6 +73,21 @@ def test_wells_are_held_out_of_the_probe_of_unseen_perturbations_too():
     assert found["y_probe_unseen_f1"] < 0.4 and found["y_probe_unseen_auroc"] < 0.75
 
 
+@pytest.mark.parametrize("control", [None, "6", 6, 6.0])
+def test_perturbations_are_told_by_numbers_as_by_their_text(cells, control):
+    """Whole numbers of a column with a gap are stored as 1.0."""
+    number = cells.obs["gene"].map({**{f"g{i}": i for i in range(6)}, "none": 6}).astype(int)
+    frames = []
+    for genes in (number.astype(str), number, number.astype(float)):
+        obs = cells.obs.assign(gene=genes)
+        net = pd.DataFrame({"source": NET["source"], "target": pd.Series(range(6), dtype=genes.dtype)})
+        how = HOW | {"control": control, "net": net, "corrections": ["standardised"], "trained_on": "split"}
+        frames.append(compare(AnnData(obs=obs, obsm={"z": cells.obsm["X_shifted"]}), ["z"], **how))
+    assert frames[0].set_index("metric").loc["relationship_map_unseen", "value"] == 1
+    for frame in frames[1:]:
+        pd.testing.assert_frame_equal(frame, frames[0])
+
+
 def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
     seeds = {"mine": ["X_shifted", cells.obsm["X_true"]]}
     frame = compare(cells, seeds, trained_on=np.arange(0, cells.n_obs, 2), corrections=[None], **HOW)

@@ -73,4 +73,5 @@ from scbd.metrics._embeddings import Embeddings as Embeddings
 from scbd.metrics._embeddings import named_embeddings as named_embeddings
 from scbd.metrics._probes import Classifier as Classifier
 from scbd.metrics._table import check_keys as check_keys
+from scbd.metrics._table import label_names as label_names
 from scbd.metrics._table import trained_rows as trained_rows

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import sparse
 
 from scbd._checks import check_count
+from scbd._labels import label_text
 from scbd._messages import head
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def read_network(
     if said not in get_args(NetKind):
         msg = f"net.attrs['kind'] is {said!r}, which is not known: set it to 'pairs' or 'sets', or give net_kind."
         raise ValueError(msg)
-    rows = net[["source", "target"]].dropna().astype(str).drop_duplicates()
+    rows = net[["source", "target"]].dropna().astype(object).map(label_text).drop_duplicates()
     if rows.empty:
         msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
         raise ValueError(msg)

@@ -15,6 +15,7 @@ import pandas as pd
 from scipy import sparse
 from scipy.spatial.distance import squareform
 
+from scbd._labels import label_text
 from scbd.metrics._known_pairs import NetKind, read_network, related_genes
 from scbd.metrics._ranks import Ranks
 
@@ -196,7 +197,7 @@ def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.n
         msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
         raise KeyError(msg)
     genes = profiles.obs_names if gene_key is None else profiles.obs[gene_key]
-    genes = np.asarray(genes, dtype=object).astype(str)
+    genes = np.array([label_text(gene) for gene in genes], dtype=str)
     names, counts = np.unique(genes, return_counts=True)
     if (counts > 1).any():
         msg = (

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._labels import label_values
 from scbd.baselines import check_correction, correct
 from scbd.metrics import (
     aggregate,
     benchmark,
+    label_names,
     label_probe,
     named_embeddings,
     probe_groups,
@@ -129,7 +129,7 @@ class _NewCells(NamedTuple):
 
     def of_unseen(self, z: np.ndarray, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """What is told of unseen perturbations, beside the same of seen ones."""
-        labels = label_values(self.adata.obs, self.y_key).astype(str).to_numpy()
+        labels = label_names(self.adata, self.y_key)
         rows = np.isin(labels, self.unseen)
         if len(self.unseen) > 1:
             groups = probe_groups(

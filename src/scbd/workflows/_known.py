@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd._labels import control_names, label_values
+from scbd._labels import control_names
+from scbd.metrics import label_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +34,7 @@ def known_of(
         If a cell has no label, or none is a control.
     """
     keys = {"labels": y_key, "environments": e_key, "positions": position_key}
-    known: dict[str, Any] = {
-        name: label_values(adata.obs, key).astype(str).to_numpy() for name, key in keys.items() if key is not None
-    }
+    known: dict[str, Any] = {name: label_names(adata, key) for name, key in keys.items() if key is not None}
     if control is not None:
         labels = known["labels"]
         known["controls"] = np.isin(labels, control_names(control, labels, y_key))
