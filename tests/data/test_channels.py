@@ -47,9 +47,16 @@ def test_names_that_were_cut_without_the_images():
     cells = named(["a", "b", "c"])
     with pytest.raises(ValueError, match=r"var\['channels'\] names 2 channels \(a, c\), .* has 3: .* and no image"):
         field().register_field(cells[:, ["a", "c"]].copy())
-    # without the column var may be of anything
-    with pytest.warns(UserWarning, match=r"var has 2 names \(a, c\), .* has 3 channels, which are called by numbers"):
-        field().register_field(named(["a", "b", "c"], column=False)[:, ["a", "c"]].copy())
+    # without the column, too, unless a user says that var is of something else
+    cut = named(["a", "b", "c"], column=False)[:, ["a", "c"]].copy()
+    with pytest.raises(ValueError, match=r"var has 2 names \(a, c\), .* has 3 channels: .* and no image") as caught:
+        field().register_field(cut)
+    by_number = eval(str(caught.value).split("by number, channels=")[1].removesuffix("."))
+    assert ImageField("image", IMAGE_KEY, by_number).register_field(cut)["channels"] == [
+        "channel_0",
+        "channel_1",
+        "channel_2",
+    ]
 
 
 def test_what_the_message_says_is_what_helps():
@@ -218,10 +225,11 @@ def test_models_of_images_without_masks():
         SCBDModel.setup_anndata(make_wells(), y_key="compound", e_key="plate", channels=["a"])
 
 
-def test_names_cut_in_a_file_are_refused_when_it_is_converted(tmp_path):
-    cells = named(["a", "b", "c"])[:, ["a", "b"]].copy()
+@pytest.mark.parametrize("column", [True, False])
+def test_names_cut_in_a_file_are_refused_when_it_is_converted(tmp_path, column):
+    cells = named(["a", "b", "c"], column)[:, ["a", "b"]].copy()
     cells.write_h5ad(tmp_path / "mapped.h5ad")
     cells.write_h5ad(tmp_path / "chunked.h5ad", compression="gzip")
     for path in tmp_path.iterdir():
-        with pytest.raises(ValueError, match=r"names 2 channels \(a, b\), .* has 3"):
+        with pytest.raises(ValueError, match=r" 2 (channels|names) \(a, b\), .* has 3"):
             read_crops(path)

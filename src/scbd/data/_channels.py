@@ -51,11 +51,13 @@ def taken_channels(
     Raises
     ------
     KeyError, ValueError
-        If one is not there, or ``var`` is not about the images.
+        If one is not there, ``var`` is not about the images, or none is asked for and ``var`` has fewer names than
+        there are channels.
     """
     names = channel_names(var, n_channels, image_key)
     if channels is not None:
         return chosen_channels(names, channels, f"obsm[{image_key!r}]")
+    _check_not_cut(var, n_channels, image_key)
     places = np.flatnonzero(~_masks(var, n_channels)).tolist()
     return places, [names[place] for place in places]
 
@@ -166,14 +168,8 @@ def _check_order(found: list[str], known: list[str], places: list[int], image_ke
     raise ValueError(msg)
 
 
-def warn_of_channels(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
-    """Say which channels are left out, and what ``var`` tells of others that are probably not wanted as they are.
-
-    Warns
-    -----
-    UserWarning
-        If ``var`` has fewer names than there are channels.
-    """
+def say_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
+    """Say which channels are left out, where none are asked for."""
     masks = _masks(var, n_channels)
     if masks.any() and channels is None:
         names = channel_names(var, n_channels, image_key)
@@ -182,14 +178,18 @@ def warn_of_channels(var: pd.DataFrame, n_channels: int, image_key: str, channel
             ", ".join(np.array(names)[masks]),
             names,
         )
+
+
+def _check_not_cut(var: pd.DataFrame, n_channels: int, image_key: str) -> None:
+    """Raise if ``var`` has fewer names than there are channels: which they are of, only a user can say."""
     names = [str(name) for name in var.index]
-    if "channels" not in var and 0 < len(names) < n_channels and not _unnamed(names):
+    if 0 < len(names) < n_channels and not _unnamed(names):
         msg = (
-            f"var has {len(names)} names ({', '.join(names)}), obsm[{image_key!r}] has {n_channels} channels, which "
-            f"are called by numbers. If adata[:, names] was to cut channels, it has cut var alone: begin with all, and "
-            f"cut both, {how_to_keep([0, 1], image_key)} for the first two."
+            f"var has {len(names)} names ({', '.join(names)}), obsm[{image_key!r}] has {n_channels} channels: "
+            f"adata[:, names] cuts var, and no image. Begin with all, and cut both: {how_to_keep([0, 1], image_key)} "
+            f"for the first two; or, if var names features, take them by number, channels={list(range(n_channels))}."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        raise ValueError(msg)
 
 
 def _masks(var: pd.DataFrame, n_channels: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import rich.table
 import torch
 from scvi.data.fields import BaseAnnDataField
 
-from scbd.data._channels import channel_names, warn_of_channels
+from scbd.data._channels import channel_names, say_masks
 from scbd.data._inputs import Inputs, check_like_registered
 from scbd.data._pixels import check_pixels
 
@@ -49,7 +49,7 @@ class ImageField(BaseAnnDataField):
         """Record what the images are, having looked at their pixels once."""
         source, n_stored = self.inputs.source(adata), self.inputs.stored(adata).shape[1]
         names = self.inputs.taken(adata, n_stored)[1]
-        warn_of_channels(adata.var, n_stored, self.attr_key, self.inputs.channels)
+        say_masks(adata.var, n_stored, self.attr_key, self.inputs.channels)
         check_pixels(source, names, self.attr_key)
         return {
             "image_shape": source.shape[1:],

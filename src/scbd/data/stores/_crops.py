@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from scbd._keys import IMAGE_KEY
-from scbd.data._channels import chosen_channels, taken_channels, warn_of_channels
+from scbd.data._channels import chosen_channels, say_masks, taken_channels
 from scbd.data._inputs import Inputs
 from scbd.data.sources import columns_of
 
@@ -92,12 +92,7 @@ def crops_of(adata: AnnData, image_key: str, name: str = "cells", channels: Chan
     Raises
     ------
     KeyError, TypeError, ValueError
-        If there are no images at ``obsm[image_key]``, no such channel, or ``var['channels']`` is not about them.
-
-    Warns
-    -----
-    UserWarning
-        If ``var`` has fewer names than there are channels.
+        If there are no images at ``obsm[image_key]``, no such channel, or ``var`` has fewer names than channels.
     """
     stored = Inputs(image_key=image_key).stored(adata)
     return crops_from(stored, adata.obs, adata.var, image_key, name, channels)
@@ -107,7 +102,7 @@ def crops_from(
     stored: ImageSource, obs: pd.DataFrame, var: pd.DataFrame, image_key: str, name: str, channels: Channels | None
 ) -> Crops:
     """The same of the parts of one."""
-    warn_of_channels(var, stored.shape[1], image_key, channels)
+    say_masks(var, stored.shape[1], image_key, channels)
     places, names = taken_channels(var, stored.shape[1], image_key, channels)
     return Crops(columns_of(stored, places), obs, names, name)
 
