@@ -27,6 +27,19 @@ def test_of_cells_like_the_known_ones_values_are_uniform():
         assert np.mean(found <= p) == pytest.approx(p, abs=0.03)
 
 
+@pytest.mark.parametrize("constant", [0.0, -3.5])
+def test_what_no_training_cell_has_is_new(constant):
+    """Such a component was left out: a hundred in place of nothing was a cell like all others."""
+    adata = make_table()
+    adata.obsm["X"] = np.column_stack([adata.obsm["X"], np.full(1600, constant)]).astype(np.float32)
+    before = novelty(adata, "X", trained_on=TRAIN, held_out=KNOWN)
+    adata.obsm["X"][600:700, 5] += 100
+    adata.obsm["X"][700:800, 5] += 1e-6  # rounding
+    found = novelty(adata, "X", trained_on=TRAIN, held_out=KNOWN)
+    assert (found[600:700] == 1 / 201).all()
+    np.testing.assert_array_equal(np.delete(found, np.s_[600:700]), np.delete(before, np.s_[600:700]))
+
+
 def test_cells_between_and_beyond_are_told():
     adata = make_table()
     adata.obsm["X"][600:700] = 3 * np.array([1, 1, 1, 1, 100])  # between both clusters: near their common mean

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 _BLOCK = 8_192
+# of the largest component, what float32 may make of one value
+_ROUNDING = 1e-6
 
 
 def novelty(
@@ -29,7 +31,8 @@ def novelty(
 ) -> np.ndarray:
     """How likely a known cell is to be as far from the training cells: small for cells unlike any seen.
 
-    A cell's distance is the mean of those to its nearest training cells, in components of one scale. It is compared
+    A cell's distance is the mean of those to its nearest training cells, in components of one scale; infinite, where a
+    component that is the same in all training cells is another in this one. It is compared
     with distances of cells of the same kind that were not trained on, so that of such cells a share of p has a value of
     p or less, whatever the embedding (conformal p values). Nothing follows from a large value: an encoder may be blind
     to what is new.
@@ -98,10 +101,13 @@ def novelty(
         raise ValueError(msg)
     mean, factor = mean_and_factor(x[train])
     nearest = NearestNeighbors(n_neighbors=n_neighbors).fit((x[train] - mean) * factor)
+    constant, rounding = factor == 0, _ROUNDING * np.abs(x[train]).max()
     distances = np.empty(len(x))
     for start in range(0, len(x), _BLOCK):
         part = slice(start, start + _BLOCK)
         distances[part] = nearest.kneighbors((x[part] - mean) * factor)[0].mean(1)
+        # no scale says how far a component is from what all training cells have
+        distances[part][(np.abs(x[part][:, constant] - mean[constant]) > rounding).any(1)] = np.inf
     of_known = np.sort(distances[known])
     as_far = len(of_known) - np.searchsorted(of_known, distances, side="left")
     # a held-out cell is among them already
