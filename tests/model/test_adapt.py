@@ -189,6 +189,18 @@ def test_no_more_cells_are_looked_at_than_asked_for(model, cells):
     assert model.adapt(photographed(cells), "plate", max_cells=10)["n_cells"].item() == 10
 
 
+def test_an_environment_is_adapted_to_in_the_same_way_whichever_stand_beside_it(model, cells):
+    new = photographed(cells)
+    new.obs["plate"] = pd.Categorical(np.array(["P1", "P2"])[np.arange(cells.n_obs) % 2])
+    how = {"using": "all", "max_cells": 20}
+    of_two = model.adapt(new, "plate", **how).set_index("environment").loc[["P2"]]
+    z = model.get_latent_representation(new, adapt_key="plate")[1::2]
+    model.forget_adaptations()
+    alone = model.adapt(new[new.obs["plate"] == "P2"].copy(), "plate", **how).set_index("environment")
+    pd.testing.assert_frame_equal(alone, of_two)
+    np.testing.assert_array_equal(model.get_latent_representation(new[1::2].copy(), adapt_key="plate"), z)
+
+
 def test_a_file_of_another_adaptation_is_another_file(model, cells):
     """What a killed run goes on with is compared by a digest, of all that embeddings depend on."""
     new = photographed(cells)
@@ -338,9 +350,9 @@ def test_what_cannot_be_adapted_to_leaves_the_model_as_it_was(model, cells):
     for name, values in model.module.state_dict().items():
         torch.testing.assert_close(values, before[name], rtol=0, atol=0)
     del new.obs["gene"]
-    with pytest.raises(ValueError, match="does not know which cells are controls"):
+    with pytest.raises(ValueError, match="obs has no 'gene' to tell controls by: add it"):
         model.adapt(new, "plate", using="controls")
-    with pytest.warns(UserWarning, match="not known which cells are controls, so all cells"):
+    with pytest.warns(UserWarning, match="All cells .* as obs has no 'gene' to tell controls by.*, add it; to use all"):
         assert model.adapt(new, "plate")["using"].item() == "all"
     with pytest.raises(KeyError, match="not adapted to B of 'plate'"):
         model.forget_adaptations("plate", ["B"])

@@ -77,8 +77,9 @@ class AdaptMixin:
             column of the perturbation.
         key
             Column of ``obs`` with what the cells differ by, such as the plate, or a list of columns, which are crossed.
-            Each of its values is an environment to adapt to, except those the model was trained on. Variances are those
-            within ``e_key`` of the training, such as wells, where new cells have it.
+            Each of its values is an environment to adapt to. Those the model was trained on are left out where this is
+            ``e_key`` or one of its columns; where it is another, the model does not know them: give new cells alone.
+            Variances are those within ``e_key`` of the training, such as wells, where new cells have it.
         using
             ``"controls"``: those named by ``control`` of :meth:`setup_anndata`; ``"all"``: all cells of an environment.
             By default controls where they were named, else all, with a warning: on MitoCheck, whose plates have few
@@ -128,11 +129,12 @@ class AdaptMixin:
         labels = label_values(adata.obs, key).map(label_text)
         chosen = self._chosen(labels, adata, key, kind)
         reference = self._reference(kind)
-        groups, rng, found = self._groups(adata), np.random.default_rng(0), {}
+        groups, found = self._groups(adata), {}
         n_cells = sum(min(len(rows), max_cells) for rows in chosen.values())
         with progress_bar("Adapting", n_cells, shown=enable_progress_bar) as bar:
             for name, rows in chosen.items():
-                rows = rng.permutation(rows)[:max_cells]
+                # those of one environment, whichever stand beside it
+                rows = np.random.default_rng(0).permutation(rows)[:max_cells]
                 part = adaptation_to(self.module, source, rows, groups[rows], reference, linear_map=linear_map)
                 found[name] = part | {"using": kind}
                 bar.update(len(rows))
@@ -147,7 +149,8 @@ class AdaptMixin:
 
         ``key``: the column; ``environment``; ``using``: controls or all; ``n_cells`` of them that were looked at;
         ``distance_before``, ``distance_after``: of the mean of their z_c from that of such cells of the training, in
-        standard deviations of these within environments (the root of the trace of their covariance); ``linear_map``.
+        standard deviations of these within environments (the root of the trace of their covariance), of which chance
+        leaves about one by the root of ``n_cells``; ``linear_map``.
         """
         rows = [
             {"key": key, "environment": name} | {column: known[column] for column in _COLUMNS[2:]}
@@ -237,17 +240,22 @@ class AdaptMixin:
             msg = f"using={using!r} is not known: use one of {', '.join(get_args(Using))}."
             raise ValueError(msg)
         named = self._controls(adata) is not None
+        setup = self.registry_["setup_args"]
+        unknown, remedy = (
+            "the model does not know which cells are controls",
+            "name them with control=… in setup_anndata",
+        )
+        if setup.get("control") is not None:
+            missing = [column for column in as_columns(setup["y_key"]) if column not in adata.obs]
+            unknown, remedy = f"obs has no {head(map(repr, missing))} to tell controls by", "add it"
         if using == "controls" and not named:
-            msg = (
-                "using='controls': the model does not know which cells are controls. Name them with control=… in "
-                "setup_anndata; the new cells need the column of the perturbation."
-            )
+            msg = f"using='controls': {unknown}: {remedy}."
             raise ValueError(msg)
         if using == "auto" and not named:
             msg = (
-                "It is not known which cells are controls, so all cells of each environment are used. Effects of "
-                "perturbations then count as effects of the environment, unless each holds the perturbations of the "
-                "training in about the same numbers. Name controls (control=… in setup_anndata), or give using='all'."
+                f"All cells of each environment are used, as {unknown}. Effects of perturbations then count as effects "
+                "of the environment, unless each holds the perturbations of the training in about the same numbers. "
+                f"To use controls, {remedy}; to use all cells without a warning, give using='all'."
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return ("controls" if named else "all") if using == "auto" else using

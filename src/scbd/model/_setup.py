@@ -104,7 +104,8 @@ class SetupMixin(RegistryMixin):
             So many environments that nobody wrote down are looked for in all cells, see
             :func:`scbd.data.infer_environments`, and written to ``obs["inferred_environment"]``. They are the
             environment, or stand beside that of ``e_key``. To leave out cells that the model is tested on, infer them
-            with ``fit=…`` first, and give the column as ``e_key``.
+            with ``fit=…`` first, and give the column as ``e_key``. Names are of this table alone: where old and new
+            cells are trained on, infer once, on both together.
         channels
             Those that are learned from, by name or number; by default all but masks, which scPortrait's files tell in
             ``var["channel_mapping"]``. A mapping gives them names of the model's own.
