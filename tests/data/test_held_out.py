@@ -22,6 +22,13 @@ def test_held_out_environments_are_never_seen():
         hold_out_environments(e, list("abcd"))
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, object, str])
+def test_numbers_have_one_name(dtype):
+    e = np.repeat([0, 1, 2], 20).astype(dtype)
+    for name in (1, 1.0, "1"):
+        assert hold_out_environments(e, [name]).test.tolist() == list(range(20, 40))
+
+
 def test_cells_without_an_environment_are_not_trained_on_unasked():
     """They may be of the one that is held out."""
     e = pd.Series(["a", "b", None, "c"] * 25)

@@ -33,6 +33,18 @@ def test_runs_of_erm_in_and_out_of_distribution():
         check_assumption(cells, y_key="gene", e_key="well", held_out=["well_9"])
 
 
+@pytest.mark.parametrize("held_out", [2, 2.0, "2"])
+@pytest.mark.parametrize("dtype", ["int64", "float64", "category"])
+def test_environments_that_are_numbers_are_held_out(held_out, dtype):
+    cells = make_cells()
+    cells.obs["batch"] = cells.obs["well"].cat.codes.astype(dtype)
+    how = {"lrs": (1e-3,), "weight_decays": (0.0,), "max_steps": (1,), "batch_size": 16, **QUICK}
+    frame = check_assumption(
+        cells, y_key="gene", e_key="batch", held_out=[held_out], model_kwargs={"encoder": "small"}, **how
+    )
+    assert len(frame) == 1 and frame["own out"].notna().all()
+
+
 def test_correlations_are_those_of_pandas():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"own in": rng.random(20), "own out": rng.random(20)})

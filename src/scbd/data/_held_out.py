@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_number
+from scbd._labels import label_text
 from scbd._messages import head
 from scbd.data._splits import Split, stratified_split
 
@@ -178,8 +179,9 @@ def _known(given: np.ndarray | pd.Series, name: str, *, sort: bool = True) -> tu
 
 
 def _places(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -> np.ndarray:
-    """Where names stand among values."""
-    places = pd.Index(np.asarray(values)).get_indexer(pd.Index(list(names), dtype=object))
+    """Where names stand among values; a number has one name, as text, too."""
+    place_of = {label_text(value): place for place, value in enumerate(values)}
+    places = np.array([place_of.get(label_text(name), -1) for name in names], dtype=np.int64)
     if (places < 0).any():
         missing = list(names)[int(np.argmax(places < 0))]
         msg = f"No cell {said} {missing!r}; there are: {head(sorted(map(str, values)), 20)}."

@@ -84,7 +84,7 @@ def check_assumption(
     [[0.001, 150.0], [0.001, 1500.0]]
     """
     y = label_values(adata.obs, y_key).astype(str).to_numpy()
-    environment = label_values(adata.obs, as_columns(e_key)).astype(str)
+    environment = label_values(adata.obs, as_columns(e_key))
     split = hold_out_environments(environment, held_out, strata=[y], validation_size=validation_size, seed=seed)
     ERMModel.setup_anndata(adata, y_key=y_key, e_key=e_key, **(setup_kwargs or {}))
     rows = []
