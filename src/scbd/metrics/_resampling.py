@@ -155,7 +155,22 @@ def interval(values: np.ndarray, level: float, n_effective: float) -> tuple[floa
     Plain percentiles of few draws are too narrow: they lack the factor ``n / (n - 1)`` of a variance, and the heavier
     tails of a mean whose spread is not known (Hesterberg (2015)).
     """
-    wide = np.sqrt(n_effective / (n_effective - 1)) * stats.t.ppf((1 + level) / 2, n_effective - 1)
+    wide = _widening(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
     tail = float(stats.norm.sf(wide))
     low, high = np.nanquantile(values, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def p_value(values: np.ndarray, n_effective: float) -> float:
+    """Of a difference that is 0 in truth, two-sided: one less the level of the :func:`interval` that ends at 0.
+
+    Where no value is beyond 0, one more might be: of very few blocks, p stays large.
+    """
+    beyond = min((values <= 0).sum(), (values >= 0).sum())
+    wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
+    return float(min(1.0, 2 * stats.t.sf(wide / _widening(n_effective), n_effective - 1)))
+
+
+def _widening(n_effective: float) -> float:
+    """Of a standard error that was taken over so few."""
+    return float(np.sqrt(n_effective / (n_effective - 1)))

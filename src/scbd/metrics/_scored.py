@@ -19,7 +19,7 @@ from scbd.metrics._relationships import (
     relationship_curve,
     relationship_recall,
 )
-from scbd.metrics._resampling import Score, interval
+from scbd.metrics._resampling import Score, interval, p_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,8 +68,7 @@ class Scored(NamedTuple):
         if not len(self.draws) or self.n_units <= 1:
             return np.nan
         if not self.is_mean:
-            beyond = min((self.draws <= 0).sum(), (self.draws >= 0).sum())
-            return float(min(1.0, 2 * (1 + beyond) / (1 + len(self.draws))))
+            return p_value(self.draws, self.n_units)
         if self.value == 0:
             return 1.0
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
