@@ -104,7 +104,21 @@ def test_cells_to_learn_from_may_be_named():
     train = np.arange(600) < 300
     wrong = np.where(train, labels, "w0")
     assert label_probe(z, labels, train=train)["accuracy"] > 0.99
+    assert label_probe(z, labels, train=np.flatnonzero(train)) == label_probe(z, labels, train=train)
     assert label_probe(z, wrong, train=train)["accuracy"] == pytest.approx((labels[300:] == "w0").mean(), abs=0.02)
+
+
+def test_a_list_with_a_missing_label_is_an_array_with_one():
+    """As text it was a label of its own, "nan", which could even be predicted."""
+    x, labels = np.random.default_rng(0).normal(size=(100, 3)), ["a"] * 40 + ["b"] * 50 + [np.nan] * 10
+    with pytest.raises(ValueError, match="10 of 100 cells have no label: drop them"):
+        label_probe(x, labels)
+    with pytest.raises(ValueError, match="10 of 100 cells have no label"):
+        predict_labels(x, labels, x)
+    with pytest.raises(ValueError, match="10 of 100 cells have no group"):
+        label_probe(x, ["a"] * 50 + ["b"] * 50, groups=labels)
+    numbers = [0] * 50 + [1] * 50
+    assert label_probe(x, numbers) == label_probe(x, np.array(numbers))
 
 
 def test_no_cell_of_a_subset_is_learned_from_and_tested_on():
@@ -132,6 +146,8 @@ def test_bad_input_gets_a_sentence():
         label_probe(z, labels, train_fraction=1.5)
     with pytest.raises(ValueError, match="fewer than two labels to learn from"):
         label_probe(z, labels, train=labels == "w0")
+    with pytest.raises(ValueError, match="train is a mask of numbers, .* give train.astype"):
+        label_probe(z, labels, train=np.arange(40) % 2)
     with pytest.raises(ValueError, match="4 of 4 labels have cells in one group only"):
         label_probe(z, labels, groups=labels)
     with pytest.raises(ValueError, match="40 labels and 39 groups"):

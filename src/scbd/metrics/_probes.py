@@ -11,6 +11,7 @@ import pandas as pd
 from scbd.metrics._auroc import mean_auroc
 from scbd.metrics._design import split_groups
 from scbd.metrics._readers import READERS, Kind, Reader, check_kinds
+from scbd.metrics._table import chosen_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,8 +111,8 @@ def label_probe(
         gene. Of each label some groups are learned from and some tested on; labels with cells in one group only are
         left out, which is logged. By default cells are split one by one.
     train
-        Boolean ``(N,)``: learn from these cells and test on all others, in place of a random split; for example the
-        cells that the embedding itself was trained on.
+        Mask ``(N,)`` or row numbers: learn from these cells and test on all others, in place of a random split; for
+        example the cells that the embedding itself was trained on.
     max_cells
         Use a random subset of this size.
     seed
@@ -204,7 +205,7 @@ def probed(
     if train is None:
         learned, test = _split(rows, codes, of_group, train_fraction, rng)
     else:
-        is_train = np.asarray(train, dtype=bool)[rows]
+        is_train = chosen_rows("train", train, len(codes))[rows]
         learned, test = rows[is_train], rows[~is_train]
     # labels that cannot be learned are still tested on: they count as errors
     known = np.unique(codes[learned])
@@ -261,7 +262,8 @@ def _check_finite(embedding: Any) -> None:
 
 def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
     """Integer codes and names of labels or groups, one for each of ``n`` cells."""
-    codes, names = pd.factorize(np.asarray(values))
+    # a list would become text, a missing value in it, too
+    codes, names = pd.factorize(np.asarray(pd.Series(values) if isinstance(values, list | tuple) else values))
     if len(codes) != n:
         msg = f"There are {n} {beside} and {len(codes)} {what}s."
         raise ValueError(msg)
