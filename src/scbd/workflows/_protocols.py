@@ -71,7 +71,9 @@ def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset
     """
     if is_computed(trial.system):
         labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
-        learned = stratified_split(labels, train_size=trial.training["train_size"], seed=trial.seed).train
+        learned = stratified_split(
+            labels, train_size=trial.training.get("train_size", _TRAIN_SIZE), seed=trial.seed
+        ).train
         fit = np.zeros(adata.n_obs, dtype=bool)
         fit[learned] = True
         new = np.flatnonzero(~fit)
