@@ -148,6 +148,8 @@ def test_bad_input_gets_a_sentence():
     adata, net = screen()
     with pytest.raises(ValueError, match="Nothing to measure: give e_key, y_key, or net"):
         benchmark(adata, ["good"])
+    with pytest.raises(ValueError, match=r"adata has no rows to score: train\(train_size=0.7\) holds cells out"):
+        benchmark(adata[:0].copy(), ["good"], e_key="well")
     with pytest.raises(ValueError, match="net needs gene_key"):
         benchmark(adata, ["good"], net=net)
     with pytest.raises(ValueError, match="kind='cubic' is not known: use one of 'linear'"):

@@ -95,22 +95,73 @@ def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
     assert not frame["metric"].str.contains("unseen").any()
 
 
+def test_options_of_a_benchmark_hold_for_unseen_perturbations_too(cells):
+    """Several networks, sets that are too large, and fewer components."""
+    everything = pd.DataFrame({"source": "all", "target": NET["target"]})
+    nets = {"small": NET, "large": pd.concat([NET, everything])}
+    how = HOW | {"trained_on": "split", "corrections": [None]}
+    alone = compare(cells, ["X_true"], net=NET, **how).set_index("metric")
+    found = compare(cells, ["X_true"], net=nets, max_set_size=2, **how).set_index("metric")
+    for part in ("seen", "unseen"):
+        metric = f"relationship_map_{part}"
+        for name in nets:
+            columns = ["value", "chance"]
+            assert found.loc[f"{metric} ({name})", columns].equals(alone.loc[metric, columns])
+    one = compare(cells, ["X_true"], net=NET, n_pcs=1, **how).set_index("metric")
+    assert one.loc["relationship_map_unseen", "value"] < 1 == alone.loc["relationship_map_unseen", "value"]
+
+
+def test_where_all_genes_are_related_nothing_is_told_of_unseen_ones(cells):
+    everything = pd.DataFrame({"source": "all", "target": NET["target"]})
+    found = compare(cells, ["X_true"], trained_on="split", net=everything, **HOW).set_index("metric")["value"]
+    assert found["relationship_average_precision"].notna().all()
+    assert found[["relationship_map_seen", "relationship_map_unseen"]].isna().all()
+
+
+def test_representations_are_compared_with_one_of_them(cells):
+    both: dict[str, Any] = {"true": "X_true", "noise": ["X_noise", "X_true"]}
+    how = HOW | {"trained_on": "split", "n_bootstrap": 20, "reference": "true, standardised"}
+    frame = compare(cells, both, **how).dropna(subset="p_value")
+    frame = frame.set_index(["representation", "key", "metric"]).sort_index()
+    for key in (("true, standardised", "X_true"), ("noise, standardised", "X_true")):
+        assert (frame.loc[key, "difference"] == 0).all()
+    assert frame.loc[("noise", "X_noise", "y_probe_f1"), "difference_high"] < 0
+
+
+def test_corrections_that_cannot_be_learned_are_told_of_before_any_score(cells, monkeypatch):
+    monkeypatch.setattr("scbd.workflows._compare.benchmark", None)
+    trained = ((cells.obs["split"] == "train") & (cells.obs["well"] != "2")).to_numpy()
+    with pytest.raises(ValueError, match="'2'"):
+        compare(cells, ["X_true", "X_noise"], trained_on=trained, **HOW)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         ({"embeddings": ["X_mine"]}, KeyError, "obsm has no 'X_mine'"),
         ({"trained_on": "part"}, KeyError, "obs has no 'part'"),
-        ({"trained_on": np.ones(1400, dtype=bool)}, ValueError, "trained_on marks 1400 of 1400 cells: some must"),
+        (
+            {"trained_on": np.ones(1400, dtype=bool)},
+            ValueError,
+            "trained_on marks 1400 of 1400 cells: .*train_size=0.7",
+        ),
         ({"trained_on": np.zeros(1400, dtype=bool)}, ValueError, "trained_on marks 0 of 1400 cells"),
         ({"trained_on": np.arange(1400) % 2}, ValueError, r"a mask of numbers, .* give trained_on.astype\(bool\)"),
         ({"trained_on": [3, 5, 3]}, ValueError, "trained_on names a row twice"),
         ({"control": "nontargeting"}, ValueError, "nontargeting"),
         ({"corrections": ["Combat"]}, ValueError, "There is no correction 'Combat'"),
+        (
+            {"reference": "true", "n_bootstrap": 9},
+            ValueError,
+            "'true' is no .* here; there are: X_true, X_true, standard",
+        ),
+        ({"reference": "X_true"}, ValueError, "reference needs n_bootstrap"),
         ({"corrections": ["TVN"], "control": None}, ValueError, "TVN learns from controls, and none are given"),
     ],
 )
 def test_bad_input_is_told_of_before_any_work(cells, given, error, message, monkeypatch):
     monkeypatch.setattr("scbd.workflows._compare.benchmark", None)  # whatever is scored fails otherwise
+    monkeypatch.setattr("scbd.workflows._compare.correct", None)
     asked: dict[str, Any] = {"embeddings": ["X_true"], "trained_on": "split"} | HOW | given
     with pytest.raises(error, match=message):
         compare(cells, **asked)

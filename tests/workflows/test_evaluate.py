@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from scbd.baselines import pixel_pca
@@ -14,11 +17,15 @@ def test_an_embedding_that_is_missing_is_named(cells):
         evaluate(cells, ["gene"])
 
 
-@pytest.mark.parametrize(("left", "told"), [(50, "held-out cells"), (49, "all cells")])
-def test_a_few_cells_are_too_few_to_be_tested_on_alone(cells, left, told):
+@pytest.mark.parametrize("left", [50, 49, 0])
+def test_a_few_cells_are_too_few_to_be_tested_on_alone(cells, left):
     cells.obsm["z"] = np.random.default_rng(0).normal(size=(cells.n_obs, 2))
-    table = evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(cells.n_obs - left))
-    assert table["tested_on"].tolist() == [told]
+    said = f"they are of all cells, as {left} of 96 were not trained on, .* train with train_size=0.7 or split"
+    told = pytest.warns(UserWarning, match=said) if left < 50 else nullcontext()
+    with told:
+        table = evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(cells.n_obs - left))
+    assert table["tested_on"].tolist() == ["all cells" if left < 50 else "held-out cells"]
+    assert evaluate(cells, ["gene"], embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
 
 
 def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
@@ -26,3 +33,15 @@ def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
     found = input_pca(cells, inputs, seed=0)
     np.testing.assert_array_equal(found, pixel_pca(cells, channels=["channel_1"]))
     assert np.abs(found - pixel_pca(cells)).max() > 1
+
+
+def test_a_mask_says_what_row_numbers_say(cells):
+    """Its length was taken for the number of rows that were learned from: all cells were scored."""
+    cells.obsm["z"] = np.random.default_rng(0).normal(size=(cells.n_obs, 2))
+    rows = np.random.default_rng(1).permutation(cells.n_obs)[:40]
+    by_number, by_mask = (
+        evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=given)
+        for given in (rows, np.isin(np.arange(cells.n_obs), rows))
+    )
+    assert by_mask["tested_on"].tolist() == ["held-out cells"]
+    pd.testing.assert_frame_equal(by_number, by_mask)

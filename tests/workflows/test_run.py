@@ -18,7 +18,7 @@ from scbd.model._module import SCBDModule
 from scbd.workflows import run
 from scbd.workflows._provenance import digest_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are", "ignore:Environments \\(")
 MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
 TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 

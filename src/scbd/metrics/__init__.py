@@ -72,6 +72,10 @@ from scbd.metrics._design import probe_groups as probe_groups
 from scbd.metrics._embeddings import Embeddings as Embeddings
 from scbd.metrics._embeddings import named_embeddings as named_embeddings
 from scbd.metrics._probes import Classifier as Classifier
+from scbd.metrics._report import check_reference_of as check_reference_of
+from scbd.metrics._report import nets_by_name as nets_by_name
+from scbd.metrics._report import of_net as of_net
+from scbd.metrics._report import reduced as reduced
 from scbd.metrics._table import check_keys as check_keys
 from scbd.metrics._table import label_names as label_names
 from scbd.metrics._table import trained_rows as trained_rows

@@ -140,8 +140,8 @@ def benchmark(
     Raises
     ------
     ValueError
-        If nothing is asked for, something lacks its key, a file is of other cells, a reference without resamples, or
-        see the metrics.
+        If there are no cells, nothing is asked for, something lacks its key, a file is of other cells, a reference has
+        no resamples, or see the metrics.
     KeyError
         If a key is missing.
 
@@ -162,22 +162,30 @@ def benchmark(
     >>> frame.columns.to_list()
     ['metric', 'representation', 'key', 'value', 'chance', 'better']
     """
-    nets = net if isinstance(net, Mapping) else {} if net is None else {"": net}
+    from anndata import AnnData
+
+    if adata.n_obs == 0:
+        msg = (
+            "adata has no rows to score: train(train_size=0.7) holds cells out; by default, the linear encoder of "
+            "features holds out none."
+        )
+        raise ValueError(msg)
+    nets = nets_by_name(net)
     labels = () if label_key is None else as_columns(label_key)
     _check_asked(y_key, e_key, gene_key, control, nets, labels, replicates)
     check_kinds(*kinds)
     compared = named_embeddings(adata, embeddings)
-    _check_reference(reference, compared, n_bootstrap)
+    check_reference_of(reference, [embedding.representation for embedding in compared], n_bootstrap)
     groups = None if y_key is None else probe_groups(adata, y_key, e_key, guide_key, group_key)
     drawn = {"n_bootstrap": n_bootstrap, "seed": seed}
     measured = []
     for embedding in compared:
-        table = _reduced(adata, embedding, n_pcs, seed)
+        table = AnnData(obs=adata.obs, obsm={"x": reduced(embedding.values, n_pcs, seed)})
         scores = {"effective_rank": Scored(effective_rank(table.obsm["x"]))}
         if nets and gene_key is not None:
             profiles = aggregate(table, "x", gene_key=gene_key, guide_key=guide_key, control=control)
-            of_net = {name: Relations(profiles, known, max_set_size=max_set_size) for name, known in nets.items()}
-            scores |= _of_relations(of_net, **drawn)
+            relations = {name: Relations(profiles, known, max_set_size=max_set_size) for name, known in nets.items()}
+            scores |= _of_relations(relations, **drawn)
         if y_key is not None:
             probe: dict[str, Any] = {"kind": "linear", "groups": groups, "max_cells": max_cells}
             scores |= prefixed("y_probe", probe_scores(table.obsm["x"], label_names(adata, y_key), **probe, **drawn))
@@ -193,13 +201,23 @@ def benchmark(
     return _frame(measured, n_bootstrap, reference)
 
 
-def _of_relations(of_net: Mapping[str, Relations], **drawn: int) -> dict[str, Scored]:
+def _of_relations(by_net: Mapping[str, Relations], **drawn: int) -> dict[str, Scored]:
     """Scores of each network, whose name their names have."""
     scores: dict[str, Scored] = {}
-    for name, relations in of_net.items():
+    for name, relations in by_net.items():
         found = relationship_scores(relations, **drawn)
-        scores |= {f"relationship_{score}" + (f" ({name})" if name else ""): found[score] for score in found}
+        scores |= {of_net(f"relationship_{score}", name): found[score] for score in found}
     return scores
+
+
+def nets_by_name(net: pd.DataFrame | Mapping[str, pd.DataFrame] | None) -> Mapping[str, pd.DataFrame]:
+    """Networks as :func:`benchmark` takes them; one alone has no name."""
+    return net if isinstance(net, Mapping) else {} if net is None else {"": net}
+
+
+def of_net(metric: str, name: str) -> str:
+    """What a metric of the network of this name is called."""
+    return f"{metric} ({name})" if name else metric
 
 
 def _of_labels(
@@ -225,18 +243,15 @@ def _of_environments(
     return scores
 
 
-def _reduced(adata: AnnData, embedding: Embedding, n_pcs: int | None, seed: int) -> AnnData:
-    """A table with the labels and one embedding, ``x``, of at most ``n_pcs`` components."""
-    from anndata import AnnData
+def reduced(x: Any, n_pcs: int | None, seed: int) -> Any:
+    """An embedding ``(N, D)``, of at most ``n_pcs`` components."""
+    if n_pcs is None or x.shape[1] <= n_pcs:
+        return x
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import StandardScaler
 
-    x = embedding.values
-    if n_pcs is not None and x.shape[1] > n_pcs:
-        from sklearn.decomposition import PCA
-        from sklearn.preprocessing import StandardScaler
-
-        x = PCA(n_pcs, random_state=seed).fit_transform(StandardScaler().fit_transform(np.asarray(x)))
-        x = x.astype(np.float32)
-    return AnnData(obs=adata.obs, obsm={"x": x})
+    x = PCA(n_pcs, random_state=seed).fit_transform(StandardScaler().fit_transform(np.asarray(x)))
+    return x.astype(np.float32)
 
 
 def _check_asked(
@@ -259,14 +274,14 @@ def _check_asked(
         raise ValueError(msg)
 
 
-def _check_reference(reference: str | None, compared: Sequence[Embedding], n_bootstrap: int) -> None:
-    """Raise unless every embedding has one of the reference's to be compared with."""
+def check_reference_of(reference: str | None, representations: Sequence[str], n_bootstrap: int) -> None:
+    """Raise unless each of these, the representation of every embedding, has one of the reference's beside it."""
     if reference is None:
         return
     if not n_bootstrap:
         msg = "reference needs n_bootstrap, such as 200: differences are tested over resamples."
         raise ValueError(msg)
-    n_keys = pd.Series([embedding.representation for embedding in compared]).value_counts(sort=False)
+    n_keys = pd.Series(representations).value_counts(sort=False)
     check_reference(reference, n_keys.index)
     if n_keys[reference] > 1 and (odd := n_keys[n_keys != n_keys[reference]]).size:
         msg = (

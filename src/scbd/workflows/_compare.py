@@ -9,12 +9,17 @@ import pandas as pd
 
 from scbd.baselines import check_correction, correct
 from scbd.metrics import (
+    Relations,
     aggregate,
     benchmark,
+    check_reference_of,
     label_names,
     label_probe,
     named_embeddings,
+    nets_by_name,
+    of_net,
     probe_groups,
+    reduced,
     relationship_retrieval,
     trained_rows,
 )
@@ -97,24 +102,38 @@ def compare(
     """
     fit = trained_rows(adata, trained_on)
     if fit.all() or not fit.any():
-        msg = f"trained_on marks {fit.sum()} of {len(fit)} cells: some must have been learned from, and some not."
+        msg = (
+            f"trained_on marks {fit.sum()} of {len(fit)} cells: some must have been learned from, and some not. "
+            "train(train_size=0.7) holds cells out; by default, the linear encoder of features holds out none."
+        )
         raise ValueError(msg)
     known = known_of(adata, y_key=y_key, e_key=e_key, control=control, fit=fit)
     for correction in corrections:
         if correction is not None:
             check_correction(correction, known)
-    cells = _NewCells(adata[~fit], _unseen(known["labels"], fit, known.get("controls")), y_key, e_key, control)
+    compared = [
+        (name if correction is None else f"{name}, {correction}", key, values, correction)
+        for name, key, values in named_embeddings(adata, embeddings)
+        for correction in corrections
+    ]
+    check_reference_of(how.get("reference"), [name for name, *_ in compared], how.get("n_bootstrap", 0))
+    corrected: dict[str, dict[str, np.ndarray]] = {}
+    for name, key, values, correction in compared:
+        z = np.asarray(values) if correction is None else correct(values, correction, **known)
+        corrected.setdefault(name, {})[key] = z[~fit]
     asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "control": control, "kinds": _KINDS}
-    frames = []
-    for name, key, values in named_embeddings(adata, embeddings):
-        for correction in corrections:
-            z = np.asarray(values) if correction is None else correct(values, correction, **known)
-            shown = name if correction is None else f"{name}, {correction}"
-            named = {"representation": shown, "key": key}
-            frames.append(benchmark(cells.adata, {shown: z[~fit]}, **asked | how).assign(**named))
-            if more := list(cells.of_unseen(z[~fit], how)):
-                frames.append(pd.DataFrame(more).assign(**named))
-    return pd.concat(frames, ignore_index=True)
+    cells = _NewCells(adata[~fit], _unseen(known["labels"], fit, known.get("controls")), y_key, e_key, control)
+    frame = benchmark(cells.adata, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
+    key_of = {f"{name}[{i}]": key for name, of_key in corrected.items() for i, key in enumerate(of_key)}
+    more = [
+        {"representation": name, "key": key, **row}
+        for name, of_key in corrected.items()
+        for key, z in of_key.items()
+        for row in cells.of_unseen(reduced(z, how.get("n_pcs"), how.get("seed", 0)), how)
+    ]
+    return pd.concat(
+        [frame.assign(key=frame["key"].map(key_of)), *([pd.DataFrame(more)] if more else [])], ignore_index=True
+    )
 
 
 class _NewCells(NamedTuple):
@@ -139,16 +158,27 @@ class _NewCells(NamedTuple):
             probe = label_probe(z[rows], labels[rows], groups=groups, **few)
             for score, chance in (("f1", probe["chance_f1"]), ("auroc", 0.5)):
                 yield _row(f"y_probe_unseen_{score}", probe[score], chance)
-        if len(self.unseen) and how.get("net") is not None:
+        nets = nets_by_name(how.get("net"))
+        if len(self.unseen) and nets:
             from anndata import AnnData
 
             table = AnnData(obs=self.adata.obs, obsm={"z": z})
             guides = how.get("guide_key")
             profiles = aggregate(table, "z", gene_key=self.y_key, guide_key=guides, control=self.control)
-            found = relationship_retrieval(profiles, how["net"], n_permutations=1).table
-            is_unseen = found.index.isin(self.unseen)
-            for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
-                yield _row(f"relationship_map_{name}", part["average_precision"].mean(), part["chance"].mean())
+            for net_name, net in nets.items():
+                found = _retrieved(Relations(profiles, net, max_set_size=how.get("max_set_size")))
+                is_unseen = found.index.isin(self.unseen)
+                for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
+                    metric = of_net(f"relationship_map_{name}", net_name)
+                    yield _row(metric, part["average_precision"].mean(), part["chance"].mean())
+
+
+def _retrieved(relations: Relations) -> pd.DataFrame:
+    """Average precision of each gene, and of chance: of none, where all are related and there is nothing to tell."""
+    n = len(relations.genes)
+    if relations.known.nnz == n * (n - 1):
+        return pd.DataFrame({"average_precision": [], "chance": []}, index=pd.Index([], dtype=object))
+    return relationship_retrieval(relations, n_permutations=1).table
 
 
 def _unseen(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:

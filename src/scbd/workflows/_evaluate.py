@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd.baselines import pixel_pca
-from scbd.metrics import check_keys, label_probe
+from scbd.metrics import check_keys, label_probe, trained_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,8 +63,8 @@ def evaluate(
         Name and ``obsm`` key of each; by default z_c, z_s and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and
         ``X_pixel_pca``.
     train_indices
-        Cells the encoders were trained on: probes learn from these and are tested on all others. Without them, or
-        where they leave too few others, probes split all cells at random.
+        Cells the encoders were trained on, row numbers or a mask ``(N,)``: probes learn from these and are tested on
+        all others. Without them, or where they leave too few others, probes split all cells at random.
     seed
         Seed of the probes.
 
@@ -76,6 +77,11 @@ def evaluate(
     KeyError
         If an embedding or a column is missing.
 
+    Warns
+    -----
+    UserWarning
+        If ``train_indices`` leave too few cells, so that cells are scored that the encoders were trained on.
+
     Examples
     --------
     >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
@@ -85,9 +91,14 @@ def evaluate(
     """
     embeddings = _EMBEDDINGS if embeddings is None else embeddings
     check_keys(adata, embeddings.values(), label_keys)
-    train = None
-    if train_indices is not None and adata.n_obs - len(train_indices) >= _HELD_OUT_CELLS:
-        train = np.isin(np.arange(adata.n_obs), train_indices)
+    train = None if train_indices is None else trained_rows(adata, train_indices)
+    if train is not None and (left := int((~train).sum())) < _HELD_OUT_CELLS:
+        train = None
+        msg = (
+            f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
+            f"{_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
     rows = []
     for label in label_keys:
         for name, key in embeddings.items():
