@@ -120,15 +120,6 @@ def make_screen() -> AnnData:
 
 
 @pytest.fixture
-def screen() -> AnnData:
-    """What pages call ``adata``."""
-    adata = make_screen()
-    adata.obs["plate"] = pd.Categorical([f"plate_{code + 1}" for code in adata.obs["well"].cat.codes])
-    adata.obs["split"] = np.where(np.arange(adata.n_obs) % 8 == 0, "validation", "train")
-    return adata
-
-
-@pytest.fixture
 def permuted_once() -> Iterator[None]:
     """Probes learn from permuted labels once, not five times, for what is not about chance."""
     with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched

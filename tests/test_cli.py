@@ -28,7 +28,7 @@ from scbd.data import open_screen
 from scbd.model import TrainSettings
 
 
-@pytest.mark.filterwarnings("ignore:z_c has")
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
 def test_run(tmp_path, capsys):
     cells = make_cells()
     cells.obs["time"] = np.arange(cells.n_obs) / 7
@@ -54,9 +54,11 @@ def test_run_on_features(tmp_path, capsys):
     wells.layers["scaled"] = wells.X
     wells.write_h5ad(tmp_path / "wells.h5ad")
     arguments = ["run", str(tmp_path / "wells.h5ad"), "--y-key", "compound", "--e-key", "plate", "--layer", "scaled"]
-    arguments += ["--control", "DMSO", "--max-steps", "3", "--accelerator", "cpu", "--out", str(tmp_path / "out")]
-    with pytest.warns(UserWarning, match="^X of .* stay on disk"):
+    arguments += ["--max-steps", "3", "--accelerator", "cpu", "--control", "DMSO", "--out", str(tmp_path / "out")]
+    with pytest.warns(UserWarning) as warned:
         assert main([*arguments, "--position-key", "well", "--whitening", "lda", "--clip", "5"]) == 0
+    told = " ".join(str(one.message) for one in warned)
+    assert "stay on disk" in told and "of all cells, as 0 of 72 were not trained on" in told
     assert "feature PCA" in capsys.readouterr().out
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     assert settings["data"].items() >= {"layer": "scaled", "control": "DMSO", "position_key": "well"}.items()
@@ -64,6 +66,20 @@ def test_run_on_features(tmp_path, capsys):
     with pytest.warns(UserWarning, match="stay on disk"):
         assert main([*arguments[:-1], str(tmp_path / "other"), "--position-key", "Well"]) == 2
     assert "obs has no 'Well' (its keys: compound, plate, well). Did you mean 'well'?" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(", "ignore:X of ")
+def test_rows_held_out_are_scored_and_controls_may_be_several(tmp_path, capsys):
+    wells = make_wells(n_compounds=24, n_plates=8)
+    wells.obs["compound"] = wells.obs["compound"].astype(str).replace("compound_0", "untreated")
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    arguments = ["run", str(tmp_path / "wells.h5ad"), "--y-key", "compound", "--e-key", "plate", "--layer", "X"]
+    arguments += ["--control", "DMSO", "untreated", "--train-size", "0.7", "--max-steps", "3", "--accelerator", "cpu"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "held-out cells" in printed and "all cells" not in printed
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    assert settings["data"]["control"] == ["DMSO", "untreated"] and settings["asked"]["training"]["train_size"] == 0.7
 
 
 @pytest.mark.parametrize("command", ["run", "select_alpha"])
@@ -104,7 +120,7 @@ def test_columns_that_a_table_does_not_have_are_named(tmp_path, capsys):
     )
 
 
-@pytest.mark.filterwarnings("ignore:z_c has")
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
 def test_select_alpha(tmp_path, capsys):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["select-alpha", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well"]
@@ -426,7 +442,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == "scbd: Install s3fs to access S3\n"
 
 
-@pytest.mark.filterwarnings("ignore:z_c has")
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
 def test_a_run_without_style(tmp_path):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     arguments = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", "--encoder", "small"]
@@ -458,3 +474,10 @@ def test_defaults_of_the_command_are_those_of_the_model():
     assert len(shared) > 10
     for name in shared:
         assert said[name] == training[name], name
+
+
+def test_the_package_is_the_command():
+    asked = subprocess.run([sys.executable, "-m", "scbd", "--version"], capture_output=True, text=True, check=True)
+    assert asked.stdout == f"scbd {scbd.__version__}\n"
+    wrong = subprocess.run([sys.executable, "-m", "scbd", "fly"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("usage: scbd ")

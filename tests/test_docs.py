@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
-from conftest import make_wells
+from conftest import make_cells
 from plates import make_plate, pixels
 
 import scbd
@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FOLDERS = (DOCS, *(DOCS / name for name in ("user_guide", "how_to", "api", "archive")))
 PAGES = sorted([ROOT / "README.md", *(page for folder in FOLDERS for page in folder.glob("*.md"))])
+# of simulated screens, where a page does not say how many: probes take seconds
+FEWER = {"n_complexes": 3, "genes_per_complex": 2}
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="a source distribution comes without docs")
 
 
@@ -52,32 +54,35 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.fixture
-def setting(screen: AnnData, hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The variables and files that pages speak of."""
+def setting(hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What the guide's first page begins with, of fewer cells, and files that a user brings."""
     monkeypatch.chdir(tmp_path)
     simulated_screen = scbd.datasets.simulated_screen
-    few = lambda n_cells, **how: simulated_screen(min(n_cells, 1000), **how)  # a page may make a large one
+    few = lambda n_cells, **how: simulated_screen(min(n_cells, 800), **FEWER | how)  # a page may make a large one
     monkeypatch.setattr(scbd.datasets, "simulated_screen", few)
-    plates = [screen[screen.obs["plate"] == plate].copy() for plate in screen.obs["plate"].cat.categories[:2]]
-    for number, plate in enumerate(plates, start=1):
-        plate.write_h5ad(tmp_path / f"plate_{number}.h5ad")
-        (tmp_path / f"plate_{number}.h5ad").rename(tmp_path / f"plate_{number}.h5sc")
-    make_plate(tmp_path / "plate.zarr")
+    write_files(tmp_path)
+    known: dict[str, Any] = {}
+    for _, block in blocks_of(DOCS / "user_guide" / "index.md", "python"):
+        exec(block, known)
+    yield known
+    plt.close("all")
+
+
+def write_files(folder: Path) -> None:
+    """Crops of two plates, and fields of view in all formats that pages read."""
+    for number in (1, 2):
+        make_cells(seed=number).write_h5ad(folder / f"plate_{number}.h5ad")
+        (folder / f"plate_{number}.h5ad").rename(folder / f"plate_{number}.h5sc")
+    make_plate(folder / "plate.zarr")
     for name in "ab":
-        np.save(tmp_path / f"field_{name}.npy", pixels("A/1", name))
+        np.save(folder / f"field_{name}.npy", pixels("A/1", name))
     places = np.random.default_rng(0).uniform(0, 47, (20, 2))
     cells = pd.DataFrame(places, columns=["y", "x"]).assign(image=["a", "b"] * 10, gene="TP53")
-    cells.to_csv(tmp_path / "cells.csv", index=False)
+    cells.to_csv(folder / "cells.csv", index=False)
     if importlib.util.find_spec("tifffile"):
-        write_tiffs(tmp_path)
+        write_tiffs(folder)
     if importlib.util.find_spec("spatialdata"):
-        write_well(tmp_path / "well.zarr")
-    scbd.SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
-    model = scbd.SCBDModel(screen, encoder="small")
-    model.train()
-    known = {"adata": screen, "scbd": scbd, "plates": plates, "model": model, "net": screen.uns["truth"]["network"]}
-    yield known | {"wells": make_wells()}
-    plt.close("all")
+        write_well(folder / "well.zarr")
 
 
 def write_tiffs(folder: Path) -> None:

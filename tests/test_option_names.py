@@ -37,7 +37,7 @@ def test_arguments_become_options(options, said, read):
         "There is no file /data/max_steps/e_key.csv.",
         "obs has no 'e_key' (its keys: y_key, e_key). Look at adata.obs['y_key'].",
         "read it with scbd.data.read_crops(path, file_columns=…)",
-        "the split leaves no channels to compile: lower train_size",
+        "the split leaves no channels to compile: lower validation_size",
         "standardize=True, compile=False, n_latent=None, preload=None",
         "train(online_head=True), max_steps_of=3",
     ],

@@ -160,7 +160,13 @@ def _add_run(commands: Any) -> None:
         default="e",
         help="what z_s is clustered by: environment, the pair with the perturbation, or 'none' for no z_s",
     )
-    _add_training(run).add_argument("--seed", type=values.seed, default=0, help="seed of everything")
+    train = _add_training(run)
+    train.add_argument(
+        "--train-size",
+        type=float,
+        help="share of the cells to train on, where there is no --split; scores are of the others (0.9; of linear 1)",
+    )
+    train.add_argument("--seed", type=values.seed, default=0, help="seed of everything")
     run.set_defaults(command="run")
 
 
@@ -269,7 +275,7 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", nargs="+", help="channels of the images to take, by name or number")
     parser.add_argument("--layer", help="features in place of images: a layer, or X")
     parser.add_argument("--obsm-key", help="features in place of images: an obsm key")
-    parser.add_argument("--control", help="perturbation of the controls")
+    parser.add_argument("--control", nargs="+", help="perturbation of the controls, or several")
     parser.add_argument("--position-key", help="obs column of the position on the plate")
 
 

@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
     table = run(
         **_cells(arguments),
         model_kwargs=_named(arguments, f"{_MODEL} alpha") | style,
-        train_kwargs=_train_kwargs(arguments),
+        train_kwargs=_train_kwargs(arguments) | _named(arguments, "train_size"),
         resume=arguments.resume,
         seed=arguments.seed,
     )
@@ -148,7 +148,6 @@ _LABELS = "y_key e_key continuous_covariate_keys position_key split"
 def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     from scbd.workflows import open_cells
 
-    e_key = arguments.e_key[0] if len(arguments.e_key) == 1 else arguments.e_key
     keys = [key for key in _named(arguments, _LABELS).values() if key is not None]
     labels = [column for key in keys for column in ([key] if isinstance(key, str) else key)]
     cells, where = open_cells(
@@ -159,9 +158,16 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     if "image_key" in where:
         where |= _named(arguments, "channels")
-    setup = _named(arguments, "e_columns continuous_covariate_keys control position_key") | where
+    setup = _named(arguments, "e_columns continuous_covariate_keys position_key") | where
+    setup |= {"control": _one_or_several(arguments.control)}
     setup = {name: value for name, value in setup.items() if value is not None}
+    e_key = _one_or_several(arguments.e_key)
     return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")
+
+
+def _one_or_several(values: list[str] | None) -> str | list[str] | None:
+    """A list of one as that one, which is how settings are kept."""
+    return values[0] if values is not None and len(values) == 1 else values
 
 
 def _train_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:

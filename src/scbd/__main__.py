@@ -1,0 +1,8 @@
+"""``python -m scbd``: the command line."""
+
+import sys
+
+from scbd.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
