@@ -233,6 +233,33 @@ def test_intensities_undo_the_standardisation():
     torch.testing.assert_close(preprocess.intensities(preprocess(images)), images / 255)
 
 
+def test_cells_are_as_they_are_before_and_after_training():
+    model = make_model(augment=True)
+    pixels = model.adata.obsm["single_cell_images"] / np.float32(255)
+    np.testing.assert_allclose(model.get_intensities(), pixels, atol=1e-6)  # not turned, as training images are
+    model.train(**QUICK)
+    np.testing.assert_allclose(model.get_intensities(), pixels, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_by_default_the_likelihood_is_one_of_the_intensities(dtype):
+    """Scaled floats are what they were, and may be beyond 1."""
+    model = make_model(make_cells(dtype=dtype), intensity="scale")
+    model.train(**QUICK)
+    model.train_decoder(**QUICK, width=4)
+    assert model.decoder_settings_["likelihood"] == {"uint16": "bernoulli", "float32": "gaussian"}[dtype]
+
+
+def test_intensities_are_looked_at_in_all_parts_of_a_table():
+    cells = make_cells(700, dtype="float32")
+    cells.obsm["single_cell_images"] /= 255
+    cells.obsm["single_cell_images"][520:] *= 900
+    model = make_model(cells)
+    model.train(**QUICK | {"max_steps": 1})
+    with pytest.raises(ValueError, match="likelihood='bernoulli' needs intensities between 0 and 1, these reach from"):
+        model.train_decoder(**QUICK, likelihood="bernoulli")
+
+
 def test_bad_requests_of_a_decoder(trained, decoded):
     with pytest.raises(ValueError, match="The encoders are not trained: call train.. first, or train both together"):
         make_model().train_decoder(**QUICK)

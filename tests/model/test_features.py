@@ -340,12 +340,15 @@ def test_embed_to(tmp_path):
 
 def test_a_decoder_shows_features():
     model = make()
+    model.adata.X[3, 0] = 1e4  # beyond what the encoders see of it, and still what the cell has
+    np.testing.assert_array_equal(model.get_intensities(), model.adata.X)
     model.train(**QUICK, max_steps=5)
     model.train_decoder(enable_progress_bar=False, accelerator="cpu", max_steps=200, width=32)
     decoded, given = model.reconstruct(), model.get_intensities()
     assert decoded.shape == given.shape == (72, 10)
-    np.testing.assert_allclose(given, model.adata.X, atol=1e-3)
-    assert np.square(decoded - given).mean() < given.var()
+    np.testing.assert_array_equal(given, model.adata.X)
+    others = np.delete(decoded, 3, axis=0), np.delete(given, 3, axis=0)
+    assert np.square(others[0] - others[1]).mean() < others[1].var()
     assert model.swap_blocks([0, 1], [20, 21]).shape == (2, 10)
 
 

@@ -65,8 +65,9 @@ class DecodeMixin(TrainMixin):
         Parameters
         ----------
         likelihood
-            ``"bernoulli"`` for intensities between 0 and 1; ``"gaussian"``, with one learned scale, for any; by
-            default Bernoulli for images of uint8 that are scaled to between 0 and 1, Gaussian otherwise.
+            ``"bernoulli"`` for intensities between 0 and 1; ``"gaussian"``, with one learned scale, for any. By
+            default Bernoulli for images that ``intensity="scale"`` brings to between 0 and 1, as images of uint8 are
+            unless another intensity was asked for; Gaussian otherwise.
         width
             Channels of the decoder's layers. The paper has 256, which is sixteen times the arithmetic.
         joint
@@ -113,10 +114,12 @@ class DecodeMixin(TrainMixin):
             exchange = joint and self.module.style is not None
         self._require(None)
         if likelihood == "auto":
-            likelihood = "bernoulli" if self.module.preprocess.intensity == "scale" else "gaussian"
+            scaled = self.module.preprocess.intensity == "scale"
+            likelihood = "bernoulli" if scaled and not self._beyond_unit_interval() else "gaussian"
+        elif likelihood == "bernoulli" and (beyond := self._beyond_unit_interval()):
+            msg = f"likelihood='bernoulli' needs intensities between 0 and 1, {beyond}: use likelihood='gaussian'."
+            raise ValueError(msg)
         decoder = self.module.make_decoder(likelihood, width)
-        if likelihood == "bernoulli":
-            self._check_unit_interval()
         settings = TrainSettings.of({"lr": _LR} | training)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
@@ -167,7 +170,7 @@ class DecodeMixin(TrainMixin):
                 part = slice(start, start + _BLOCK)
                 stored = read_tensor(source, rows[part]).to(self.module.device)
                 check_finite_inputs(stored, rows[part])
-                images[part] = preprocess.intensities(preprocess(stored)).cpu().numpy()
+                images[part] = preprocess.measured(stored).cpu().numpy()
         return images
 
     def reconstruct(
@@ -345,14 +348,9 @@ class DecodeMixin(TrainMixin):
         if self.history_:
             self.history_ = {name: frame for name, frame in self.history_.items() if not name.startswith(_PREFIX)}
 
-    def _check_unit_interval(self) -> None:
-        """Raise if intensities of some cells leave the unit interval."""
+    def _beyond_unit_interval(self) -> str:
+        """How far intensities of some cells, drawn from all, leave the unit interval; nothing if they do not."""
         n = self._source(self._require(None)).shape[0]
-        values = self.get_intensities(indices=np.arange(min(_BLOCK, n)))
+        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:_BLOCK]))
         low, high = float(values.min()), float(values.max())
-        if low < -1e-4 or high > 1 + 1e-4:
-            msg = (
-                f"likelihood='bernoulli' needs intensities between 0 and 1, these reach from {low:.3g} to {high:.3g}: "
-                "use likelihood='gaussian'."
-            )
-            raise ValueError(msg)
+        return f"these reach from {low:.3g} to {high:.3g}" if low < -1e-4 or high > 1 + 1e-4 else ""

@@ -140,17 +140,21 @@ class Preprocess(nn.Module):
         generator
             Source of the random orientations (on the CPU).
         """
-        if self._worth_a_table(images):
-            images = self._looked_up(images)
-        else:
-            images = self._standardized(self._transform(images))
+        images = self._prepared(images)
         if self.augment and self.training:
             images = random_orientation(images, generator)
         return images.contiguous(memory_format=torch.channels_last)
 
+    def measured(self, images: Tensor) -> Tensor:
+        """Stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, as they lie; float32."""
+        return self.intensities(self._prepared(images))
+
     def intensities(self, images: Tensor) -> Tensor:
         """What prepared images ``(B, C, H, W)`` were before they were standardised."""
         return images * self.sd + self.mean if self.standardize else images
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        return self._looked_up(images) if self._worth_a_table(images) else self._standardized(self._transform(images))
 
     def _standardized(self, images: Tensor) -> Tensor:
         return images.sub_(self.mean).div_(self.sd) if self.standardize else images

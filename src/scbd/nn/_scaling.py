@@ -150,6 +150,10 @@ class FeatureScaling(nn.Module):
         reach = self.clip * (_MAD * (scaled - centre).abs().median(0).values).clamp(min=1)
         return centre - reach, centre + reach
 
+    def measured(self, features: Tensor) -> Tensor:
+        """Stored features ``(B, F)`` in the units of :meth:`intensities`, which are their own: not clipped; float32."""
+        return features.to(torch.float32)
+
     def intensities(self, features: Tensor) -> Tensor:
         """What prepared features ``(B, F)`` were before they were scaled."""
         if not self.standardize:
