@@ -74,6 +74,21 @@ def test_a_channel_of_one_value_is_not_divided_by_rounding():
     assert ours(values.repeat(1, 1, 37, 37) + 1e-3).abs().max() < 2e-3
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1e-8, 1.0, 1e4])
+def test_the_unit_of_an_image_does_not_matter(unit):
+    """What is a channel of one value is told by its own size."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(8, 3, 5, 5, generator=generator)
+    images[:, 1] = 0.7 * (1 + 1e-7 * torch.randn(8, 5, 5, generator=generator))
+    images[:, 2] = 0
+    plain, scaled = Preprocess((3, 5, 5), "float32"), Preprocess((3, 5, 5), "float32")
+    plain.fit([images])
+    scaled.fit([images * unit])
+    assert scaled.sd[1:].flatten().tolist() == [1, 1]
+    torch.testing.assert_close(scaled(images * unit)[:, 0], plain(images)[:, 0], rtol=1e-4, atol=1e-4)
+    assert plain(images)[:, 0].std() > 0.9
+
+
 def test_resizing_keeps_flat_images_flat_and_means():
     images = torch.full((2, 1, 100, 80), 51, dtype=torch.uint8)
     ours = Preprocess((1, 100, 80), "uint8", image_size=(40, 32), standardize=False)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Intensity = Literal["auto", "scale", "arcsinh", "none"]
 
 _N_UINT16 = 2**16
+# of the size of a channel's values
+_ROUNDING = 1e-6
 
 
 class Preprocess(nn.Module):
@@ -124,8 +126,8 @@ class Preprocess(nn.Module):
             raise ValueError(msg)
         mean = total / n
         sd = (squares / n - mean.square()).clamp(min=0).sqrt()
-        # an empty channel stays at zero rather than becoming noise
-        sd = torch.where(sd > 1e-6, sd, 1.0)
+        # a channel of one value, which varies by rounding, stays at zero rather than becoming noise
+        sd = torch.where(sd > _ROUNDING * (squares / n).sqrt(), sd, 1.0)
         self.mean.copy_(mean[:, None, None])
         self.sd.copy_(sd[:, None, None])
         self.fitted.fill_(True)
