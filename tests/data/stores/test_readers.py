@@ -177,7 +177,8 @@ def test_folders_of_images(tmp_path):
         write_images(tmp_path / "two" / plate / gene, seed=number)
     deep = read_crops(tmp_path / "two").obs
     assert deep["folder_1"].tolist() == ["p1"] * 6 + ["p2"] * 3 and deep["label"].tolist() == list("xxxyyyxxx")
-    flat = read_crops(tmp_path / "two" / "p1" / "x", table=pd.DataFrame({"gene": list("aab")}), channels=["DNA"])
+    named = pd.DataFrame({"gene": list("aab")}, index=["0.png", "1.png", "2.png"])
+    flat = read_crops(tmp_path / "two" / "p1" / "x", table=named, channels=["DNA"])
     assert flat.obs["gene"].tolist() == list("aab") and flat.channels == ["DNA"]
     assert not list(read_crops(tmp_path / "two" / "p1" / "x").obs)
     write_images(tmp_path / "one" / "a" / "deeper")

@@ -22,6 +22,7 @@ from scbd.data._inputs import Inputs
 from scbd.data.sources import ArraySource, CentredSource, FileSource, LMDBSource, SlicedSource, fitted_size
 from scbd.data.sources._lmdb_crops import lmdb_keys, parsed_keys
 from scbd.data.stores._crops import Crops, crops_from, some_channels
+from scbd.data.stores._naming import in_order_of, is_numbered
 from scbd.data.stores._opening import open_tables
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ def read_crops(
           ``folder_1``, …; what is in the names of the files is in the names of the cells;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
-        A frame, or file of one, with a row for each image, in place of the file's own. A first column without a name,
-        which ``obs.to_csv(path)`` writes, has the names of the cells.
+        A frame, or file of one, with a row for each image, in place of the file's own. Where images have names (those
+        of an AnnData's cells, of a folder's files, the UIDs of an LMDB), rows are found by them, in the index or in any
+        column; arrays have none, and rows are in their order. A first column without a name, which
+        ``obs.to_csv(path)`` writes, is the index. A table without names is that of an AnnData in its order, with a
+        message.
     image_key
         Where the images are.
     file_columns
@@ -111,9 +115,22 @@ def read_crops(
         crops = _lmdb(path)
     else:
         raise ValueError(taken_elsewhere(path, kind))
-    obs = crops.obs if table is None else _table(table)
-    crops = _fitted(replace(crops, obs=obs, name=str(path)), fit)
+    crops = replace(crops, name=str(path))
+    if table is not None:
+        crops = _labelled(crops, _table(table), kind.name)
+    crops = _fitted(crops, fit)
     return crops if kind.name == "anndata" else some_channels(crops, channels)
+
+
+def _labelled(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
+    """With the table in place of their own; arrays have no names, and tables of image files may have none."""
+    found, names = replace(crops, obs=table), crops.obs.index
+    named = kind in ("anndata", "image_folder", "lmdb") or not is_numbered(names)
+    if not named:
+        return found
+    # files are listed in an order of their own, which nobody knows
+    ordered = kind not in ("image_folder", "lmdb")
+    return replace(found, obs=in_order_of(names, table, crops.name, ordered=ordered))
 
 
 def _fitted(crops: Crops, fit: Fit | None) -> Crops:
