@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     # what is said names arguments, for those who use Python
     options = options_of(parser, arguments.command.replace("_", "-"))
-    if arguments.command == "inspect":  # which says what to type next
+    if arguments.command in ("inspect", "convert"):  # which say what to type next
         options = options_of(parser, "run") | options
     said = partial(in_options, options=options)
     warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {said(str(message))}\n"

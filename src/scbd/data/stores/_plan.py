@@ -19,6 +19,7 @@ from anndata.utils import make_index_unique
 from scbd._labels import label_values
 from scbd.data._digests import digest_cells
 from scbd.data.sources import DerivedSource, source_at_rest
+from scbd.data.stores._sources import say_what_recurs, with_source
 from scbd.data.stores._tables import storable
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class ScreenPlan:
 
 
 def screen_plan(
-    plates: Sequence[Crops], y_key: str, convert: Conversion, block_size: int | None, seed: int
+    plates: Sequence[Crops], y_key: str | Sequence[str], convert: Conversion, block_size: int | None, seed: int
 ) -> ScreenPlan:
     """Put plates together.
 
@@ -222,16 +223,18 @@ def screen_plan(
         msg = f"block_size={block_size}: write at least one row at once."
         raise ValueError(msg)
     obs, order = _in_order(plates, y_key, seed)
+    say_what_recurs(plates, y_key)
     # of no more bytes than are needed: there are millions of them
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), sizes)[order]
     row_of = np.concatenate([np.arange(size, dtype=order.dtype) for size in sizes])[order]
     return ScreenPlan(plates, obs, plate_of, row_of, shape, convert.dtype, convert, block_size)
 
 
-def _in_order(plates: Sequence[Crops], y_key: str, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+def _in_order(plates: Sequence[Crops], y_key: str | Sequence[str], seed: int) -> tuple[pd.DataFrame, np.ndarray]:
     """The table, sorted by perturbation and shuffled inside, and which row of all plates each was."""
     # at once: what is text on one plate may be numbers on another
-    obs = storable(pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs)
+    obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
+    obs = storable(with_source(obs, plates))
     order = np.random.default_rng(seed).permutation(len(obs))
     if len(obs) < 2**31:
         order = order.astype(np.int32)

@@ -41,7 +41,7 @@ def write_screen(
     path: str | os.PathLike[str] | Store,
     plates: Plate | Sequence[Plate],
     *,
-    y_key: str,
+    y_key: str | Sequence[str],
     image_key: str = IMAGE_KEY,
     channels: Channels | None = None,
     image_size: ImageSize | None = None,
@@ -75,10 +75,12 @@ def write_screen(
         ``.h5ad``: uncompressed, memory-mapped when read, for a disk of one machine. ``.zarr``: files of 64 MiB,
         compressed or not, with a checksum an image; also a URL (``s3://…``, with fsspec) or a store of Zarr's.
     plates
-        AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`; one or several. Columns of
-        dates, intervals or mixed values, such as rows that are 1 on one plate and A on another, are written as text.
+        AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`; one or several. Of several,
+        ``obs["source"]`` says which each cell is from, by the name of the file (a column of that name stays as it is).
+        Columns of dates, intervals or mixed values, such as rows that are 1 on one plate and A on another, are written
+        as text.
     y_key
-        Column of the perturbation.
+        Column of the perturbation, or several.
     image_key
         Key of the images in ``obsm``, where plates have them and in the screen.
     channels
