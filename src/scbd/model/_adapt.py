@@ -46,6 +46,7 @@ class AdaptMixin:
         _check_if_trained: Any
         _codes: Any
         _controls: Any
+        _lacks_for_controls: Any
         _registered: Any
         _source: Any
 
@@ -240,13 +241,11 @@ class AdaptMixin:
             msg = f"using={using!r} is not known: use one of {', '.join(get_args(Using))}."
             raise ValueError(msg)
         named = self._controls(adata) is not None
-        setup = self.registry_["setup_args"]
         unknown, remedy = (
             "the model does not know which cells are controls",
             "name them with control=… in setup_anndata",
         )
-        if setup.get("control") is not None:
-            missing = [column for column in as_columns(setup["y_key"]) if column not in adata.obs]
+        if missing := self._lacks_for_controls(adata):
             unknown, remedy = f"obs has no {head(map(repr, missing))} to tell controls by", "add it"
         if using == "controls" and not named:
             msg = f"using='controls': {unknown}: {remedy}."

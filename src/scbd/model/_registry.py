@@ -126,6 +126,12 @@ class RegistryMixin(BaseModelClass):
         setup = self.registry_[_SETUP_ARGS_KEY]
         return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
 
+    def _lacks_for_controls(self, adata: AnnData) -> list[str]:
+        """Columns that are not there, by which controls that were named would be told."""
+        setup = self.registry_[_SETUP_ARGS_KEY]
+        named = setup.get("control") is not None
+        return [column for column in as_columns(setup["y_key"]) if named and column not in adata.obs]
+
     @property
     def _control_codes(self) -> np.ndarray | None:
         """Codes of the registered perturbations that are controls, int64; `None` where that was not said."""
