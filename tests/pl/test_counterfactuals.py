@@ -12,6 +12,7 @@ class Model:
 
     def __init__(self, n_channels: int) -> None:
         self.n_channels = n_channels
+        self.adapted: list[str | None] = []
 
     def rows(self, rows):
         """A model takes masks, too: here of eleven cells."""
@@ -27,10 +28,12 @@ class Model:
     def get_intensities(self, adata, rows):
         return self.picture(rows, rows)
 
-    def reconstruct(self, adata, rows):
+    def reconstruct(self, adata, rows, adapt_key):
+        self.adapted.append(adapt_key)
         return self.picture(rows, rows)
 
-    def swap_blocks(self, content, style, adata):
+    def swap_blocks(self, content, style, adata, adapt_key):
+        self.adapted.append(adapt_key)
         return self.picture(content, style)
 
 
@@ -54,6 +57,13 @@ def test_the_grid_of_the_paper(n_channels):
     # the first cell is 0, its partner 5, of at most 10
     for line, (content, style) in zip(axes, [(0, 0), (5, 5), (0, 0), (5, 0), (0, 5)], strict=True):
         np.testing.assert_allclose(shown(line[0])[:, 0], [content / 10, style / 10], atol=1e-6)
+
+
+@pytest.mark.parametrize("key", [None, "plate"])
+def test_all_that_is_decoded_is_adapted(key):
+    model = Model(3)
+    pl.counterfactuals(model, [0, 5], adapt_key=key)
+    assert model.adapted == [key] * 3
 
 
 def test_partners_and_channels():

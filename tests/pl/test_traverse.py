@@ -16,7 +16,8 @@ class Model:
     def get_intensities(self, adata, rows):
         return np.full((len(rows), self.n_channels, 2, 2), 1.0, dtype=np.float32)
 
-    def traverse(self, rows, to, adata, *, n_steps):
+    def traverse(self, rows, to, adata, *, n_steps, adapt_key):
+        assert adapt_key == "plate"
         images = np.zeros((len(rows), n_steps, self.n_channels, 2, 2), dtype=np.float32)
         images[..., 1, :] = np.linspace(0, 0.5, n_steps)[:, None, None]
         return images
@@ -30,7 +31,7 @@ def _close():
 
 @pytest.mark.parametrize(("n_channels", "channels"), [(3, None), (4, None), (4, [3, 1, 0])])
 def test_cell_path_and_change(n_channels, channels):
-    axes = pl.traverse(Model(n_channels), [4, 7], "GENE1", n_steps=3, channels=channels)
+    axes = pl.traverse(Model(n_channels), [4, 7], "GENE1", n_steps=3, channels=channels, adapt_key="plate")
     assert axes.shape == (2, 5)
     assert [ax.get_title() for ax in axes[0]] == ["cell", "decoded", "", "GENE1", "change"]
     images = [np.asarray(ax.images[0].get_array()) for ax in axes[0]]
@@ -43,7 +44,7 @@ def test_cell_path_and_change(n_channels, channels):
 
 def test_nothing_changes_where_nothing_does():
     class Still(Model):
-        def traverse(self, rows, to, adata, *, n_steps):
+        def traverse(self, rows, to, adata, *, n_steps, adapt_key):
             return np.zeros((len(rows), n_steps, self.n_channels, 2, 2), dtype=np.float32)
 
     axes = pl.traverse(Still(3), [0], "GENE1")

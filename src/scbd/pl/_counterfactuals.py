@@ -21,6 +21,7 @@ def counterfactuals(
     partners: Sequence[int] | np.ndarray | None = None,
     adata: AnnData | None = None,
     channels: Sequence[int] | int | None = None,
+    adapt_key: str | Sequence[str] | None = None,
 ) -> np.ndarray:
     """Draw cells, their reconstructions, and what they become with the content, or the style, of their partners.
 
@@ -36,6 +37,8 @@ def counterfactuals(
         The cells; the training data by default.
     channels
         Three channels to show as red, green and blue, or one to show in grey. By default all of three, or the first.
+    adapt_key
+        Show cells of new plates by what ``model.adapt`` learned of them.
 
     Returns
     -------
@@ -63,9 +66,9 @@ def counterfactuals(
     lines = {
         "original": originals,
         "partner": model.get_intensities(adata, others),
-        "reconstruction": model.reconstruct(adata, own),
-        "content of partner": model.swap_blocks(others, own, adata),
-        "style of partner": model.swap_blocks(own, others, adata),
+        "reconstruction": model.reconstruct(adata, own, adapt_key=adapt_key),
+        "content of partner": model.swap_blocks(others, own, adata, adapt_key=adapt_key),
+        "style of partner": model.swap_blocks(own, others, adata, adapt_key=adapt_key),
     }
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))

@@ -22,6 +22,7 @@ def traverse(
     adata: AnnData | None = None,
     n_steps: int = 5,
     channels: Sequence[int] | int | None = None,
+    adapt_key: str | Sequence[str] | None = None,
 ) -> np.ndarray:
     """Draw what a perturbation does to cells, such as controls, each in its own well.
 
@@ -39,6 +40,8 @@ def traverse(
         Pictures on the way, see :meth:`scbd.SCBDModel.traverse`.
     channels
         Three channels to show as red, green and blue, or one to show in grey. By default all of three, or the first.
+    adapt_key
+        Show cells of new plates by what ``model.adapt`` learned of them.
 
     Returns
     -------
@@ -61,7 +64,7 @@ def traverse(
 
     originals = model.get_intensities(adata, rows)
     shown = channels_shown(channels, originals)
-    paths = model.traverse(rows, to, adata, n_steps=n_steps)
+    paths = model.traverse(rows, to, adata, n_steps=n_steps, adapt_key=adapt_key)
     originals, paths = originals[:, shown], paths[:, :, shown]
     everything = np.concatenate([originals, paths.reshape(-1, *paths.shape[2:])])
     low, high = everything.min((0, 2, 3)), everything.max((0, 2, 3))
