@@ -9,7 +9,7 @@ import pytest
 import zarr
 from official import write_lmdb
 
-from scbd.data import add_to_screen, write_screen
+from scbd.data import add_to_screen, read_crops, write_screen
 from scbd.datasets import corum, funk22, funk22_cellprofiler, funk22_guides, funk22_profiles
 from scbd.datasets._networks import gene_sets
 from scbd.metrics import Relations, relationship_average_precision
@@ -51,7 +51,19 @@ def test_a_choice_of_cells_and_genes(screen):
     genes = funk22(screen, genes=["AAAS"])
     assert set(genes.obs["gene"]) == {"AAAS", "nontargeting"} and genes.n_obs == 20
     assert funk22(screen, genes=["AAAS"], n_cells=6).n_obs == 6
-    assert set(funk22(screen, genes=["BRCA1"]).obs["gene"]) == {"nontargeting"}
+    assert funk22(screen, genes="AAAS").obs_names.equals(genes.obs_names)  # and not its letters
+
+
+@pytest.mark.parametrize("as_screen", [False, True])
+def test_genes_without_a_cell_and_no_cells_are_refused(screen, tmp_path, as_screen):
+    path = tmp_path / "s.zarr" if as_screen else screen
+    if as_screen:
+        write_screen(path, read_crops(screen), y_key="gene")
+    with pytest.raises(ValueError, match=r"no cell of 2 of the genes asked for \(BRCA1, NOPE\): leave them out"):
+        funk22(path, genes=["AAAS", "BRCA1", "NOPE", "BRCA1"])
+    for n_cells in (0, -5):
+        with pytest.raises(ValueError, match=f"n_cells={n_cells}: give a whole number, 1 or larger"):
+            funk22(path, n_cells=n_cells)
 
 
 def test_all_of_a_screen_stays_on_the_disk(screen, tmp_path):

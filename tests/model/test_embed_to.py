@@ -128,6 +128,7 @@ def test_what_is_wrong_is_said_before_any_work(trained, tmp_path, monkeypatch):
         (ValueError, "give a path that ends in .h5ad", "z.npy", {}),
         (ValueError, "dtype='float64' is not known: use float32 or float16", "z.h5ad", {"dtype": "float64"}),
         (ValueError, "block='x' is not known", "z.h5ad", {"blocks": ["c", "x"]}),
+        (ValueError, "blocks names no embedding to write: give 'c', 's' or both", "z.h5ad", {"blocks": []}),
         (ValueError, "representation='q' is not known", "z.h5ad", {"representation": "q"}),
         (ValueError, "block_size=0: give a whole number, 1 or larger", "z.h5ad", {"block_size": 0}),
         (ValueError, "batch_size=-1: give a whole number, 1 or larger", "z.h5ad", {"batch_size": -1}),

@@ -188,6 +188,9 @@ def test_epochs_and_default_length():
     model = make_model(make_cells(60))
     model.train(max_epochs=3, batch_size=20, enable_progress_bar=False, accelerator="cpu")
     assert model.trainer.global_step == 3 * 2
+    # of two batches a step there are half as many: as many passes over the cells
+    model.train(max_epochs=3, batch_size=20, accumulate_grad_batches=2, enable_progress_bar=False, accelerator="cpu")
+    assert model.trainer.global_step == 3
 
 
 def test_cells_on_disk_train_like_those_in_memory(tmp_path):

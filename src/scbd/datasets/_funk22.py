@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scbd._checks import check_count
 from scbd._keys import IMAGE_KEY
+from scbd._messages import head
 from scbd._progress import progress_bar
 from scbd.datasets._files import read_table
 
@@ -33,7 +35,7 @@ def funk22(
     path: str | os.PathLike[str],
     *,
     n_cells: int | None = None,
-    genes: Sequence[str] | None = None,
+    genes: str | Sequence[str] | None = None,
     guides: bool = False,
     seed: int = 0,
 ) -> AnnData:
@@ -51,7 +53,7 @@ def funk22(
     n_cells
         Take so many random cells: they are in memory, 80 kB a cell.
     genes
-        Take only these, and the non-targeting control.
+        Take only these (or this one), and the non-targeting control.
     guides
         Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the LMDB do not name it: add it to a screen
         with :func:`scbd.data.add_to_screen`, as CellProfiler's features, ``obsm["X_cellprofiler"]``.
@@ -70,8 +72,8 @@ def funk22(
     FileNotFoundError
         If there is no database.
     ValueError
-        If it is none, a key or a crop is not of this form (which), no cell is left, guides are to be known and are not,
-        or crops of an LMDB are more than this machine's memory.
+        If it is none, a key or a crop is not of this form (which), a gene that is asked for has no cell, guides are to
+        be known and are not, or crops of an LMDB are more than this machine's memory.
 
     References
     ----------
@@ -86,6 +88,9 @@ def funk22(
     from scbd.data.sources import LMDBSource, open_lmdb, parsed_keys
 
     path = Path(path)
+    if n_cells is not None:
+        check_count("n_cells", n_cells)
+    genes = [genes] if isinstance(genes, str) else genes
     if path.suffix in (".h5ad", ".zarr"):
         return _of_screen(path, n_cells, genes, seed, guides=guides)
     if guides:
@@ -98,10 +103,10 @@ def funk22(
         if genes is None:  # else it is known once keys were read, which takes minutes
             n = transaction.stat()["entries"]
             _check_memory(path, min(n, n if n_cells is None else n_cells))
-        keys = _chosen_keys(transaction, n_cells, genes, seed)
+        keys = _chosen_keys(path, transaction, n_cells, genes, seed)
     _check_memory(path, len(keys))
     if not keys:
-        msg = f"{path} has no cell{'' if genes is None else ' of the genes asked for'}."
+        msg = f"{path} has no cell."
         raise ValueError(msg)
     obs = parsed_keys(keys)
     source = LMDBSource(path, keys)
@@ -231,7 +236,9 @@ def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
     )
 
 
-def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int) -> list[bytes]:
+def _chosen_keys(
+    path: Path, transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int
+) -> list[bytes]:
     """Keys in the order of the database, which is the one that disks like."""
     from scbd.data.sources import parsed_key
 
@@ -239,7 +246,9 @@ def _chosen_keys(transaction: Any, n_cells: int | None, genes: Sequence[str] | N
     names = transaction.cursor().iternext(keys=True, values=False)
     if genes is not None:
         wanted = {CONTROL, *genes}
-        keys = [bytes(key) for key in names if parsed_key(bytes(key))[4] in wanted]
+        found = [(gene, key) for key in map(bytes, names) if (gene := parsed_key(key)[4]) in wanted]
+        _check_genes(path, genes, {gene for gene, _ in found})
+        keys = [key for _, key in found]
         if n_cells is None or n_cells >= len(keys):
             return keys
         return [keys[i] for i in np.sort(rng.choice(len(keys), n_cells, replace=False))]
@@ -263,6 +272,7 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
         raise ValueError(msg)
     rows = np.arange(screen.n_obs)
     if genes is not None:
+        _check_genes(path, genes, set(screen.obs["gene"]))
         rows = np.flatnonzero(screen.obs["gene"].isin({CONTROL, *genes}))
     if n_cells is not None and n_cells < len(rows):
         rows = np.sort(np.random.default_rng(seed).choice(rows, n_cells, replace=False))
@@ -271,6 +281,13 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
     others = {key: np.asarray(values[rows]) for key, values in screen.obsm.items() if key != IMAGE_KEY}
     images = image_source(screen, IMAGE_KEY).read(rows)
     return AnnData(obs=screen.obs.iloc[rows], var=screen.var, obsm=others | {IMAGE_KEY: images})
+
+
+def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
+    """Raise if a gene that is asked for has no cell."""
+    if missing := [gene for gene in dict.fromkeys(asked) if gene not in there]:
+        msg = f"{path} has no cell of {len(missing)} of the genes asked for ({head(missing)}): leave them out."
+        raise ValueError(msg)
 
 
 def _check_memory(path: Path, n: int) -> None:

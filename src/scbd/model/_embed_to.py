@@ -50,7 +50,7 @@ def embed_to(
     rank, n_processes = world()
     share = (rank + 1, n_processes) if shard is None else shard
     check_shard(share)
-    _check(path, dtype, shard is not None)
+    _check(path, blocks, dtype, shard is not None)
     obs = storable(obs)
     n, rows = len(obs), -(-block_size // batch_size) * batch_size  # whole batches, the same after a kill
     arrays = {key: ((n, module.width(block, representation)), np.dtype(dtype)) for block, key in blocks.items()}
@@ -85,7 +85,10 @@ def embed_to(
     return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
 
 
-def _check(path: Path, dtype: str, shared: bool) -> None:
+def _check(path: Path, blocks: Mapping[BlockName, str], dtype: str, shared: bool) -> None:
+    if not blocks:
+        msg = "blocks names no embedding to write: give 'c', 's' or both."
+        raise ValueError(msg)
     if path.suffix != ".h5ad":
         msg = f"{path}: give a path that ends in .h5ad."
         raise ValueError(msg)

@@ -218,7 +218,9 @@ class TrainMixin:
         )
         if settings.max_steps is None:
             epochs = settings.max_epochs or get_max_epochs_heuristic(len(data.split.train))
-            data.max_steps = epochs * data.steps_per_epoch
+            # of several batches each, where gradients are accumulated
+            of_step = (settings.trainer_kwargs or {}).get("accumulate_grad_batches") or 1
+            data.max_steps = -(-epochs * data.steps_per_epoch // of_step)
         else:
             data.max_steps = settings.max_steps
         return data
