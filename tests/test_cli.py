@@ -166,7 +166,7 @@ def test_convert_a_table_of_files_that_lie_elsewhere(tmp_path, capsys):
     table.write_text("path,gene\n" + "".join(f"plate/{number}.png,gene_{number % 2}\n" for number in range(6)))
     convert = ["convert", str(table), "--y-key", "gene", "--out", str(tmp_path / "screen.h5ad"), "--workers", "2"]
     assert main(convert) == 2
-    assert "There is no file" in capsys.readouterr().err
+    assert "6 of 6 files that the table names are not there" in capsys.readouterr().err
     assert main([*convert, "--root", str(tmp_path)]) == 0
     assert "6 cells of 1 × 8 × 8 uint8" in capsys.readouterr().out
 

@@ -68,27 +68,35 @@ def test_names_do_not_leave_the_folder(plates, path):
 
 def test_a_folder_is_looked_at_once_and_files_not_at_all(plates, monkeypatch):
     looked: list[str] = []
-    real = os.path.realpath
+    real, listed = os.path.realpath, os.scandir
 
     def realpath(path, **how):
         looked.append(path)
         return real(path, **how)
 
+    def scandir(path):
+        looked.append(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(os.path, "realpath", realpath)
     monkeypatch.setattr(Path, "resolve", None)
-    FileSource(plates / "disk", [["plate 1/0.png"]] * 1000)
-    assert len(looked) == 1
+    FileSource(plates / "disk", [["plate 1/0.png", "plate 1/1.png"]] * 1000)
+    assert len(looked) == 2
 
 
-def test_paths_take_little_more_than_their_names(plates):
-    n = 20_000
+def test_paths_take_little_more_than_their_names(plates, monkeypatch):
+    n = 5_000
     paths = np.array([[f"plate 1/cell_{row:08d}_{c}.png" for c in "ab"] for row in range(n)], dtype=object)
+    for path in paths.ravel():
+        (plates / "disk" / path).touch()
     paths[0] = ["plate 1/0.png", "plate 1/1.png"]
+    monkeypatch.setattr("scbd.data.sources._listing._AT_ONCE", 1_000)
     tracemalloc.start()
     source = FileSource(plates / "disk", paths)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert source.shape == (n, 2, 4, 4) and peak < 2 * 60 * n
+    assert source.shape == (n, 2, 4, 4) and peak < 2 * 80 * n
 
 
 def test_files_of_another_size_or_kind_are_named(plates):
@@ -99,6 +107,53 @@ def test_files_of_another_size_or_kind_are_named(plates):
         source = FileSource(folder, [["0.png"], [f"{name}.png"]])
         with pytest.raises(ValueError, match=f"{name}.png is {what}, the first is 1 × 4 × 4 of uint8: all must be"):
             source.read(slice(None))
+
+
+def test_missing_files_are_counted_before_any_is_read(plates, monkeypatch):
+    paths = [[f"plate 1/{n}.png", f"plate {n % 2}/0.png"] for n in (0, 1, 7, 8, 9)]
+    monkeypatch.setattr(Image, "open", None)
+    told = r"5 of 10 files .* not there: .*plate 1/7.png \(row 2\), .*/8.png \(row 3\), .*/9.png \(row 4\), …; name"
+    with pytest.raises(FileNotFoundError, match=told):
+        FileSource(plates / "disk", paths, fit="pad")
+
+
+def test_a_folder_without_a_list_and_names_in_other_letters(plates, monkeypatch):
+    """Some systems open 0.PNG as 0.png."""
+    monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(PermissionError))
+    assert numbers(FileSource(plates / "disk", [["plate 1/2.png"], ["plate 1/0.png"]])) == [2, 0]
+    with pytest.raises(FileNotFoundError, match="1 of 2 files"):
+        FileSource(plates / "disk", [["plate 1/2.png"], ["plate 1/7.png"]])
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        (".\\plate 1\\0.png", r"write its path with / in place of \\"),
+        ("~/plate 1/0.png", "write its path with the name of the folder in place of ~"),
+        ("plate 1/0.png ", "remove blanks around its path"),
+        (" plate 1/0.png", "remove blanks around its path"),
+        ("plate 2/0.png", r"name the folder that paths are relative to \(root=…\), or drop these rows"),
+    ],
+)
+def test_why_a_file_is_not_there(plates, path, remedy):
+    with pytest.raises(FileNotFoundError, match=f"1 of 1 files .*: .*row 0.; {remedy}"):
+        FileSource(plates / "disk", [[path]])
+
+
+def test_all_files_that_cannot_be_read_are_told(plates):
+    folder = plates / "disk" / "plate 1"
+    for number in range(10):
+        (folder / f"bad{number}.png").write_bytes(b"no image at all")
+    bad = [[f"bad{number}.png"] for number in range(10)]
+    with pytest.raises(ValueError, match=r"^10 images cannot be read: .*bad0.png is no TIFF.*bad4.png is no .*, …\.$"):
+        FileSource(folder, [["0.png"], *bad, ["1.png"]]).read(slice(None))
+    source = FileSource(folder, [["0.png"], *bad * 12])
+    read: list[int] = []
+    whole = source._image
+    source._image = lambda row: (read.append(row), whole(row))[1]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="^101 images cannot be read"):
+        source.read(slice(None))
+    assert max(read) == 101
 
 
 def read_one(path: Path) -> np.ndarray:

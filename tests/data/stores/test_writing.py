@@ -15,6 +15,7 @@ import torch
 import zarr
 from anndata import AnnData
 from conftest import contents, make_cells, make_plates
+from PIL import Image
 from torch.nn import functional as F
 from zarr.storage import LocalStore, MemoryStore
 
@@ -175,6 +176,24 @@ def test_zarr_reads_what_we_write_and_we_read_what_zarr_writes(tmp_path):
         adata = write_screen(path, make_plates(), y_key="gene", compression=compression, block_size=16)
         theirs = zarr.open_array(path, path=f"obsm/{IMAGES}", mode="r")
         np.testing.assert_array_equal(theirs[:], images_of(adata))
+
+
+def test_all_files_of_a_share_that_cannot_be_read_are_told_at_once(tmp_path):
+    for number in range(40):
+        Image.fromarray(np.full((4, 4), number, "uint8")).save(tmp_path / f"{number}.png")
+    table = pd.DataFrame({"path": [f"{number}.png" for number in range(40)], "gene": ["a", "b"] * 20})
+    table.to_csv(tmp_path / "t.csv")
+    for number in (11, 12, 33):  # what the digest looks at is read before
+        (tmp_path / f"{number}.png").write_bytes(b"no image at all")
+    with pytest.raises(ValueError, match="^3 images cannot be read: ") as caught:
+        write_screen(tmp_path / "s.h5ad", tmp_path / "t.csv", y_key="gene", block_size=5)
+    assert all(f"{number}.png is no TIFF or PNG" in str(caught.value) for number in (11, 12, 33))
+    with pytest.raises(ValueError, match="cannot be read"):
+        write_screen(tmp_path / "s.h5ad", tmp_path / "t.csv", y_key="gene", block_size=5)
+    for number in (11, 12, 33):
+        Image.fromarray(np.full((4, 4), number, "uint8")).save(tmp_path / f"{number}.png")
+    screen = write_screen(tmp_path / "s.h5ad", tmp_path / "t.csv", y_key="gene", block_size=5)
+    assert sorted(screen.obsm[IMAGES][:, 0, 0, 0]) == list(range(40))
 
 
 @pytest.mark.parametrize(("name", "compression"), KINDS)

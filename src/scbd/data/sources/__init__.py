@@ -46,3 +46,4 @@ from scbd.data.sources._fitting import fitted_size as fitted_size
 from scbd.data.sources._lmdb_crops import open_lmdb as open_lmdb
 from scbd.data.sources._lmdb_crops import parsed_key as parsed_key
 from scbd.data.sources._lmdb_crops import parsed_keys as parsed_keys
+from scbd.data.sources._unreadable import Unreadable as Unreadable

@@ -8,17 +8,21 @@ import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scbd._files import check_file
+from scbd._messages import head
 from scbd._progress import progress_bar
 from scbd.data.sources._arrays import target_of
 from scbd.data.sources._fitting import Fit, centred, fitted_size
 from scbd.data.sources._kinds import IMAGE_DTYPES, check_images
+from scbd.data.sources._listing import unlisted_files
 from scbd.data.sources._packed import Packed
+from scbd.data.sources._unreadable import Unreadable, UnreadableImages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +68,7 @@ class FileSource:
     Raises
     ------
     FileNotFoundError
-        If the first cell's file is missing.
+        If files are missing (how many, and the first few), before any is read.
     TypeError, ValueError
         If a path leaves the folder, or the first cell's files are no images of one size and kind.
     """
@@ -83,6 +87,7 @@ class FileSource:
         # of each file its folder, of which there are few, and its name
         self._folder_of = np.empty((n_files, len(paths)), dtype=np.int32)
         self._names = [Packed(self._named(paths, file)) for file in range(n_files)]
+        self._check_there()
         self._size = None if fit is None else fitted_size(fit, self._sizes() if isinstance(fit, str) else [])
         first = self._image(0)
         self.shape: tuple[int, int, int, int] = (len(paths), *first.shape)
@@ -97,18 +102,40 @@ class FileSource:
         IndexError
             If there is no such row.
         FileNotFoundError, ValueError
-            If a file is missing, broken, or of another size or kind than the first.
+            If a file is missing, broken (all of these rows that are), or of another size or kind than the first.
         """
-        out = target_of(self, rows, out)
+        out, unreadable = target_of(self, rows, out), Unreadable()
         numbers = range(*rows.indices(self.shape[0])) if isinstance(rows, slice) else rows.tolist()
         for place, row in enumerate(numbers):
-            image = self._image(row)
-            if image.shape != out.shape[1:] or image.dtype != out.dtype:
-                fact = f"{self._path(0, row)} is {_what(image)}, the first is {_what(out[0])}"
-                msg = f"{fact}: all must be alike. If sizes differ, use fit='pad' or fit='crop'."
-                raise ValueError(msg)
-            out[place] = image
+            with unreadable.kept():
+                out[place] = self._like(out[0], row)
+        unreadable.tell()
         return out
+
+    def _like(self, first: np.ndarray, row: int) -> np.ndarray:
+        try:
+            image = self._image(row)
+        except ValueError as error:
+            raise UnreadableImages(str(error)) from error
+        if image.shape != first.shape or image.dtype != first.dtype:
+            fact = f"{self._path(0, row)} is {_what(image)}, the first is {_what(first)}"
+            msg = f"{fact}: all must be alike. If sizes differ, use fit='pad' or fit='crop'."
+            raise ValueError(msg)
+        return image
+
+    def _check_there(self) -> None:
+        n = len(self._names[0])
+        unlisted = unlisted_files(self._folders.paths, self._folder_of.ravel(), chain.from_iterable(self._names))
+        # one may be there that a list has in other letters, or in a folder that shows no list
+        places = [place for place in unlisted.tolist() if not self._path(*divmod(place, n)).is_file()]
+        if not places:
+            return
+        told = head((f"{self._path(*divmod(place, n))} (row {place % n})" for place in places), 3)
+        msg = (
+            f"{len(places)} of {self._folder_of.size} files that the table names are not there: {told}; "
+            f"{_remedy(self._path(*divmod(places[0], n)))}."
+        )
+        raise FileNotFoundError(msg)
 
     def _named(self, paths: Sequence[Sequence[str]] | np.ndarray, file: int) -> Iterator[bytes]:
         for row, several in enumerate(paths):
@@ -178,6 +205,17 @@ class _Folders:
             self._numbers[folder] = len(self.paths)
             self.paths.append(found)
         return self._numbers[folder]
+
+
+def _remedy(missing: Path) -> str:
+    """What may be wrong with the name of a file that is not there."""
+    if "\\" in str(missing):
+        return "write its path with / in place of \\"
+    if any(part.startswith("~") for part in missing.parts):
+        return "write its path with the name of the folder in place of ~"
+    if any(part != part.strip() for part in missing.parts):
+        return "remove blanks around its path"
+    return "name the folder that paths are relative to (root=…), or drop these rows"
 
 
 def _channels(path: Path) -> np.ndarray:

@@ -18,7 +18,7 @@ from anndata.utils import make_index_unique
 
 from scbd._labels import label_values
 from scbd.data._digests import digest_cells
-from scbd.data.sources import DerivedSource, source_at_rest
+from scbd.data.sources import DerivedSource, Unreadable, source_at_rest
 from scbd.data.stores._sources import say_what_recurs, with_source
 from scbd.data.stores._tables import storable
 
@@ -102,18 +102,20 @@ class ScreenPlan:
         Raises
         ------
         ValueError
-            If an image has NaN or infinite pixels (which).
+            If an image has NaN or infinite pixels (which), or some cannot be read (all of them).
         """
         rows = self.rows(block)
         plate_of, row_of = self.plate_of[rows], self.row_of[rows]
-        images = np.empty((len(row_of), *self.shape[1:]), self.dtype)
+        images, unreadable = np.empty((len(row_of), *self.shape[1:]), self.dtype), Unreadable()
         for number in np.unique(plate_of):
             places = np.flatnonzero(plate_of == number)
             # in the order of the plate's file
             places = places[np.argsort(row_of[places])]
             step = self._step(number)
             for part in (places[start : start + step] for start in range(0, len(places), step)):
-                images[part] = self._read(number, row_of[part])
+                with unreadable.kept():
+                    images[part] = self._read(number, row_of[part])
+        unreadable.tell()
         return images
 
     def convert_to(self, images: np.ndarray, raw: np.ndarray, number: int, first: int) -> None:

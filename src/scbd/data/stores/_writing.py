@@ -15,6 +15,7 @@ from scbd._jobs import check_shard, check_space, share_of
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
 from scbd.data._prefetch import worked_on, workers
+from scbd.data.sources import Unreadable
 from scbd.data.stores._block_file import exists
 from scbd.data.stores._containers import Container, HDF5Container, ZarrContainer
 from scbd.data.stores._conversion import conversion
@@ -120,8 +121,8 @@ def write_screen(
         If the disk is too small, before any image is written.
     KeyError, TypeError, ValueError
         If plates do not fit together or lack ``y_key``, a column cannot be stored, an argument is out of range, an
-        image has NaN or infinite pixels (which), or the beginning of another store lies there: of other cells, or of
-        other images of them.
+        image has NaN or infinite pixels (which), files cannot be read (all of the share, up to a hundred), or the
+        beginning of another store lies there: of other cells, or of other images of them.
 
     Examples
     --------
@@ -190,9 +191,16 @@ def _write_blocks(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scbd-")))
         plan = staged(plan, folder, shard, n_workers, shown)
         bar = stack.enter_context(progress_bar(f"Writing {name}", sum(sizes), shown=shown))
-        written = worked_on(lambda block: container.write(block, plan.images(block)), todo, n_workers)
+        unreadable = Unreadable()
+
+        def write(block: int) -> None:
+            with unreadable.kept():
+                container.write(block, plan.images(block))
+
+        written = worked_on(write, todo, n_workers)
         for size, _ in zip(sizes, stack.enter_context(closing(written)), strict=True):
             bar.update(size)
+        unreadable.tell()
 
 
 def _staging(target: Path) -> Path:
