@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scbd.data._frames import head_of, is_table
+from scbd.data._walking import walked
 
 IMAGE_FILES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5 = (".h5ad", ".h5sc", ".h5", ".hdf5")
@@ -111,9 +112,8 @@ def _folder(path: Path) -> str:
         return "lmdb"
     if path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR):
         return _zarr(path)
-    for place, folders, files in os.walk(path):
-        folders.sort()
-        for name in sorted(files):
+    for place, files in walked(path):
+        for name in files:
             if name.endswith(("Image.csv", "Image.tsv")):
                 return "cellprofiler"
             if name.endswith(".npz") and _has_features(Path(place, name)):

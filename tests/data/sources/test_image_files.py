@@ -86,7 +86,7 @@ def test_a_folder_is_looked_at_once_and_files_not_at_all(plates, monkeypatch):
 
 
 def test_paths_take_little_more_than_their_names(plates, monkeypatch):
-    n = 5_000
+    n = 2_000
     paths = np.array([[f"plate 1/cell_{row:08d}_{c}.png" for c in "ab"] for row in range(n)], dtype=object)
     for path in paths.ravel():
         (plates / "disk" / path).touch()

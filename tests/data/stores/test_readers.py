@@ -186,6 +186,17 @@ def test_folders_of_images(tmp_path):
         read_crops(tmp_path / "one")
 
 
+def test_classes_that_are_links_and_folders_that_are_none(tmp_path):
+    images = write_images(tmp_path / "disk" / "a")
+    (tmp_path / "crops").mkdir()
+    (tmp_path / "crops" / "gene").symlink_to(tmp_path / "disk" / "a")
+    for name in (".ipynb_checkpoints", "__MACOSX"):
+        write_images(tmp_path / "crops" / name, seed=1)
+    crops = read_crops(tmp_path / "crops")
+    assert crops.obs["label"].tolist() == ["gene"] * 3
+    np.testing.assert_array_equal(crops.images.read(slice(None))[:, 0], images)
+
+
 @pytest.mark.parametrize(("fit", "size"), [("pad", (9, 9)), ("crop", (4, 4)), (5, (5, 5)), ((3, 8), (3, 8))])
 def test_crops_of_different_sizes_and_of_any_proportions(tmp_path, fit, size):
     write_images(tmp_path / "c" / "a", (6, 9))

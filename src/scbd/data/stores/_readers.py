@@ -19,6 +19,7 @@ from scbd.data._channels import numbered
 from scbd.data._formats import HDF5, IMAGE_FILES, image_columns, kind_of, taken_elsewhere
 from scbd.data._frames import read_frame
 from scbd.data._inputs import Inputs
+from scbd.data._walking import walked
 from scbd.data.sources import ArraySource, CentredSource, FileSource, LMDBSource, SlicedSource, fitted_size
 from scbd.data.sources._lmdb_crops import lmdb_keys, parsed_keys
 from scbd.data.stores._crops import Crops, crops_from, some_channels
@@ -59,7 +60,8 @@ def read_crops(
         - ``.npy``: images, memory-mapped, with ``table``;
         - ``.csv``, ``.tsv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG;
         - a folder of images, one a cell: the folder that an image lies in becomes ``obs["label"]``, those above it
-          ``folder_1``, …; what is in the names of the files is in the names of the cells;
+          ``folder_1``, …; what is in the names of the files is in the names of the cells; links to folders are
+          followed, hidden folders left out;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
         A frame, or file of one, with a row for each image, in place of the file's own. Where images have names (those
@@ -210,9 +212,9 @@ def _folder(path: Path, fit: Fit | None) -> Crops:
     """Each image is a cell, the folder that it lies in its label, those above, if any, further columns."""
     found = sorted(
         Path(place, name).relative_to(path)
-        for place, _, names in os.walk(path)
+        for place, names in walked(path)
         for name in names
-        if name.lower().endswith(IMAGE_FILES) and not name.startswith(".")
+        if name.lower().endswith(IMAGE_FILES)
     )
     depths = {len(file.parts): file for file in reversed(found)}
     if len(depths) > 1:
