@@ -10,15 +10,13 @@ import numpy as np
 
 from scbd._sizes import resized_to
 from scbd.data.sources import IMAGE_DTYPES
+from scbd.data.stores._intensities import sampled_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scbd._sizes import ImageSize
     from scbd.data.stores._crops import Crops
-
-_SAMPLED = 2048
-_PERCENTILES = (0.1, 99.9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +72,8 @@ def conversion(
     Raises
     ------
     TypeError, ValueError
-        If the dtype is not one of images, the range is none, or not needed, or the size would squash a plate's images.
+        If the dtype is not one of images, the range is none, or not needed, the size would squash a plate's images, or
+        a crop of the sample has NaN or infinite pixels.
     """
     stored = plates[0].images.dtype
     wanted = stored if dtype is None else np.dtype(dtype)
@@ -88,7 +87,7 @@ def conversion(
             raise ValueError(msg)
         return Conversion(size, wanted, None)
     n_channels = plates[0].images.shape[1]
-    found = _sampled_range(plates, seed) if intensity_range is None else np.asarray(intensity_range, dtype=np.float32)
+    found = sampled_range(plates, seed) if intensity_range is None else np.asarray(intensity_range, dtype=np.float32)
     if found.shape not in ((2,), (n_channels, 2)) or not (found[..., 0] < found[..., 1]).all():
         msg = (
             f"intensity_range must be (low, high), for all or for each of {n_channels} channels, got {found.tolist()}."
@@ -106,16 +105,3 @@ def _size(plates: Sequence[Crops], image_size: ImageSize | None) -> tuple[int, i
             msg = f"{plate.name}: {error}"
             raise ValueError(msg) from error
     return None if image_size is None else size
-
-
-def _sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
-    """Extreme percentiles of each channel; a channel that never varies keeps its one value as the lowest."""
-    rng = np.random.default_rng(seed)
-    total = sum(len(plate.obs) for plate in plates)
-    sample = []
-    for plate in plates:
-        n = len(plate.obs)
-        rows = rng.choice(n, min(n, -(-_SAMPLED * n // total)), replace=False)
-        sample.append(np.moveaxis(plate.images.read(np.sort(rows)), 1, 0).reshape(plate.images.shape[1], -1))
-    low, high = np.percentile(np.concatenate(sample, axis=1), _PERCENTILES, axis=1).astype(np.float32)
-    return np.stack([low, np.where(high > low, high, low + 1)], axis=1)

@@ -19,6 +19,7 @@ from anndata.utils import make_index_unique
 from scbd._labels import label_values
 from scbd.data._digests import digest_cells
 from scbd.data.sources import DerivedSource, Unreadable, source_at_rest
+from scbd.data.stores._finite import check_finite
 from scbd.data.stores._sources import say_what_recurs, with_source
 from scbd.data.stores._tables import storable
 
@@ -142,24 +143,11 @@ class ScreenPlan:
         return nullcontext() if getattr(source, "concurrent", False) else self._turns[id(source_at_rest(source))]
 
     def _converted(self, raw: np.ndarray, number: int, rows: np.ndarray) -> np.ndarray:
-        self._check_finite(raw, number, rows)
+        check_finite(raw, self.plates[number], rows)
         with np.errstate(over="ignore"):  # where float16 is too small: found below
             images = self.convert(raw)
-        self._check_finite(images, number, rows)
+        check_finite(images, self.plates[number], rows)
         return images
-
-    def _check_finite(self, images: np.ndarray, number: int, rows: np.ndarray) -> None:
-        if images.dtype.kind != "f":
-            return
-        bad = rows[~np.isfinite(images).all(axis=(1, 2, 3))]
-        if bad.size:
-            plate = self.plates[number]
-            names = ", ".join(f"row {row} ({plate.obs.index[row]})" for row in bad[:5])
-            msg = (
-                f"{plate.name} has NaN or infinite pixels as {images.dtype}: {names}{', …' if bad.size > 5 else ''}. "
-                "Drop these cells or repair their images."
-            )
-            raise ValueError(msg)
 
     def settings(self) -> dict[str, str]:
         """What decides every byte, as text: a store that was begun goes on only if it is the same.

@@ -63,7 +63,8 @@ def write_screen(
 
     Killed at any moment and called again with the same cells, it goes on where it stopped, and the result is the same
     to the byte. The store appears under its name when it is whole. Memory holds the tables and, for each worker, a
-    block and what is converted at once: about 150 MiB.
+    block and what is converted at once: about 170 MiB, whatever the size of crops. The sample for a range of
+    intensities takes less, before workers begin.
 
     Plates whose chunks span many rows, such as an ``.h5ad`` that was written with ``compression="gzip"``, are slow to
     read by row. They are read once, from the first row to the last, and kept (converted, not compressed) in a folder
@@ -93,7 +94,8 @@ def write_screen(
         Of the stored images. From one integer dtype or float to another integer dtype, intensities are scaled.
     intensity_range
         What becomes the lowest and the highest value then: ``(low, high)``, or one such pair a channel; by default the
-        0.1 and 99.9 % percentiles of each channel in 2,048 random crops. Kept in ``uns["scbd_store"]``.
+        0.1 and 99.9 % percentiles of each channel in 2,048 random crops (of floats, in 1,024 random pixels of each).
+        Kept in ``uns["scbd_store"]``.
     compression
         Of a Zarr store: ``"lz4"`` reads fastest, ``"zstd"`` is smaller.
     block_size
