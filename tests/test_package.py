@@ -40,7 +40,7 @@ ROOMS = {
         *("_checks", "_keys", "_labels", "_linear_maps", "_measure_names", "_messages", "_numbers", "_threads"),
         "data",
     },
-    "datasets": {"_files", "_keys", "_linear_maps", "_progress", "data"},
+    "datasets": {"_checks", "_files", "_keys", "_linear_maps", "_messages", "_progress", "data"},
     "pl": {"_keys", "_measure_names", "_threads"},
     "model": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_linear_maps", "_messages", "_numbers"),

@@ -68,6 +68,7 @@ def generalization_scores(
     Examples
     --------
     >>> adata.obs["split"] = np.resize(["train", "train", "validation", "test"], adata.n_obs)
+    >>> model.train(max_steps=20, split="split")
     >>> scores = scbd.workflows.generalization_scores(adata, model, y_key="gene", e_key="well")
     >>> 0 <= scores["z_c out"] <= 1
     True
