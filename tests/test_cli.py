@@ -150,6 +150,9 @@ def test_convert(tmp_path, capsys):
     late = [str(tmp_path / "late.npz"), "--table", str(tmp_path / "late.csv"), "--channels", "dna", "actin"]
     assert main([*convert, *late, "--out", str(tmp_path / "late.h5ad")]) == 0
     assert list(open_screen(tmp_path / "late.h5ad").var_names) == ["dna", "actin"]
+    twice = [str(tmp_path / "cells.h5ad"), str(tmp_path / "." / "cells.h5ad")]
+    assert main([*convert, *twice, "--out", str(tmp_path / "x.h5ad")]) == 2
+    assert "cells.h5ad is given twice" in capsys.readouterr().err
     both = [str(tmp_path / "cells.h5ad"), *late]
     assert main([*convert, *both, "--out", str(tmp_path / "x.h5ad")]) == 2
     assert "--table has the rows of one plate" in capsys.readouterr().err

@@ -54,7 +54,7 @@ ROOMS = {
     },
     "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},
     "experiments": {"paper", "workflows"},
-    "cli": {"_argument_values", "_command_line", "_option_names", "_progress", "data", "paper", "workflows"},
+    "cli": {"_argument_values", "_command_line", "_files", "_option_names", "_progress", "data", "paper", "workflows"},
 }
 
 

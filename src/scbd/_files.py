@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # longest name that a file system takes, in bytes, less what is put around it
 _NAME_BYTES = 200
@@ -30,6 +30,27 @@ def check_file(path: str | os.PathLike[str]) -> Path:
         msg = f"{path} is a folder: name a file." if found.is_dir() else f"There is no file {path}."
         raise FileNotFoundError(msg)
     return found
+
+
+def check_distinct(paths: Iterable[object]) -> None:
+    """Look at paths among what was given, which may be other objects.
+
+    Raises
+    ------
+    ValueError
+        If two are the same file or folder, by whatever name.
+    """
+    seen: dict[str, object] = {}
+    for path in paths:
+        if isinstance(path, (str, os.PathLike)):
+            place = os.path.realpath(path)
+            if place in seen:
+                names = (
+                    f"{path} is given twice" if str(path) == str(seen[place]) else f"{seen[place]} and {path} are one"
+                )
+                msg = f"{names}: each cell would be there twice, in training and in validation; give it once."
+                raise ValueError(msg)
+            seen[place] = path
 
 
 def partial_path(path: Path) -> Path:

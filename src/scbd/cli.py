@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scbd import _progress
 from scbd._argument_values import path_or_url
 from scbd._command_line import EXPERIMENTS, actions_of, parser_of_commands
+from scbd._files import check_distinct
 from scbd._option_names import in_options, options_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     if arguments.table is not None and len(arguments.plates) > 1:
         msg = "--table has the rows of one plate: convert plates one by one, then together."
         raise ValueError(msg)
+    check_distinct(arguments.plates)
     reading = _named(arguments, "table image_key file_columns root channels fit")
     adata = write_screen(
         arguments.out,

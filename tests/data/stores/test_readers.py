@@ -143,6 +143,17 @@ def test_image_files_and_their_table(tmp_path):
         source.read(np.array([3]))
 
 
+def test_files_that_a_table_names_twice_are_told(tmp_path):
+    write_images(tmp_path / "c", n=3)
+    table = pd.DataFrame({"a": ["0.png", "1.png", "0.png", "0.png"], "b": ["1.png", "1.png", "2.png", "1.png"]})
+    table.to_csv(tmp_path / "c" / "t.csv")
+    with pytest.warns(
+        UserWarning, match=r"t.csv names the files of 1 rows again .the first is row 3.: these cells"
+    ) as w:
+        read_crops(tmp_path / "c" / "t.csv", file_columns=["a", "b"])
+    assert w[0].filename == __file__
+
+
 @pytest.mark.parametrize("ending", ["tsv", "csv.gz", "parquet"])
 def test_tables_of_every_kind_name_image_files(tmp_path, ending):
     images = make_cells(8).obsm[KEY][:, :1]

@@ -295,6 +295,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch)
         (ValueError, "is memory-mapped, and so is not compressed", {"compression": "lz4"}),
         (ValueError, "compression='gzip' is not known: use 'lz4', 'zstd' or None", {"compression": "gzip"}),
         (ValueError, "There is no plate to write", {"plates": []}),
+        (ValueError, "none.h5ad is given twice", {"plates": [tmp_path / "none.h5ad", str(tmp_path / "none.h5ad")]}),
         (KeyError, "plate 0: obs has no 'perturbation'", {"y_key": "perturbation"}),
         (ValueError, "plate 1: obs.'gene'. has no value for 1 of 40 cells", {"plates": [ours[0], unnamed]}),
         (ValueError, "plate 1 has channels dna, actin .uint16., plate 0 has", {"plates": [ours[0], other]}),

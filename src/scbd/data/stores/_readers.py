@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,11 @@ def read_crops(
         If there is nothing at ``path``.
     KeyError, TypeError, ValueError
         If it is of another kind (which, and what takes it), truncated, or holds no images and table that fit.
+
+    Warns
+    -----
+    UserWarning
+        If a table names the same files in several rows.
 
     Examples
     --------
@@ -204,6 +210,13 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
         msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
         raise ValueError(msg)
     source = FileSource(root, table[columns].astype(str).to_numpy(), fit)
+    twice = np.flatnonzero(table.duplicated(columns))
+    if twice.size:
+        msg = (
+            f"{path} names the files of {twice.size} rows again (the first is row {twice[0]}): these cells are there "
+            "twice, perhaps in training and in validation; drop what is too much."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
     names = columns if len(columns) == source.shape[1] else numbered(source.shape[1])
     return Crops(source, table.drop(columns=columns), names, str(path))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from anndata import AnnData
 
+from scbd._files import check_distinct
 from scbd._jobs import check_shard, check_space, share_of
 from scbd._keys import IMAGE_KEY
 from scbd._progress import progress_bar
@@ -122,9 +123,9 @@ def write_screen(
     OSError
         If the disk is too small, before any image is written.
     KeyError, TypeError, ValueError
-        If plates do not fit together or lack ``y_key``, a column cannot be stored, an argument is out of range, an
-        image has NaN or infinite pixels (which), files cannot be read (all of the share, up to a hundred), or the
-        beginning of another store lies there: of other cells, or of other images of them.
+        If plates do not fit together, are given twice or lack ``y_key``, a column cannot be stored, an argument is out
+        of range, an image has NaN or infinite pixels (which), files cannot be read (all of the share, up to a hundred),
+        or the beginning of another store lies there: of other cells, or of other images of them.
 
     Examples
     --------
@@ -141,6 +142,7 @@ def write_screen(
     if not given:
         msg = "There is no plate to write: give at least one."
         raise ValueError(msg)
+    check_distinct(given)
     crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     convert = conversion(crops, image_size, dtype, intensity_range, seed)
     plan = screen_plan(crops, y_key, convert, block_size, seed)
