@@ -11,6 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import anndata
 import numpy as np
 import pytest
 from anndata import AnnData
@@ -82,6 +83,27 @@ def test_rows_held_out_are_scored_and_controls_may_be_several(tmp_path, capsys):
     assert settings["data"]["control"] == ["DMSO", "untreated"] and settings["asked"]["training"]["train_size"] == 0.7
 
 
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
+def test_a_perturbation_of_several_columns(tmp_path, capsys):
+    """As `scbd inspect` says to type."""
+    cells = make_cells(200)
+    cells.obs["dose"] = np.where(np.arange(200) % 2, "low", "high")
+    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
+    keys, screen = ["--y-key", "gene", "dose"], str(tmp_path / "screen.h5ad")
+    assert main(["convert", str(tmp_path / "cells.h5ad"), *keys, "--out", screen]) == 0
+    labels = open_screen(screen).obs[["gene", "dose"]].astype(str).agg(" × ".join, axis=1)
+    assert labels.is_monotonic_increasing and labels.nunique() == 8
+    settings = [*keys, "--e-key", "well", "--encoder", "small", "--max-steps", "2", "--batch-size", "24"]
+    settings += ["--accelerator", "cpu", "--out"]
+    assert main(["run", screen, *settings, str(tmp_path / "run")]) == 0
+    assert "gene × dose" in capsys.readouterr().out
+    assert {"gene", "dose", "gene × dose"} <= set(anndata.read_h5ad(tmp_path / "run" / "cells.h5ad").obs)
+    assert main(["select-alpha", screen, "--alphas", "0", "0.1", *settings, str(tmp_path / "alphas")]) == 0
+    np.save(tmp_path / "crops.npy", cells.obsm["single_cell_images"])
+    assert main(["run", str(tmp_path / "crops.npy"), *settings, str(tmp_path / "other")]) == 2
+    assert "crops.npy --table … --y-key gene dose --out screen.h5ad" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["run", "select_alpha"])
 def test_what_options_name_is_no_feature(command, tmp_path, monkeypatch):
     """A label or covariate that is a number would tell the answer."""
@@ -138,23 +160,24 @@ def test_convert(tmp_path, capsys):
     cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
     np.savez(tmp_path / "late.npz", single_cell_images=make_cells(20).obsm["single_cell_images"])
     cells.obs.head(20).to_csv(tmp_path / "late.csv")
-    convert = ["convert", "--y-key", "gene"]
-    arguments = [*convert, str(tmp_path / "cells.h5ad"), "--out", str(tmp_path / "screen.zarr")]
+    convert = ["convert"]
+    by_gene = ["--y-key", "gene", "--out"]
+    arguments = [*convert, str(tmp_path / "cells.h5ad"), *by_gene, str(tmp_path / "screen.zarr")]
     assert main([*arguments, "--compression", "lz4", "--image-size", "8", "--verify"]) == 0
     assert f"96 cells of 2 × 8 × 8 uint8: {tmp_path / 'screen.zarr'}" in capsys.readouterr().out
     assert main([*arguments, "--compression", "lz4"]) == 2
     assert "exists: it is kept" in capsys.readouterr().err
-    stretched = [*convert, str(tmp_path / "cells.h5ad"), "--out", str(tmp_path / "wide.h5ad"), "--image-size", "8x12"]
+    stretched = [*convert, str(tmp_path / "cells.h5ad"), *by_gene, str(tmp_path / "wide.h5ad"), "--image-size", "8x12"]
     assert main(stretched) == 0
     assert "96 cells of 2 × 8 × 12 uint8" in capsys.readouterr().out
     late = [str(tmp_path / "late.npz"), "--table", str(tmp_path / "late.csv"), "--channels", "dna", "actin"]
-    assert main([*convert, *late, "--out", str(tmp_path / "late.h5ad")]) == 0
+    assert main([*convert, *late, *by_gene, str(tmp_path / "late.h5ad")]) == 0
     assert list(open_screen(tmp_path / "late.h5ad").var_names) == ["dna", "actin"]
     twice = [str(tmp_path / "cells.h5ad"), str(tmp_path / "." / "cells.h5ad")]
-    assert main([*convert, *twice, "--out", str(tmp_path / "x.h5ad")]) == 2
+    assert main([*convert, *twice, *by_gene, str(tmp_path / "x.h5ad")]) == 2
     assert "cells.h5ad is given twice" in capsys.readouterr().err
     both = [str(tmp_path / "cells.h5ad"), *late]
-    assert main([*convert, *both, "--out", str(tmp_path / "x.h5ad")]) == 2
+    assert main([*convert, *both, *by_gene, str(tmp_path / "x.h5ad")]) == 2
     assert "--table has the rows of one plate" in capsys.readouterr().err
 
 
@@ -228,7 +251,7 @@ def test_a_table_of_image_files_is_to_be_converted_first(tmp_path, capsys):
     (tmp_path / "crops.csv").write_text("gene,file\na,0.png\n")
     run = ["run", str(tmp_path / "crops.csv"), "--y-key", "gene", "--e-key", "well", "--out", str(tmp_path / "out")]
     assert main(run) == 2
-    assert f"(scbd convert {tmp_path / 'crops.csv'} --file-columns file --y-key … " in capsys.readouterr().err
+    assert f"(scbd convert {tmp_path / 'crops.csv'} --file-columns file --y-key gene --out" in capsys.readouterr().err
 
 
 def test_warnings_and_progress_name_options_too(tmp_path, capsys, monkeypatch):

@@ -114,7 +114,7 @@ def _add_convert(commands: Any) -> None:
     convert.add_argument(
         "--out", type=values.path_or_url, required=True, help=".h5ad, .zarr, or the URL of a Zarr store"
     )
-    convert.add_argument("--y-key", required=True, help="column of the perturbation, to sort by")
+    convert.add_argument("--y-key", required=True, nargs="+", help="column(s) of the perturbation, to sort by")
     convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
     convert.add_argument("--table", type=Path, help="table with one row per image, for a single plate")
     convert.add_argument("--file-columns", nargs="+", default=["path"], help="columns of a table that name image files")
@@ -250,7 +250,9 @@ def _add_cells(parser: argparse.ArgumentParser) -> None:
         help="an .h5ad or .zarr with images or features; a table of features (.csv, .tsv, .parquet); or the output of "
         "CellProfiler or DeepProfiler",
     )
-    parser.add_argument("--y-key", required=True, help="obs column of the perturbation")
+    parser.add_argument(
+        "--y-key", required=True, nargs="+", help="obs column(s) of the perturbation (several: crossed)"
+    )
     parser.add_argument("--e-key", required=True, nargs="+", help="obs column(s) of the environment")
     parser.add_argument(
         "--e-columns",

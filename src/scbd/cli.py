@@ -90,7 +90,8 @@ def _convert(arguments: argparse.Namespace) -> int:
     adata = write_screen(
         arguments.out,
         [read_crops(plate, **reading) for plate in arguments.plates],
-        **_named(arguments, "y_key image_key image_size dtype intensity_range compression seed shard n_workers"),
+        y_key=_key(arguments.y_key),
+        **_named(arguments, "image_key image_size dtype intensity_range compression seed shard n_workers"),
     )
     if arguments.image_key not in adata.obsm:
         print(f"Share {arguments.shard[0]} of {arguments.shard[1]} is written; others are missing.")
@@ -150,12 +151,13 @@ _LABELS = "y_key e_key continuous_covariate_keys position_key split"
 def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     from scbd.workflows import open_cells
 
-    keys = [key for key in _named(arguments, _LABELS).values() if key is not None]
-    labels = [column for key in keys for column in ([key] if isinstance(key, str) else key)]
+    given = [key for key in _named(arguments, _LABELS).values() if key is not None]
+    labels = [column for key in given for column in ([key] if isinstance(key, str) else key)]
     cells, where = open_cells(
         arguments.cells,
         obs_columns=arguments.obs_columns or (),
         labels=labels,
+        y_key=arguments.y_key,
         **_named(arguments, "image_key layer obsm_key"),
     )
     if "image_key" in where:
@@ -163,8 +165,8 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     setup = _named(arguments, "e_columns continuous_covariate_keys position_key") | where
     setup |= {"control": _one_or_several(arguments.control)}
     setup = {name: value for name, value in setup.items() if value is not None}
-    e_key = _one_or_several(arguments.e_key)
-    return {"adata": cells, "e_key": e_key, "setup_kwargs": setup} | _named(arguments, "y_key out")
+    keys = {"y_key": _one_or_several(arguments.y_key), "e_key": _one_or_several(arguments.e_key)}
+    return {"adata": cells, "setup_kwargs": setup, "out": arguments.out} | keys
 
 
 def _one_or_several(values: list[str] | None) -> str | list[str] | None:

@@ -263,10 +263,3 @@ def test_the_label_of_a_folder_of_folders_is_said(tmp_path, classes):
 def test_what_has_no_known_label_leaves_it_to_the_user(tmp_path):
     Image.new("L", (6, 6)).save(tmp_path / "0.png")
     assert "--table … --y-key …" in inspect(tmp_path)
-
-
-def test_commands_take_one_column_of_the_perturbation(tmp_path):
-    """What was said to be typed ended in: unrecognized arguments."""
-    make_cells().write_h5ad(tmp_path / "cells.h5ad")
-    said = inspect(tmp_path / "cells.h5ad", y_key=["gene", "well"], e_key="well").splitlines()[-1]
-    assert said == "Next: one column made of 'gene' and 'well', as commands take one; Python takes several."

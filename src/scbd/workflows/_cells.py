@@ -41,7 +41,9 @@ class UserCells:
         Further arguments of ``setup_anndata``.
     """
 
-    def __init__(self, adata: AnnData, y_key: str, e_key: str | Sequence[str], setup: Mapping[str, Any]) -> None:
+    def __init__(
+        self, adata: AnnData, y_key: str | Sequence[str], e_key: str | Sequence[str], setup: Mapping[str, Any]
+    ) -> None:
         self.adata = adata
         self.dataset = Dataset(lambda **_: adata, y_key, as_columns(e_key), setup=setup)
         self._inputs = self.dataset.inputs(adata)

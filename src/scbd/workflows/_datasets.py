@@ -57,7 +57,7 @@ class Dataset:
     """
 
     loader: Callable[..., AnnData]
-    y_key: str
+    y_key: str | Sequence[str]
     e_key: str | Sequence[str]
     has_files: bool = True
     needs_path: bool = True

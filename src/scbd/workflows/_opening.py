@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scbd._keys import IMAGE_KEY
+from scbd._labels import as_columns
 from scbd.data import image_columns, kind_of, open_screen
 from scbd.data.profiles import read_features
 
@@ -56,6 +57,7 @@ def open_cells(
     obsm_key: str | None = None,
     obs_columns: str | Sequence[str] = (),
     labels: Sequence[str] = (),
+    y_key: str | Sequence[str] | None = None,
 ) -> tuple[AnnData, dict[str, str]]:
     """Cells, and the arguments of ``setup_anndata`` that say where their images or features are.
 
@@ -71,6 +73,8 @@ def open_cells(
     labels
         Of a table: columns that are used as labels or covariates, and so are no features either. Without effect on a
         screen.
+    y_key
+        Columns of the perturbation, for the command that an error names.
 
     Raises
     ------
@@ -81,7 +85,8 @@ def open_cells(
     kind = kind_of(path) if Path(path).exists() else None
     if kind is not None and kind.name in LABELS:
         table = Path(path).suffix == ".npy"
-        msg = f"{path} is {kind.about}: make a screen of it first ({conversion(path, kind.name, table=table)})."
+        y = None if y_key is None else shlex.join(as_columns(y_key))
+        msg = f"{path} is {kind.about}: make a screen of it first ({conversion(path, kind.name, y=y, table=table)})."
         raise ValueError(msg)
     if kind is None or kind.name not in TABLES:
         if obs_columns:

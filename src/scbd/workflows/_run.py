@@ -37,7 +37,7 @@ _OUTPUTS = ("cells.h5ad", "history.csv", "metrics.csv", "model", "training_curve
 def run(
     adata: AnnData,
     *,
-    y_key: str,
+    y_key: str | Sequence[str],
     e_key: str | Sequence[str],
     out: str | os.PathLike[str],
     setup_kwargs: Mapping[str, Any] | None = None,
@@ -59,7 +59,7 @@ def run(
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     y_key, e_key
-        Columns of perturbation and environment.
+        Columns of perturbation and environment, one or several each.
     setup_kwargs
         Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     out
@@ -124,7 +124,10 @@ def run(
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     for environment in environments:
         adata.obs[CROSS.join(environment)] = label_values(adata.obs, environment)
-    labels, embeddings = [y_key, *map(CROSS.join, environments)], blocks | {pca: pca_key}
+    label = CROSS.join(as_columns(y_key))
+    if label not in as_columns(y_key):
+        adata.obs[label] = label_values(adata.obs, y_key)
+    labels, embeddings = [label, *map(CROSS.join, environments)], blocks | {pca: pca_key}
     table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)

@@ -30,7 +30,12 @@ _SELECTION_CELLS = 100_000
 
 
 def generalization_scores(
-    adata: AnnData, model: ImageModel, *, y_key: str, e_key: str | Sequence[str], split_key: str = "split"
+    adata: AnnData,
+    model: ImageModel,
+    *,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str],
+    split_key: str = "split",
 ) -> dict[str, float]:
     """Accuracy of y in and out of distribution, and how blind and how alive the content block is.
 
@@ -94,7 +99,7 @@ def embedding_scores(
     adata: AnnData,
     embedding: np.ndarray,
     *,
-    y_key: str,
+    y_key: str | Sequence[str],
     e_key: str | Sequence[str],
     split_key: str = "split",
     name: str = "r_c",
@@ -142,7 +147,7 @@ def embedding_scores(
 
 
 def selection_scores(
-    adata: AnnData, model: ImageModel, scored: np.ndarray, *, y_key: str, e_key: str | Sequence[str]
+    adata: AnnData, model: ImageModel, scored: np.ndarray, *, y_key: str | Sequence[str], e_key: str | Sequence[str]
 ) -> dict[str, float]:
     """Accuracy of y on cells that were not learned from, and how blind and how alive the content block is.
 
@@ -215,7 +220,7 @@ def correction_scores(
     adata: AnnData,
     embedding: np.ndarray,
     *,
-    y_key: str,
+    y_key: str | Sequence[str],
     e_key: str | Sequence[str],
     guide_key: str | None,
     net: pd.DataFrame | None,

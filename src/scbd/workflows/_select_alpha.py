@@ -27,7 +27,7 @@ _ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0,
 def select_alpha(
     adata: AnnData,
     *,
-    y_key: str,
+    y_key: str | Sequence[str],
     e_key: str | Sequence[str],
     alphas: Sequence[float] | None = None,
     criterion: Criterion = "kept",
@@ -45,7 +45,7 @@ def select_alpha(
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`. Give a subset if they are many: what is wanted is one number.
     y_key, e_key
-        Columns of perturbation and environment.
+        Columns of perturbation and environment, one or several each.
     setup_kwargs
         Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     alphas
