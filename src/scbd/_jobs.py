@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -70,6 +71,29 @@ def check_space(path: Path, size: int) -> None:
     if needed > free:
         msg = f"{path} takes {_bytes(needed)} more, the disk has {_bytes(free)} free: make room first."
         raise OSError(msg)
+
+
+@contextmanager
+def room_needed(path: Any) -> Iterator[None]:
+    """Say of a disk that becomes full while a store is written which store that is, and that nothing is lost.
+
+    Parameters
+    ----------
+    path
+        Of the whole store.
+
+    Raises
+    ------
+    OSError
+        In place of the error of whichever library wrote.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # HDF5 has one of each
+        if getattr(error, "errno", None) != errno.ENOSPC and os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        msg = f"No space left for {path}: make room, and call again in the same way, which goes on with it."
+        raise OSError(msg) from error
 
 
 def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -176,6 +177,40 @@ def test_zarr_reads_what_we_write_and_we_read_what_zarr_writes(tmp_path):
         adata = write_screen(path, make_plates(), y_key="gene", compression=compression, block_size=16)
         theirs = zarr.open_array(path, path=f"obsm/{IMAGES}", mode="r")
         np.testing.assert_array_equal(theirs[:], images_of(adata))
+
+
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+def test_a_disk_that_becomes_full_is_told_and_gone_on_with(tmp_path, monkeypatch, name, compression):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    arguments: dict[str, Any] = {"y_key": "gene", "compression": compression, "block_size": 30}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        patch.setattr(LocalStore, "set", full)
+        with pytest.raises(OSError, match=f"No space left for .*{name}: make room, and call again"):
+            write_screen(tmp_path / name, make_plates(), **arguments)
+    assert write_screen(tmp_path / name, make_plates(), **arguments).n_obs == 120
+    (tmp_path / "other").mkdir()
+    # as HDF5 says it, of tables
+    message = "Can't decrement id ref count (file write failed: errno = 28, error message = 'No space left on device')"
+    with monkeypatch.context() as patch:
+        patch.setattr("scbd.data.stores._block_file.tables_checksums", raising(RuntimeError(message)))
+        patch.setattr("scbd.data.stores._containers.tables_checksums", raising(RuntimeError(message)))
+        with pytest.raises(OSError, match=f"No space left for .*{name}"):
+            write_screen(tmp_path / "other" / name, make_plates(), **arguments)
+        patch.setattr("scbd.data.stores._block_file.tables_checksums", raising(RuntimeError("other")))
+        patch.setattr("scbd.data.stores._containers.tables_checksums", raising(RuntimeError("other")))
+        with pytest.raises(RuntimeError, match="other"):
+            write_screen(tmp_path / "other" / name, make_plates(), **arguments)
+    assert not list((tmp_path / "other").iterdir())
+
+
+def raising(error: Exception) -> Any:
+    def fails(*args: Any) -> None:
+        raise error
+
+    return fails
 
 
 def test_all_files_of_a_share_that_cannot_be_read_are_told_at_once(tmp_path):

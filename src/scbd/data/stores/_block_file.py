@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from scbd._files import partial_path
-from scbd._jobs import begin_with, check_same, header_path, remove_headers
+from scbd._jobs import begin_with, check_same, header_path, remove_headers, room_needed
 from scbd._progress import progress_bar
 from scbd.data.sources._zarr_codecs import checksum
 from scbd.data.stores._hdf5 import open_h5
@@ -107,10 +107,13 @@ class BlockFile:
         crc = 0
         for key, (shape, dtype) in self._arrays.items():
             row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
-            _write_at(self._file, values[key].data.cast("B"), self._starts[key] + block * self._block_size * row_bytes)
+            start = self._starts[key] + block * self._block_size * row_bytes
+            with room_needed(self._path):
+                _write_at(self._file, values[key].data.cast("B"), start)
             crc = checksum(values[key], crc)
-        os.fsync(self._file)
-        _write_at(self._file, memoryview((np.uint64(crc) | WRITTEN).tobytes()), self._checksums_at + 8 * block)
+        with room_needed(self._path):
+            os.fsync(self._file)
+            _write_at(self._file, memoryview((np.uint64(crc) | WRITTEN).tobytes()), self._checksums_at + 8 * block)
 
     def done(self) -> np.ndarray:
         """Which blocks are there, boolean ``(n_blocks,)``."""
@@ -137,7 +140,8 @@ class BlockFile:
     def _write_header(self) -> None:
         header = header_path(self._partial)
         try:
-            self._write_tables(header)
+            with room_needed(self._path):
+                self._write_tables(header)
             begin_with(header, self._partial)
         finally:
             header.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scbd._files import partial_path
-from scbd._jobs import begin_with, check_same, header_path, remove_headers
+from scbd._jobs import begin_with, check_same, header_path, remove_headers, room_needed
 from scbd.data.stores._block_file import BlockFile, exists
 from scbd.data.stores._shards import ShardEncoder
 from scbd.data.stores._tables import STORE_KEY, TABLES_KEY, storable, tables_checksums
@@ -132,9 +132,10 @@ class ZarrContainer:
             return
         shard = self._partial / self._key(block)
         try:
-            sync(self._array.store.set(self._key(block), data))
-            with shard.open("rb+") as file:
-                os.fsync(file.fileno())
+            with room_needed(self._path):
+                sync(self._array.store.set(self._key(block), data))
+                with shard.open("rb+") as file:
+                    os.fsync(file.fileno())
         except FileNotFoundError:  # another process had this block, too, and has tidied up
             if not shard.exists() and not self._has_name():
                 raise
@@ -173,7 +174,8 @@ class ZarrContainer:
                 shutil.rmtree(self._partial, ignore_errors=True)
             header = header_path(self._partial)
             try:
-                self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
+                with room_needed(self._path):
+                    self._write_header(zarr.open_group(header, mode="w", zarr_format=3))
                 begin_with(header, self._partial)
             finally:
                 shutil.rmtree(header, ignore_errors=True)

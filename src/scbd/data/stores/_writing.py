@@ -121,7 +121,7 @@ def write_screen(
     FileExistsError
         If there is something at ``path``, other than the screen that shares of it have become; nothing is overwritten.
     OSError
-        If the disk is too small, before any image is written.
+        If the disk is too small: before any image is written, or where a size cannot be foreseen, as it becomes full.
     KeyError, TypeError, ValueError
         If plates do not fit together, are given twice or lack ``y_key``, a column cannot be stored, an argument is out
         of range, an image has NaN or infinite pixels (which), files cannot be read (all of the share, up to a hundred),
