@@ -72,14 +72,17 @@ def conversion(
     Raises
     ------
     TypeError, ValueError
-        If the dtype is not one of images, the range is none, or not needed, the size would squash a plate's images, or
-        a crop of the sample has NaN or infinite pixels.
+        If the dtype is not one of images, or does not hold what is stored, the range is none, or not needed, the size
+        would squash a plate's images, or a crop of the sample has NaN or infinite pixels.
     """
     stored = plates[0].images.dtype
     wanted = stored if dtype is None else np.dtype(dtype)
     if wanted.name not in IMAGE_DTYPES:
         msg = f"dtype={wanted.name!r} is not one of images: use {', '.join(IMAGE_DTYPES)}."
         raise TypeError(msg)
+    if wanted == np.float16 and stored == np.uint16:
+        msg = "dtype='float16' rounds whole numbers above 2,048, and has none above 65,504: leave uint16 as it is."
+        raise ValueError(msg)
     size = _size(plates, image_size)
     if wanted.kind == "f" or wanted == stored:
         if intensity_range is not None:
