@@ -73,10 +73,11 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from scbd.workflows import inspect
+    from scbd.workflows import UNREADABLE, inspect
 
-    print(inspect(arguments.path, **_named(arguments, "y_key e_key sheet")))
-    return 0
+    told = inspect(arguments.path, **_named(arguments, "y_key e_key sheet"))
+    print(told)
+    return 2 if UNREADABLE in told else 0
 
 
 def _convert(arguments: argparse.Namespace) -> int:

@@ -234,6 +234,8 @@ def test_a_sheet_on_the_command_line(tmp_path, capsys):
 def test_what_is_wrong_is_said(tmp_path, capsys):
     write_broken(tmp_path / "cut.h5ad")
     assert "It cannot be read as it is: " in inspect(tmp_path / "cut.h5ad")
+    assert main(["inspect", str(tmp_path / "cut.h5ad")]) == 2
+    assert "It cannot be read as it is: " in capsys.readouterr().out
     (tmp_path / "cut.tif").write_bytes(b"II*\0 and no more")
     assert "cut.tif is an image.\nIt cannot be read as it is: " in inspect(tmp_path / "cut.tif")
     for side in (6, 7):

@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 # for other packages of scbd; no part of the API
+from scbd.workflows._inspect import UNREADABLE as UNREADABLE
 from scbd.workflows._opening import open_cells as open_cells
 from scbd.workflows._seeding import seed_everything as seed_everything
 from scbd.workflows._select_system import settings_of as settings_of

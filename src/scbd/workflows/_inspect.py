@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # cells whose pixels are looked at, and of these such that are drawn
 _SAMPLED, _DRAWN = 64, 10
+# how the reason begins, where there is one
+UNREADABLE = "It cannot be read as it is: "
 
 
 def inspect(
@@ -86,7 +88,7 @@ def inspect(
         cells = reader(path)
         sample = _Sample.of(cells) if isinstance(cells, Crops) else None
     except (OSError, KeyError, TypeError, ValueError, ImportError) as error:
-        return "\n".join([*lines, f"It cannot be read as it is: {error.args[-1] if error.args else error}"])
+        return "\n".join([*lines, f"{UNREADABLE}{error.args[-1] if error.args else error}"])
     lines += _of_features(cells, sheet) if sample is None else _of_images(sample, sheet)
     lines += _of_labels(cells.obs)
     if y_key is not None and e_key is not None:
