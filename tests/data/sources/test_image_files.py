@@ -103,9 +103,16 @@ def test_files_of_another_size_or_kind_are_named(plates):
     folder = plates / "disk" / "plate 1"
     Image.fromarray(np.zeros((4, 4), "uint16")).save(folder / "deep.png")
     Image.fromarray(np.zeros((4, 5), "uint8")).save(folder / "wide.png")
-    for name, what in {"deep": "1 × 4 × 4 of uint16", "wide": "1 × 4 × 5 of uint8"}.items():
+    Image.fromarray(np.zeros((4, 4, 3), "uint8")).save(folder / "colours.png")
+    kind = "all must be alike, save all with the same channels and bits"
+    size = "all must be alike, use fit='pad' or fit='crop'"
+    for name, what, remedy in (
+        ("deep", "1 × 4 × 4 of uint16", kind),
+        ("colours", "3 × 4 × 4 of uint8", kind),
+        ("wide", "1 × 4 × 5 of uint8", size),
+    ):
         source = FileSource(folder, [["0.png"], [f"{name}.png"]])
-        with pytest.raises(ValueError, match=f"{name}.png is {what}, the first is 1 × 4 × 4 of uint8: all must be"):
+        with pytest.raises(ValueError, match=f"{name}.png is {what}, the first is 1 × 4 × 4 of uint8: {remedy}"):
             source.read(slice(None))
 
 

@@ -212,7 +212,7 @@ def test_classes_that_are_links_and_folders_that_are_none(tmp_path):
 def test_crops_of_different_sizes_and_of_any_proportions(tmp_path, fit, size):
     write_images(tmp_path / "c" / "a", (6, 9))
     write_images(tmp_path / "c" / "b", (4, 7))
-    with pytest.raises(ValueError, match=r"b.0.png is 1 × 4 × 7 .*: all must be alike. .*fit='pad' or fit='crop'"):
+    with pytest.raises(ValueError, match=r"b.0.png is 1 × 4 × 7 .*: all must be alike, use fit='pad' or fit='crop'"):
         read_crops(tmp_path / "c").images.read(slice(None))
     crops = read_crops(tmp_path / "c", fit=fit)
     assert crops.images.shape == (6, 1, *size)

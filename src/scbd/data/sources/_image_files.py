@@ -118,8 +118,10 @@ class FileSource:
         except ValueError as error:
             raise UnreadableImages(str(error)) from error
         if image.shape != first.shape or image.dtype != first.dtype:
-            fact = f"{self._path(0, row)} is {_what(image)}, the first is {_what(first)}"
-            msg = f"{fact}: all must be alike. If sizes differ, use fit='pad' or fit='crop'."
+            remedy = "save all with the same channels and bits"
+            if image.shape[1:] != first.shape[1:]:
+                remedy = "use fit='pad' or fit='crop'"
+            msg = f"{self._path(0, row)} is {_what(image)}, the first is {_what(first)}: all must be alike, {remedy}."
             raise ValueError(msg)
         return image
 

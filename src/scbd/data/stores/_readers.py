@@ -59,7 +59,8 @@ def read_crops(
         - ``.zarr``: an AnnData with images there;
         - ``.npz``: images at ``image_key`` (or the one array of four dimensions), columns of the table at other keys;
         - ``.npy``: images, memory-mapped, with ``table``;
-        - ``.csv``, ``.tsv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG;
+        - ``.csv``, ``.tsv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG (JPEG and BMP are
+          read, too, but JPEG does not have the pixels that were measured);
         - a folder of images, one a cell: the folder that an image lies in becomes ``obs["label"]``, those above it
           ``folder_1``, …; what is in the names of the files is in the names of the cells; links to folders are
           followed, hidden folders left out;
