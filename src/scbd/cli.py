@@ -91,7 +91,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     adata = write_screen(
         arguments.out,
         [read_crops(plate, **reading) for plate in arguments.plates],
-        y_key=_key(arguments.y_key),
+        y_key=_one_or_several(arguments.y_key),
         **_named(arguments, "image_key image_size dtype intensity_range compression seed shard n_workers"),
     )
     if arguments.image_key not in adata.obsm:
@@ -164,15 +164,15 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
     if "image_key" in where:
         where |= _named(arguments, "channels")
     setup = _named(arguments, "e_columns continuous_covariate_keys position_key") | where
-    setup |= {"control": _one_or_several(arguments.control)}
+    setup |= {"control": arguments.control and _one_or_several(arguments.control)}
     setup = {name: value for name, value in setup.items() if value is not None}
     keys = {"y_key": _one_or_several(arguments.y_key), "e_key": _one_or_several(arguments.e_key)}
     return {"adata": cells, "setup_kwargs": setup, "out": arguments.out} | keys
 
 
-def _one_or_several(values: list[str] | None) -> str | list[str] | None:
+def _one_or_several(values: list[str]) -> str | list[str]:
     """A list of one as that one, which is how settings are kept."""
-    return values[0] if values is not None and len(values) == 1 else values
+    return values[0] if len(values) == 1 else values
 
 
 def _train_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -72,8 +72,9 @@ def generalization_scores(
 
     Examples
     --------
-    >>> adata.obs["split"] = np.resize(["train", "train", "validation", "test"], adata.n_obs)
-    >>> model.train(max_steps=20, split="split")
+    >>> parts = np.full(adata.n_obs, "test", dtype=object)  # as train(split="split") took them
+    >>> parts[model.train_indices], parts[model.validation_indices[::2]] = "train", "val"
+    >>> adata.obs["split"] = parts
     >>> scores = scbd.workflows.generalization_scores(adata, model, y_key="gene", e_key="well")
     >>> 0 <= scores["z_c out"] <= 1
     True
