@@ -24,7 +24,7 @@ TRAINING: dict[str, Any] = {
     **{"max_steps": 600, "lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False},
     "online_head": True,
 }
-_NOT_SHOWN = ("e chance", "collapsed")
+_NOT_SHOWN = ("e chance", "e chance, new", "collapsed")
 
 
 def demo(
