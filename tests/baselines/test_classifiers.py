@@ -265,9 +265,13 @@ def test_weights_of_before_the_own_objective_are_not_the_best(model_class, how, 
 
     monkeypatch.setattr(plan, "_log", lambda *args: None)
     monkeypatch.setattr(plan, "validation_step", rising)
-    kept = []
-    restore = BestWeights.restore
-    monkeypatch.setattr(BestWeights, "restore", lambda self, plan: (kept.append(self.loss), restore(self, plan)))
+    kept, restore = [], BestWeights.restore
+
+    def watched(self, plan):
+        kept.append(self.loss)
+        restore(self, plan)
+
+    monkeypatch.setattr(BestWeights, "restore", watched)
     make(model_class, **how).train(max_steps=8, load_best=True, validate_every=1, **QUICK)
     assert kept == [begins + 1]
 

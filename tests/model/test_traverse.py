@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import make_cells
@@ -58,7 +60,8 @@ def test_a_single_block():
 
 
 def test_no_cells_make_no_pictures(decoded):
-    for nobody in ([], np.zeros(decoded.adata.n_obs, dtype=bool)):
+    none: tuple[Any, ...] = ([], np.zeros(decoded.adata.n_obs, dtype=bool))
+    for nobody in none:
         assert decoded.traverse(nobody, "gene_1", n_steps=3).shape == (0, 3, 2, 16, 16)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import anndata
 import matplotlib.pyplot as plt
 import numpy as np
@@ -143,7 +145,8 @@ def test_a_umap_takes_four_cells(cells, n):
 def test_what_cannot_be_drawn(cells):
     with pytest.raises(KeyError, match=r"obsm has no 'X_scbd_c' to draw \(its keys: single_cell_images\)"):
         pl.umap_blocks(cells, "gene")
-    for history in ({}, None):  # as a model has it before training
+    empty: tuple[Any, ...] = ({}, None)  # as a model has it before training
+    for history in empty:
         with pytest.raises(ValueError, match="The history is empty: train the model first"):
             pl.history(history)
     with pytest.raises(KeyError, match="obsm has no 'images' to draw"):

@@ -47,5 +47,6 @@ def test_complexes_whose_names_begin_alike_have_a_line_each():
     ax = pl.complexes(table)
     offsets = np.asarray(ax.collections[1].get_offsets())
     assert offsets.tolist() == [[0.2, 0], [0.5, 1], [0.9, 2]]
-    assert [segment[1].tolist() for segment in ax.collections[0].get_segments()] == offsets.tolist()
+    segments = ax.collections[0].get_segments()  # type: ignore[attr-defined]
+    assert [segment[1].tolist() for segment in segments] == offsets.tolist()
     assert len(ax.get_yticklabels()) == 3

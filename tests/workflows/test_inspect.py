@@ -220,6 +220,7 @@ def test_a_store_in_zarr_whose_chunks_hold_parts_of_images_is_converted(tmp_path
     cells = make_cells()
     write_screen("screen.zarr", cells, y_key="gene")
     images = zarr.open_group("screen.zarr")["obsm"]
+    assert isinstance(images, zarr.Group)
     images.create_array(KEY, data=cells.obsm[KEY], chunks=(12, 1, 16, 16), overwrite=True)
     said = inspect("screen.zarr", y_key="gene", e_key="well").splitlines()[-1]
     assert said == "Next: scbd convert screen.zarr --y-key gene --out screen.h5ad"

@@ -157,7 +157,12 @@ def test_all_files_that_cannot_be_read_are_told(plates):
     source = FileSource(folder, [["0.png"], *bad * 12])
     read: list[int] = []
     whole = source._image
-    source._image = lambda row: (read.append(row), whole(row))[1]  # type: ignore[method-assign]
+
+    def watched(row: int) -> np.ndarray:
+        read.append(row)
+        return whole(row)
+
+    source._image = watched  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="^101 images cannot be read"):
         source.read(slice(None))
     assert max(read) == 101
