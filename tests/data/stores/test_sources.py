@@ -66,7 +66,9 @@ def test_names_are_as_short_as_they_can_be(paths, names):
 
 def test_only_what_may_be_an_environment_is_said(capsys):
     """Not what goes with the perturbation, and no numbers."""
-    guides = make_cells(12).obs["gene"].astype(str) + "_guide"
-    say_what_recurs([crops(guide=guides, area=range(12), date="Monday"), crops(guide=guides, area=range(12))], "gene")
+    genes = make_cells(12).obs["gene"].astype(str)
+    guides = [f"{gene}_{n % 2}" for n, gene in enumerate(genes)]
+    columns = {"guide": guides, "complex": genes.replace({"gene_1": "gene_0"}), "area": range(12)}
+    say_what_recurs([crops(**columns, date="Monday"), crops(**columns)], "gene")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in lines] == ["well", "plate"]

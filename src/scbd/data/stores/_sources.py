@@ -75,9 +75,13 @@ def say_what_recurs(plates: Sequence[Crops], y_key: str | Sequence[str]) -> None
         if column in (*y_columns, SOURCE) or len(tables) < 2:
             continue
         found = [table[[column, *y_columns]].dropna().drop_duplicates().astype(str) for table in tables]
-        of_values = pd.concat(found).drop_duplicates()[column].value_counts()
+        pairs = pd.concat(found).drop_duplicates()
+        # a guide is of one perturbation, and a perturbation of one complex; one value for all says neither
+        goes_with_y = pairs[column].nunique() > 1 and any(
+            not pairs.duplicated(one).any() for one in (column, y_columns)
+        )
         n = (pd.concat([table[column].drop_duplicates() for table in found]).value_counts() > 1).sum()
-        if n and of_values.max() > 1:
+        if n and not goes_with_y:
             say(
                 f"{column}: {n} values occur in several files; where these stand for different ones, tell them apart "
                 f"by the file, e_key={[SOURCE, str(column)]}."
