@@ -11,8 +11,8 @@ from small_models import QUICK, PressCtrlC, make_model
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
 from scbd.model import TrainingDiverged
-from scbd.model._reconstruction import Reconstruction, without_environment
-from scbd.nn import Groups, Preprocess
+from scbd.model._reconstruction import Reconstruction
+from scbd.nn import Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
@@ -104,15 +104,15 @@ def test_training_the_encoders_again_forgets_the_decoder(trained):
 def test_joint_training_moves_both(invariance):
     model = make_model(invariance=invariance, smoothing=0, alpha=0.5)
     before = {name: value.clone() for name, value in model.module.content.state_dict().items()}
-    model.train_decoder(**QUICK, width=4, joint=True, weight=2.0)
+    model.train_decoder(**QUICK, width=4, joint=True, weight=2.0, cycle=0.5)
     assert model.is_trained_ and model.decoder_settings_["joint"] and model.decoder_settings_["weight"] == 2
     name = "encoder.0.weight"
     assert not torch.equal(before[name], model.module.content.state_dict()[name])
     frame = model.history
     for part in ("train", "validation"):
-        parts = ("supervised_c", "supervised_s", "invariance_c", "reconstruction")
-        supervised_c, supervised_s, invariance, nats = (frame[f"{part}_{p}"].iloc[-1, 0] for p in parts)
-        expected = supervised_c + supervised_s + model.module.alpha * invariance + 2 * nats
+        parts = ("supervised_c", "supervised_s", "invariance_c", "reconstruction", "cycle")
+        supervised_c, supervised_s, invariance, nats, missed = (frame[f"{part}_{p}"].iloc[-1, 0] for p in parts)
+        expected = supervised_c + supervised_s + model.module.alpha * invariance + 2 * nats + 0.5 * missed
         assert frame[f"{part}_loss"].iloc[-1, 0] == pytest.approx(expected, rel=1e-5)
     assert "trained with the encoders" in repr(model)
     assert model.reconstruct(indices=[0]).shape == (1, 2, 16, 16)
@@ -132,66 +132,81 @@ def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weig
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in objective.decoder.pixels.parameters())
 
 
-def test_with_exchange_a_cell_is_decoded_with_the_style_of_another_of_its_environment(trained, monkeypatch):
-    module, decoder, seen = trained.module, trained.module.make_decoder("bernoulli", 4), []
-    likelihood = decoder.negative_log_likelihood
-
-    def watched(*args):
-        seen.append(args)
-        return likelihood(*args)
-
-    monkeypatch.setattr(decoder, "negative_log_likelihood", watched)
-    source, y, e = trained._training_inputs()
-    batch = next(iter(ImageDataModule(source, y, e, Split(np.arange(24))).train_dataloader()))
-    Reconstruction(module, decoder, None, exchange=True).eval()(**batch, generator=torch.Generator().manual_seed(3))
-    z_c, z_s = module.blocks(module.preprocess(batch["inputs"])).z
-    others = Groups(batch["e"]).others(torch.Generator().manual_seed(3))
-    _, of_cell, of_other = seen[0]
-    assert torch.equal(of_other, z_s[others]) and not torch.equal(of_other, z_s)
-    assert torch.equal(of_cell, without_environment(z_c, Groups(batch["y"]), Groups(batch["e"])))
-    assert not torch.allclose(of_cell, z_c)
-
-
-def test_what_an_environment_adds_to_a_label_is_taken_out_cell_by_cell():
-    rng = np.random.default_rng(0)
-    y, e = (rng.integers(n, size=60) for n in (3, 4))
-    y[:2], e[:2] = [7, 8], [0, 9]  # alone of their labels, and one of its environment, too
-    z = rng.normal(size=(60, 5))
-    expected = z.copy()
-    for i in range(60):
-        label, pair = (np.setdiff1d(np.flatnonzero(same), i) for same in (y == y[i], (y == y[i]) & (e == e[i])))
-        for j in pair:
-            expected[i] -= (z[j] - z[label].mean(0)) / (len(pair) + 1)
-    found = without_environment(torch.tensor(z), Groups(torch.tensor(y)), Groups(torch.tensor(e)))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    np.testing.assert_allclose(found[:2], z[:2], atol=1e-6)
+@pytest.mark.parametrize("style_target", ["e", "ye"])
+def test_the_cycle_is_the_distance_of_what_exchanged_pictures_are_embedded_as(style_target):
+    """Without a generator the first quarter of the batch gets z_s of the last. No such picture is of z_s's own pair."""
+    model = make_model(style_target=style_target)
+    model.train(**QUICK)
+    model.train_decoder(**QUICK, width=4)
+    module = model.module.eval()
+    z_c, z_s = module.blocks(module.preprocess(torch.from_numpy(model.adata.obsm["single_cell_images"][:24]))).z
+    assert module.decoder is not None
+    found = Reconstruction(module, module.decoder, None, cycle=1.0).cycle_loss(z_c, z_s)
+    pictures = model.decode(z_c[:6].detach().numpy(), z_s[-6:].detach().numpy())
+    again = module.preprocess.scaled(torch.from_numpy(pictures))
+    missed = (module.content(again) - z_c[:6]).square().sum(1).mean()
+    if style_target == "e":
+        missed = (missed + (module.style(again) - z_s[-6:]).square().sum(1).mean()) / 2
+    torch.testing.assert_close(found, missed, atol=1e-5, rtol=1e-4)
+    assert 1e-4 < found < 4
 
 
-def test_pictures_give_no_reason_to_tell_the_environment():
-    """A shift of all cells of a label and environment is hardly seen behind it, what is a cell's own is."""
-    rng = np.random.default_rng(0)
-    y, e = (torch.from_numpy(np.repeat(np.arange(2), n)).repeat(m) for n, m in ((20, 2), (40, 1)))
-    z = torch.from_numpy(rng.normal(size=(80, 3))).float()
-    shift = torch.from_numpy(rng.normal(size=(2, 2, 3))).float()[y, e]
-    of_label = torch.stack([shift[y == label].mean(0) for label in y])
-    cleaned = without_environment(z + shift, Groups(y), Groups(e)) - without_environment(z, Groups(y), Groups(e))
-    assert (cleaned - of_label).abs().max() < 0.15 * (shift - of_label).abs().max()
-    own = torch.zeros_like(z)
-    own[3] = 1
-    changed = without_environment(z + own, Groups(y), Groups(e)) - without_environment(z, Groups(y), Groups(e))
-    torch.testing.assert_close(changed[3], own[3], atol=1e-5, rtol=0)
+def test_pairs_of_the_cycle_are_drawn_anew_with_a_generator(trained):
+    z = trained.module.blocks(trained.module.preprocess(torch.from_numpy(trained.adata.obsm["single_cell_images"]))).z
+    decoder = trained.module.make_decoder("bernoulli", 4)
+    loss = Reconstruction(trained.module.eval(), decoder, None, cycle=1.0).cycle_loss
+    generator = torch.Generator().manual_seed(0)
+    assert loss(*z) == loss(*z) and loss(*z, generator=generator) != loss(*z, generator=generator)
 
 
-def test_exchange_is_the_default_when_joint_and_needs_two_blocks(trained):
+def test_encoders_only_look_at_exchanged_pictures(trained):
+    """The decoder learns from them; encoders do through what was decoded alone, and keep mode and statistics."""
+    module, decoder = trained.module.train(), trained.module.make_decoder("bernoulli", 4)
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    z_c, z_s = (
+        torch.nn.functional.normalize(torch.randn(8, block.n_latent), dim=1).requires_grad_()
+        for block in (module.content, module.style)
+    )
+    Reconstruction(module, decoder, 1.0, cycle=1.0).cycle_loss(z_c, z_s).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in decoder.pixels.parameters())
+    assert z_c.grad is not None and z_c.grad.abs().sum() > 0
+    assert all(p.grad is None and p.requires_grad for p in module.parameters())
+    assert module.content.training and module.style.training
+    assert all(torch.equal(value, before[name]) for name, value in module.named_buffers())
+
+
+def test_a_decoder_learns_to_draw_what_is_embedded_where_it_came_from(trained):
+    module, decoder = trained.module.eval(), trained.module.make_decoder("bernoulli", 4)
+    images = module.preprocess(torch.from_numpy(trained.adata.obsm["single_cell_images"]))
+    z = [block.detach() for block in module.blocks(images).z]
+    optimizer, missed = torch.optim.Adam(decoder.parameters(), 1e-2), []
+    for _ in range(60):
+        loss = Reconstruction(module, decoder, None, cycle=1.0).cycle_loss(*z)
+        missed.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert missed[-1] < 0.5 * missed[0]
+
+
+def test_the_cycle_is_on_when_joint_and_needs_two_blocks(trained):
     trained.train_decoder(**QUICK, width=4)
-    assert trained.decoder_settings_["exchange"] is False
+    assert trained.decoder_settings_["cycle"] == 0 and "decoder_train_cycle" not in trained.history
+    trained.train_decoder(**QUICK, width=4, cycle=2)
+    assert {"decoder_train_cycle", "decoder_train_reconstruction"} <= set(trained.history)
     trained.train_decoder(**QUICK, width=4, joint=True)
-    assert trained.decoder_settings_["exchange"] is True
+    assert trained.decoder_settings_["cycle"] == 1 and {"train_cycle", "validation_cycle"} <= set(trained.history)
     single = make_model(style_target=None)
-    with pytest.raises(ValueError, match="exchange=True needs two blocks, and this SCBDModel has z_c alone"):
-        single.train_decoder(**QUICK, width=4, joint=True, exchange=True)
+    with pytest.raises(ValueError, match="cycle=1 needs two blocks, and this SCBDModel has z_c alone"):
+        single.train_decoder(**QUICK, width=4, joint=True, cycle=1)
     single.train_decoder(**QUICK, width=4, joint=True)
-    assert single.decoder_settings_["exchange"] is False
+    assert single.decoder_settings_["cycle"] == 0
+
+
+@pytest.mark.parametrize("cycle", [-1, float("nan"), "much"])
+def test_a_weight_of_the_cycle_is_a_number(trained, cycle):
+    with pytest.raises(ValueError, match="cycle weighs pictures with exchanged blocks: give a number that is 0 or"):
+        trained.train_decoder(**QUICK, width=4, cycle=cycle)
 
 
 def test_the_decoder_learns_from_the_cells_the_encoders_learned_from():

@@ -29,22 +29,6 @@ def test_pairs_share_a_code_where_both_are_shared(labels, random):
             assert (pairs[i] == pairs[j]) == (one == other)
 
 
-@given(codes, st.one_of(st.none(), st.integers(0, 1000)))
-def test_each_cell_has_another_of_its_label_and_is_that_of_one(labels, seed):
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    others = Groups(torch.tensor(labels)).others(generator).tolist()
-    assert sorted(others) == list(range(len(labels)))
-    for i, other in enumerate(others):
-        assert labels[other] == labels[i]
-        assert (other == i) == (labels.count(labels[i]) == 1)
-
-
-def test_others_are_drawn_anew_and_without_a_generator_are_the_same():
-    groups, generator = Groups(torch.arange(60) % 2), torch.Generator().manual_seed(0)
-    assert not torch.equal(groups.others(generator), groups.others(generator))
-    assert torch.equal(groups.others(), groups.others())
-
-
 @given(st.data())
 def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
     """As the codes of few categories are in pandas: their pairs are more than there are numbers."""

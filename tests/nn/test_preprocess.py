@@ -25,6 +25,17 @@ def test_intensity(dtype, intensity, expected):
     np.testing.assert_allclose(ours.numpy(), expected(images.astype(np.float64)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("standardize", [True, False])
+def test_intensities_are_scaled_again_and_left_as_they_are(standardize):
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (9, 2, 5, 5)).astype("uint8"))
+    ours = Preprocess((2, 5, 5), "uint8", standardize=standardize)
+    ours.fit([images])
+    intensities = ours.intensities(ours(images))
+    before = intensities.clone()
+    torch.testing.assert_close(ours.scaled(intensities), ours(images), atol=1e-5, rtol=1e-5)
+    assert torch.equal(intensities, before)
+
+
 def test_statistics_are_those_of_all_pixels_and_are_saved():
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 5000, (30, 3, 8, 8)).astype("uint16"))
     ours = Preprocess((3, 8, 8), "uint16")

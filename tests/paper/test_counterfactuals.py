@@ -16,9 +16,9 @@ def test_counterfactuals(tmp_path):
             "mse": 0.01,
         }
         for alpha in (10.0, 0.0)
-        for how in ({"joint": True, "exchange": True}, {"joint": True, "exchange": False}, {})
+        for how in ({"joint": True, "cycle": 1.0}, {"joint": True, "cycle": 0.0}, {})
     ]
     text = counterfactual_report(pd.DataFrame(rows), tmp_path)
     lines = [cells(line)[:5] for line in text.splitlines()[2:8]]
-    decoders = ["after", "with encoders", "with encoders, styles exchanged"]
+    decoders = ["after", "with encoders, no cycle", "with encoders, cycle"]
     assert lines == [["listing", alpha, how, "50.0", "0.0100"] for alpha in ("0", "10") for how in decoders]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from scbd._checks import count_or
+from scbd._checks import check_weight, count_or
 from scbd._messages import head
 from scbd.data import read_tensor
 from scbd.model._embed import row_numbers
@@ -54,7 +54,7 @@ class DecodeMixin(TrainMixin):
         width: int = 64,
         joint: bool = False,
         weight: float = 1.0,
-        exchange: bool | None = None,
+        cycle: float | None = None,
         **training: Any,
     ) -> None:
         """Train a decoder of the embeddings, to see what each block holds.
@@ -77,13 +77,10 @@ class DecodeMixin(TrainMixin):
             Weight of the reconstruction beside the contrastive losses, when joint: times nats per value (pixel and
             channel). The larger, the more z_c holds of single cells: digits in [0, 1] (Bernoulli) bear 30, while on a
             simulated screen (Gaussian) 1 cost a part of what z_c told of genes.
-        exchange
-            Decode each training cell with z_s of another cell of its environment. What z_s holds of a single cell,
-            above all its perturbation, is then useless to the decoder, and z_c has to hold it. Without this, encoders
-            that are trained too move it to z_s. And what the environment adds to cells of a perturbation, as a batch
-            tells it, is taken from z_c before it is decoded, which else learns it for the picture. By default when
-            joint. Cells that are alone of their environment in a batch, or of their pair with the perturbation, keep
-            what they have.
+        cycle
+            Weight of cycle consistency: pictures with z_c of one cell and z_s of another are embedded again, and should
+            be where they came from. Without it, encoders that are trained too may move what a perturbation looks like
+            to z_s, and no reconstruction tells. By default 1 when joint, and 0 on frozen blocks, as in the paper.
         **training
             Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` 0.001, and on frozen blocks
             ``batch_size`` 128, shuffled plainly. The split is by default that which the encoders were trained on.
@@ -99,7 +96,8 @@ class DecodeMixin(TrainMixin):
         Notes
         -----
         The loss is in ``history`` under ``decoder_train_loss`` and ``decoder_validation_loss``; jointly, it is
-        ``train_reconstruction`` and ``validation_reconstruction`` beside the others.
+        ``train_reconstruction`` and ``validation_reconstruction`` beside the others. ``cycle``, under the same names,
+        is a squared distance from 0 to 4.
         """
         if not joint and not self.is_trained_:
             msg = "The encoders are not trained: call train() first, or train both together with joint=True."
@@ -107,11 +105,12 @@ class DecodeMixin(TrainMixin):
         if not weight > 0:
             msg = f"weight={weight}: the reconstruction needs a positive weight."
             raise ValueError(msg)
-        if exchange and self.module.style is None:
-            msg = f"exchange=True needs two blocks, and this {type(self).__name__} has z_c alone: leave it out."
+        if cycle is None:
+            cycle = float(joint and self.module.style is not None)
+        check_weight("cycle", cycle, "weighs pictures with exchanged blocks")
+        if cycle and self.module.style is None:
+            msg = f"cycle={cycle} needs two blocks, and this {type(self).__name__} has z_c alone: leave it out."
             raise ValueError(msg)
-        if exchange is None:
-            exchange = joint and self.module.style is not None
         self._require(None)
         if likelihood == "auto":
             scaled = self.module.preprocess.intensity == "scale"
@@ -125,7 +124,7 @@ class DecodeMixin(TrainMixin):
             n, p = settings.batch_size, training.get("perturbations_per_batch")
             most = max(2, min(_FROZEN_CELLS, self.adata.n_obs // 2))  # of a few wells two batches
             settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
-        objective = Reconstruction(self.module, decoder, weight if joint else None, exchange=exchange)
+        objective = Reconstruction(self.module, decoder, weight if joint else None, cycle=cycle)
         run = self._train(objective, settings, contrastive=joint)
         try:
             if joint:

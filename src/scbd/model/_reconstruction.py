@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from scbd.model._contract import Losses, Objective
-from scbd.nn import Groups
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from scbd.model._alpha import AutoAlpha
     from scbd.model._module import SCBDModule
     from scbd.nn import AdditiveDecoder
+
+# one cell of a batch in so many has its blocks exchanged: enough to learn from, and little work
+_EXCHANGED = 4
 
 
 class Reconstruction(Objective):
@@ -28,19 +34,18 @@ class Reconstruction(Objective):
         Of their embeddings.
     weight
         Weight of the reconstruction beside the contrastive losses; `None` leaves the blocks frozen.
-    exchange
-        Decode each cell with z_s of another cell of its environment, and from z_c without what the environment adds
-        to cells of a label, see :func:`without_environment`.
+    cycle
+        Weight of :meth:`cycle_loss`; 0 leaves it out, as a model of a single block must.
     """
 
     def __init__(
-        self, module: SCBDModule, decoder: AdditiveDecoder, weight: float | None, *, exchange: bool = False
+        self, module: SCBDModule, decoder: AdditiveDecoder, weight: float | None, *, cycle: float = 0.0
     ) -> None:
         super().__init__()
         self.module = module
         self.decoder = decoder
         self.weight = weight
-        self.exchange = exchange
+        self.cycle = cycle
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -51,7 +56,7 @@ class Reconstruction(Objective):
     def own_settings(self) -> dict[str, Any]:
         """Of the decoder alone."""
         decoder = {"likelihood": self.decoder.likelihood, "width": self.decoder.width}
-        return decoder | {"weight": self.weight, "exchange": self.exchange}
+        return decoder | {"weight": self.weight, "cycle": self.cycle}
 
     @property
     def device(self) -> torch.device:
@@ -86,43 +91,64 @@ class Reconstruction(Objective):
         with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
             embedded = self.module.blocks(images)
         z_c, *z_s = embedded.z
-        if self.exchange:
-            of_e = Groups(e)
-            others = of_e.others(generator)
-            z_c, z_s = without_environment(z_c, Groups(y), of_e), [z[others] for z in z_s]
-        nats = self.decoder.negative_log_likelihood(target, z_c, *z_s)
+        nats = self.decoder.negative_log_likelihood(target, *embedded.z)
+        loss, parts = nats if self.weight is None else self.weight * nats, {"reconstruction": nats}
+        if self.cycle:
+            parts["cycle"] = self.cycle_loss(*embedded.z, generator=generator)
+            loss = loss + self.cycle * parts["cycle"]
         if self.weight is None:
-            return Losses(nats)
+            return Losses(loss, parts if self.cycle else {})
         losses = self.module.losses(embedded, y, e, numbers, ramp=ramp)
-        parts = {**losses.parts, "reconstruction": nats}
-        return losses._replace(loss=losses.loss + self.weight * nats, parts=parts)
+        return losses._replace(loss=losses.loss + loss, parts={**losses.parts, **parts})
+
+    def cycle_loss(self, z_c: Tensor, z_s: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Squared distance between the blocks of a picture and those it was decoded from, if these are of two cells.
+
+        The encoders only look here, as they are: what is learned is to draw, in each part of a picture, what its block
+        says, and nothing that the other block says. Reconstructions alone do not tell who drew what.
+
+        Parameters
+        ----------
+        z_c, z_s
+            Blocks of a batch, ``(B, D)`` each, of length 1.
+        generator
+            Of the pairs; always the same ones without.
+
+        Returns
+        -------
+        A scalar from 0 to 4, the mean of both blocks; of z_c alone if z_s is clustered by pairs of y and e.
+
+        References
+        ----------
+        Zhu et al. (2017), Unpaired image-to-image translation using cycle-consistent adversarial networks; Jha et al.
+        (2018), Disentangling factors of variation with cycle-consistent variational auto-encoders. There too, what is
+        decoded from two is embedded again; here by encoders that learn to tell y and e by losses of their own.
+        """
+        n = len(z_c)
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+        some = max(1, n // _EXCHANGED)
+        z_c, z_s = z_c[order[:some].to(z_c.device)], z_s[order[-some:].to(z_s.device)]
+        pictures = self.decoder.mean(z_c, z_s)
+        if self.decoder.likelihood == "bernoulli":
+            pictures = self.module.preprocess.scaled(pictures)
+        looking = [(self.module.content, z_c)]
+        if self.module.style_target == "e":  # of a pair, no picture with another's content would be
+            looking.append((self.module.style, z_s))
+        missed = []
+        for block, z in looking:
+            with _looking(block):
+                missed.append((block(pictures).float() - z.detach().float()).square().sum(1).mean())
+        return torch.stack(missed).mean()
 
 
-def without_environment(z: Tensor, y: Groups, e: Groups) -> Tensor:
-    r"""Embeddings less what an environment adds to cells of their label, as the other cells of a batch tell.
-
-    From a cell of label :math:`y` and environment :math:`e`, of which there are :math:`n`, is taken
-
-    .. math:: \frac{1}{n} \sum_{j \ne i} (z_j - \bar{z}_y),
-
-    the mean over its pair of label and environment as differences from the label, in which the cell itself counts
-    nothing: what is its own stays, and a cell that is alone of its pair stays as it is. :math:`\bar{z}_y` is of all
-    other cells of the label. A picture that is decoded from this gives no reason to tell the environment in z_c, which
-    a decoder that adds its parts otherwise has wherever environments change labels differently.
-
-    Parameters
-    ----------
-    z
-        ``(B, D)``.
-    y, e
-        Labels and environments of the cells.
-
-    Returns
-    -------
-    float32 ``(B, D)``.
-    """
-    z, pair = z.float(), y.crossed(e)
-    ones = torch.ones_like(z[:, :1])
-    of_pair, of_label = pair.sums(ones), y.sums(ones)
-    mean = (y.sums(z) - z) / (of_label - 1).clamp(min=1)
-    return z - (pair.sums(z) - z - (of_pair - 1) * mean) / of_pair
+@contextmanager
+def _looking(block: nn.Module) -> Iterator[None]:
+    """A block in evaluation mode, through which gradients pass without teaching it."""
+    was = block.training, [parameter.requires_grad for parameter in block.parameters()]
+    block.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        block.train(was[0])
+        for parameter, learns in zip(block.parameters(), was[1], strict=True):
+            parameter.requires_grad_(learns)

@@ -59,23 +59,6 @@ class Groups:
         counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
         return counts.view(self._n_groups, others._n_groups)
 
-    def others(self, generator: torch.Generator | None = None) -> Tensor:
-        """Row of another cell of each cell's label, ``(B,)``: each cell is that of one; its own, where it is alone.
-
-        They are drawn at random with a generator on the processor, and are always the same without one.
-        """
-        n = len(self)
-        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        order = order.to(self._index.device)
-        rows = order[self._index[order].argsort(stable=True)]
-        label = self._index[rows]
-        places = torch.arange(n, device=label.device)
-        is_last = torch.ones_like(label, dtype=torch.bool)
-        is_last[:-1] = label[:-1] != label[1:]
-        # the next of the label; after the last comes the first
-        following = torch.where(is_last, torch.searchsorted(label, label), places + 1)
-        return torch.empty_like(rows).index_copy_(0, rows, rows[following])
-
     def first(self, values: Tensor) -> Tensor:
         """One of the ``values (B, D)`` of each label, ``(labels, D)``: for what all of its cells share."""
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)

@@ -155,6 +155,10 @@ class Preprocess(nn.Module):
         """What prepared images ``(B, C, H, W)`` were before they were standardised."""
         return images * self.sd + self.mean if self.standardize else images
 
+    def scaled(self, intensities: Tensor) -> Tensor:
+        """Intensities ``(B, C, H, W)``, as :meth:`intensities` returns them, standardised again."""
+        return self._standardized(intensities.clone())
+
     def _prepared(self, images: Tensor) -> Tensor:
         return self._looked_up(images) if self._worth_a_table(images) else self._standardized(self._transform(images))
 

@@ -27,7 +27,7 @@ _SCORES = {
     "mse of the mean image": Column("of the mean image", digits=4),
     "reader": percent("reader on originals"),
 }
-_DECODERS = ["after", "with encoders", "with encoders, styles exchanged"]
+_DECODERS = ["after", "with encoders, no cycle", "with encoders, cycle"]
 
 
 def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -38,7 +38,7 @@ def counterfactuals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     # jointly, the encoders go on for as long as their decoder learns; in smaller batches, since decoders are slow
     together = decoder | {"max_steps": joint_steps, "joint": True, "weight": 30.0, "lr": training["lr"]}
     together["batch_size"] = min(training["batch_size"], 256)
-    decoders = (decoder, together | {"exchange": False}, together | {"exchange": True})
+    decoders = (decoder, together | {"cycle": 0.0}, together | {"cycle": 1.0})
     objectives = ({"alpha": 0.0}, {"alpha": 10.0}, OURS | {"style_target": "ye", "alpha": "auto"})
     data = DATA.get(("colored_mnist", budget), {})
     return [
@@ -68,8 +68,8 @@ def counterfactual_report(frame: pd.DataFrame, out: Path) -> str:
 
 def _named(decoder: dict[str, Any]) -> str:
     """How a decoder was trained."""
-    after, together, exchanged = _DECODERS
-    return after if not decoder.get("joint") else exchanged if decoder["exchange"] else together
+    after, alone, with_cycle = _DECODERS
+    return after if not decoder.get("joint") else with_cycle if decoder["cycle"] else alone
 
 
 EXPERIMENTS = {"counterfactuals": Experiment(counterfactuals, counterfactual_report)}

@@ -19,6 +19,7 @@ _PANELS = {
     "{}_supervised_s": "supervised loss of z_s",
     "{}_invariance_c": "invariance loss of z_c",
     "{}_reconstruction": "reconstruction loss",
+    "{}_cycle": "distance of exchanged pictures",
     "decoder_{}_loss": "loss of the decoder",
 }
 _PARTS: dict[str, dict[str, Any]] = {
