@@ -310,6 +310,25 @@ def test_environments_of_one_of_several_columns_are_left_as_they_are(cells):
     assert model.adapt(new, "donor")["environment"].tolist() == ["three"]
 
 
+def test_plates_of_the_training_are_left_as_they_are_where_wells_are_the_environment(model, cells, tmp_path):
+    """The column is no environment; what it holds is known, and saved."""
+    new = photographed(cells)
+    new.obs["plate"] = np.where(np.arange(cells.n_obs) < 120, cells.obs["plate"].astype(str), "next month")
+    model.save(tmp_path / "model")
+    loaded = SCBDModel.load(tmp_path / "model", adata=False)
+    for either in (model, loaded):
+        assert either.adapt(new, "plate")["environment"].tolist() == ["next month"]
+    z = model.get_latent_representation(new, adapt_key="plate")
+    np.testing.assert_allclose(z[:120], model.get_latent_representation(new)[:120], atol=1e-5)
+    with pytest.raises(ValueError, match="trained on all 2 environments of 'plate': none is new. If .* rename them"):
+        model.adapt(cells, "plate")
+    del loaded.values_  # saved before they were kept: columns of e_key are known, as ever
+    assert "next month" in loaded.adapt(new, "plate")["environment"].tolist()
+    assert loaded.adapt(cells.copy(), "plate").shape[0] == cells.obs["plate"].nunique()
+    with pytest.raises(ValueError, match="of 'well': none is new"):
+        loaded.adapt(cells, "well")
+
+
 def test_what_is_held_out_by_a_split_was_not_trained_on(cells):
     """Set up with the others, and registered with them."""
     held = cells.copy()

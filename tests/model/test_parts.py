@@ -12,7 +12,7 @@ from conftest import make_cells
 from small_models import QUICK, make_model
 
 from scbd.data import write_screen
-from scbd.model._parts import codes_of_few
+from scbd.model._parts import codes_of_few, values_of_few
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -36,6 +36,9 @@ def test_labels_are_columns_of_few_values():
     assert [len(np.unique(codes)) for codes in found] == [3, 2, 4, 2, 4]
     assert all(codes.min() >= 0 for codes in found)
     np.testing.assert_array_equal(found[1] == 0, obs["plate"].isna())
+    known = values_of_few(obs)
+    assert list(known) == ["guide", "plate", "row", "control"]
+    assert known["guide"] == ["0", "1", "2"] and known["plate"] == ["a"]
 
 
 @pytest.mark.parametrize("mixed", [True, False])

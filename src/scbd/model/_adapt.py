@@ -18,6 +18,7 @@ from scbd._messages import head
 from scbd._progress import progress_bar
 from scbd.model._adapted import Adaptation, AdaptedCells
 from scbd.model._looks import adaptation_to, look
+from scbd.model._parts import values_of_few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,9 +79,9 @@ class AdaptMixin:
             column of the perturbation.
         key
             Column of ``obs`` with what the cells differ by, such as the plate, or a list of columns, which are crossed.
-            Each of its values is an environment to adapt to. Those the model was trained on are left out where this is
-            ``e_key`` or one of its columns; where it is another, the model does not know them: give new cells alone.
-            Variances are those within ``e_key`` of the training, such as wells, where new cells have it.
+            Each of its values is an environment to adapt to, but for those the model was trained on. It knows these
+            of ``e_key``, and of any column that held a value for eight training cells or more on average; not of other
+            crosses. Variances are those within ``e_key`` of the training, such as wells, where new cells have it.
         using
             ``"controls"``: those named by ``control`` of :meth:`setup_anndata`; ``"all"``: all cells of an environment.
             By default controls where they were named, else all, with a warning: on MitoCheck, whose plates have few
@@ -227,14 +228,16 @@ class AdaptMixin:
         return self._adaptations[name]
 
     def _trained_on(self, key: str | Sequence[str]) -> set[str]:
-        """Environments of the training, where they are known by this column, be it one of several."""
+        """Values of a column, or of all of ``e_key``, that were trained on; none of another cross."""
         known, asked = as_columns(self._registered(E_REGISTRY)["columns"]), as_columns(key)
         trained: list[str] = getattr(self, "environments_", [])
         if known == asked:
             return set(trained)
-        if len(asked) > 1 or asked[0] not in known:
+        if len(asked) > 1:
             return set()
-        return {column_values(name)[known.index(asked[0])] for name in trained}
+        if asked[0] in known:
+            return {column_values(name)[known.index(asked[0])] for name in trained}
+        return set(getattr(self, "values_", {}).get(asked[0], []))
 
     def _using(self, using: str, adata: AnnData) -> str:
         if using not in get_args(Using):
@@ -264,7 +267,10 @@ class AdaptMixin:
         trained = self._trained_on(key)
         new = [name for name in dict.fromkeys(labels) if name not in trained]
         if not new:
-            msg = f"The model was trained on all {len(trained)} environments of {_column_name(key)!r}: none is new."
+            msg = (
+                f"The model was trained on all {labels.nunique()} environments of {_column_name(key)!r}: none is new. "
+                "If they are others of the same names, rename them."
+            )
             raise ValueError(msg)
         usable = np.ones(len(labels), dtype=bool) if kind == "all" else self._controls(adata)
         values = labels.to_numpy()
@@ -306,6 +312,7 @@ class AdaptMixin:
         e, controls = self._codes(self.adata, E_REGISTRY), self._controls(self.adata)
         names = self._registered(E_REGISTRY)["categories"]
         self.environments_ = [label_text(names[code]) for code in np.unique(e[self.train_indices])]
+        self.values_ = values_of_few(self.adata.obs.iloc[self.train_indices])
         kinds = {"all": self.train_indices}
         if controls is not None:
             kinds["controls"] = self.train_indices[controls[self.train_indices]]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from scbd._labels import label_text
 from scbd._messages import head
 from scbd.data import Split, digest_cells, split_by_column, stratified_split
 
@@ -49,12 +50,24 @@ def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
     Any of them may be what cells that lie together have in common. Fractions, dates and objects are not looked at; a
     missing value is a value.
     """
-    for place in range(obs.shape[1]):
-        values = obs.iloc[:, place]
-        if pd.api.types.infer_dtype(values) in _KINDS:
-            codes = pd.factorize(values)[0] + 1
-            if codes.max() <= len(obs) / _CELLS_A_VALUE:
-                yield codes
+    for _, codes, _ in _columns_of_few(obs):
+        yield codes + 1
+
+
+def values_of_few(obs: pd.DataFrame) -> dict[str, list[str]]:
+    """What is in these columns, as text, by the name of the column; of those whose name is text."""
+    named = ((name, values) for name, _, values in _columns_of_few(obs) if isinstance(name, str))
+    return {str(name): [label_text(value) for value in values] for name, values in named}
+
+
+def _columns_of_few(obs: pd.DataFrame) -> Iterator[tuple[Any, np.ndarray, pd.Index]]:
+    """Name, codes ``(N,)`` that are -1 where a value is missing, and values."""
+    for place, name in enumerate(obs.columns):
+        column = obs.iloc[:, place]
+        if pd.api.types.infer_dtype(column) in _KINDS:
+            codes, values = pd.factorize(column)
+            if len(values) <= len(obs) / _CELLS_A_VALUE:
+                yield name, codes, pd.Index(values)
 
 
 def choose_split(

@@ -279,6 +279,7 @@ class TrainMixin:
             self.centers_: dict[str, np.ndarray] = {}
             self.looks_: dict[str, Any] = {}
             self.environments_: list[str] = []
+            self.values_: dict[str, list[str]] = {}
             self.adaptations_: dict[str, Any] = {}
             self._forget()
             self._keep_head(run.head)
