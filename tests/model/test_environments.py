@@ -193,6 +193,9 @@ def test_environments_that_nobody_wrote_down_are_inferred():
     # new cells need none
     new = make_cells(12, seed=3)
     assert model.get_latent_representation(new).shape == (12, 6) and "inferred_environment" not in new.obs
+    model.adata = new
+    with pytest.raises(KeyError, match="has no 'inferred_environment' .* share no names .* infer once"):
+        model.train(max_steps=1)
 
 
 def test_inferred_environments_stand_beside_known_ones():

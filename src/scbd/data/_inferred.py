@@ -45,7 +45,10 @@ class InferredEnvironments(NamedTuple):
     """
 
     labels: pd.Series
-    """``"inferred_1"``, the most frequent, and so on: a categorical of the index of ``obs``."""
+    """``"inferred_1"``, the most frequent, and so on: a categorical of the index of ``obs``.
+
+    Names are those of one call: ``"inferred_1"`` of another table may be another group. Infer once, on all cells.
+    """
     axes: np.ndarray
     """Where each cell lies on the two axes that tell them apart best, float32 ``(N, 2)``."""
     gain: float

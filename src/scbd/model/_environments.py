@@ -10,6 +10,7 @@ from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_
 
 from scbd._keys import E_REGISTRY
 from scbd._labels import as_columns, column_codes
+from scbd._messages import missing_key
 from scbd.data import INFERRED, infer_environments
 
 if TYPE_CHECKING:
@@ -51,6 +52,17 @@ def with_inferred(
         )
         raise ValueError(msg)
     return e_key
+
+
+def check_inferred_there(obs: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Raise ``KeyError`` if one of these columns was inferred, and a table lacks it: names are those of one call."""
+    if INFERRED in columns and INFERRED not in obs:
+        msg = (
+            f"{missing_key('obs', INFERRED, obs.columns)} It was inferred from the cells that the model was set up "
+            "with, and groups of another table share no names with these: put both tables together, and infer once "
+            "(scbd.data.infer_environments)."
+        )
+        raise KeyError(msg)
 
 
 def known_e_columns(

@@ -13,6 +13,7 @@ from scbd._keys import FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITI
 from scbd._labels import as_columns
 from scbd.data import Inputs, LabelField, NumberField
 from scbd.model._controls import control_labels, controls_of
+from scbd.model._environments import check_inferred_there
 from scbd.model._parts import TRAIN_SIZE
 from scbd.model._preparation import encoder_for, preparation, transform_for
 from scbd.nn import IdentityLinear
@@ -48,10 +49,13 @@ class RegistryMixin(BaseModelClass):
 
         Raises
         ------
+        KeyError
+            If a column is missing.
         ValueError
             If a cell has no label, all have the same, or one has a label the network does not know.
         """
         registered = self._registered(key)
+        check_inferred_there(adata.obs, registered["columns"])
         field = LabelField(key, registered["columns"])
         field.validate_field(adata)
         codes, unknown = field.codes(adata, registered["categories"])
