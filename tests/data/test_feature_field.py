@@ -90,7 +90,8 @@ def test_a_table_without_names_is_read_in_the_order_of_one_with_names():
     wells.obsm["dino"] = pd.DataFrame(wells.X, columns=list("abc"), index=wells.obs_names)
     state = registered(wells, dino)
     wells.obsm["dino"] = wells.X
-    np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X)
+    with pytest.warns(UserWarning, match=r"have \(a, b, c\): they are taken to be in that order"):
+        np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X)
 
 
 def test_numbers_are_names():

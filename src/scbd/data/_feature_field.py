@@ -96,7 +96,7 @@ class FeatureField(BaseAnnDataField):
 def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -> ImageSource:
     """The features that a model was set up with, found by name in a table that may have others and another order.
 
-    Arrays in ``obsm`` have no names, and are read by place.
+    Arrays in ``obsm`` have no names, and are read by place; a warning says so if those of the model have names.
 
     Raises
     ------
@@ -115,6 +115,12 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
                 "Features without names are known by their position: give all of them, in that order."
             )
             raise ValueError(msg)
+        if columns != names:
+            msg = (
+                f"{inputs.where} has no names of features, and those of the model have ({head(columns)}): "
+                "they are taken to be in that order. Give a pandas.DataFrame with these columns to be sure."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=2)
         names = columns
     if names == wanted:
         return source

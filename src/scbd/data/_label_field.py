@@ -98,7 +98,7 @@ class LabelField(ObsField):
             msg = (
                 f"Every cell has the same {_named(self.columns)} ({labels.cat.categories[0]!r}), used as "
                 f"{self.registry_key}: there is nothing to contrast. Give {self.registry_key}_key a column with at "
-                "least two values."
+                "least two values; to go on training a model, attach old and new cells together."
             )
             raise ValueError(msg)
         return labels
