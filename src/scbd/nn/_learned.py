@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from scbd.nn._anchors import mean_over
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -76,10 +77,9 @@ def share_learned(
     partnered = n_positives > 0
     asked = 1 - smoothing + smoothing * n_positives / (size - 1)
     frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)
-    informative = partnered & (frequency < 1)
+    informative = partnered & (frequency < 1) & (True if anchors is None else anchors)
     divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
-    if anchors is not None:
-        informative, partnered, divergence = (part[anchors] for part in (informative, partnered, divergence))
-    most = torch.where(informative, divergence, 0.0).mean()
-    of_a_point = torch.where(partnered, 1.0, 0.0).mean() * contrastive_ceiling(size, include_self=include_self)
+    most = mean_over(torch.where(informative, divergence, 0.0), anchors)
+    with_partner = mean_over(torch.where(partnered, 1.0, 0.0), anchors)
+    of_a_point = with_partner * contrastive_ceiling(size, include_self=include_self)
     return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)

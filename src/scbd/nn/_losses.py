@@ -27,6 +27,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from scbd.nn._anchors import mean_over, sum_over
 from scbd.nn._groups import Groups
 from scbd.nn._log_sums import log_sums
 from scbd.nn._loss_inputs import check_smoothing, checked_batch
@@ -182,12 +183,10 @@ def supervised_contrastive_loss(
             everyone = torch.full_like(partners.n_others, len(z) - 1) - n_aside
             per_anchor = torch.lerp(per_anchor, unmatched(z.sum(0), everyone), smoothing)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
-    if anchors is not None:
-        per_anchor = per_anchor[anchors]
     if reduction == "mean":
-        return per_anchor.mean() if len(per_anchor) else per_anchor.sum()
+        return mean_over(per_anchor, anchors)
     if reduction == "sum":
-        return per_anchor.sum()
+        return sum_over(per_anchor, anchors)
     msg = f"reduction={reduction!r} is not known: use 'mean' (the published listing) or 'sum' (the paper's formula)."
     raise ValueError(msg)
 
