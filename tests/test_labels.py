@@ -159,5 +159,7 @@ def test_what_is_missing_is_no_control_and_not_the_text_nan(control):
 
 
 def test_an_absent_control_is_named_with_what_there_is():
-    with pytest.raises(ValueError, match=r"No row has the control 'dmso' in 'y' \(it holds DMSO, a, b, c, d, …\)"):
+    with pytest.raises(
+        ValueError, match=r"No row has the control 'dmso' in 'y' \(it holds DMSO, a, b, c, d, …\).* Did you mean 'DMSO'"
+    ):
         control_names(["DMSO", "dmso"], ["DMSO", *"aabcdef"], "y")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._messages import head, missing_key
+from scbd._messages import closest, head, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,21 +91,25 @@ def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str
     ValueError
         If a value is missing (`None`, NaN), or no row has one of them.
     """
-    several = isinstance(control, Iterable) and not isinstance(control, str | bytes)
-    values = list(control) if several else [control]
+    values = _each(control)
     if any(pd.isna(value) for value in values):
         msg = f"control={control!r} is no value: give control the value of {y_key!r} for unperturbed cells."
         raise ValueError(msg)
-    names = list(dict.fromkeys(map(label_text, values)))
+    names = control_texts(values)
     there = pd.unique(np.asarray(labels, dtype=object))
     absent = sorted(set(names) - set(there))
     if absent:
         msg = (
             f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(there)}): give control the value for "
-            "unperturbed cells."
+            f"unperturbed cells.{closest(absent[0], there)}"
         )
         raise ValueError(msg)
     return names
+
+
+def control_texts(control: Any) -> list[str]:
+    """Text of each control that was named, one value or several, whether or not a row has it."""
+    return list(dict.fromkeys(map(label_text, _each(control))))
 
 
 def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
@@ -152,6 +156,10 @@ def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
         msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."
         raise ValueError(msg)
     return values
+
+
+def _each(control: Any) -> list[Any]:
+    return list(control) if isinstance(control, Iterable) and not isinstance(control, str | bytes) else [control]
 
 
 def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:

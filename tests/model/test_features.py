@@ -184,7 +184,7 @@ def test_several_controls_are_controls_all():
     np.testing.assert_array_equal(model._controls(wells), wells.obs["compound"].isin(["DMSO", "compound_0"]))
     fewer = wells[wells.obs["compound"] != "compound_0"]
     np.testing.assert_array_equal(model._controls(fewer), fewer.obs["compound"] == "DMSO")
-    with pytest.raises(ValueError, match="control='EMPTY': no cell has that perturbation"):
+    with pytest.raises(ValueError, match="No row has the control 'EMPTY' in 'compound'"):
         make(wells, KEYS | {"control": ["DMSO", "EMPTY"]})
 
 
@@ -358,7 +358,8 @@ def test_a_decoder_shows_features():
         ("Give one of image_key and layer", {"image_key": "single_cell_images", "layer": "X"}),
         ("layers has no 'log' .*Name it with layer", {"layer": "log"}),
         ("obsm has no 'dino' .*Name it with obsm_key", {"obsm_key": "dino"}),
-        ("control='dmso': no cell has that perturbation .*Did you mean 'DMSO'", {"control": "dmso"}),
+        ("No row has the control 'dmso' in 'compound' .*Did you mean 'DMSO'", {"control": "dmso"}),
+        ("control=nan is no value: give control the value of 'compound'", {"control": float("nan")}),
         ("obs has no 'wells' .*Did you mean 'well'", {"position_key": "wells"}),
         ("Every cell has the same obs\\['one'\\]", {"e_key": "one"}),
     ],

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from scbd._labels import label_text, label_values
-from scbd._messages import missing_label
+from scbd._labels import control_names, control_texts, label_text, label_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     import pandas as pd
@@ -22,21 +20,18 @@ logger = logging.getLogger(__name__)
 _LARGE_SHARE, _LARGER, _SEVERAL = 0.15, 5, 5
 
 
-def check_control(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> None:
-    """Raise ``ValueError`` if a control is named that no cell is; ask, where none is named and one label stands out."""
+def check_control(obs: pd.DataFrame, y_key: str | Sequence[str], control: Any) -> None:
+    """Ask, where no control is named and one label stands out; see :func:`control_names` for one that no cell is."""
+    labels = label_values(obs, y_key)
     if control is None:
-        _ask_for_control(label_values(obs, y_columns))
-        return
-    categories = label_values(obs, y_columns).cat.categories.tolist()
-    there = set(map(label_text, categories))
-    for name in _names(control):
-        if label_text(name) not in there:
-            raise ValueError(missing_label("control", name, categories))
+        _ask_for_control(labels)
+    else:
+        control_names(control, [label_text(label) for label in labels.cat.categories], y_key)
 
 
 def control_labels(control: Any, categories: Iterable[Any]) -> list[Any]:
     """Those of the categories that are meant by a name or several; a number has one name, as text, too."""
-    names = set(map(label_text, _names(control)))
+    names = control_texts(control)
     return [label for label in categories if label_text(label) in names]
 
 
@@ -59,8 +54,3 @@ def _ask_for_control(labels: pd.Series) -> None:
             counts.index[0],
             counts.index[0],
         )
-
-
-def _names(control: Any) -> list[Any]:
-    """Each control that was named."""
-    return list(control) if isinstance(control, Iterable) and not isinstance(control, str | bytes) else [control]

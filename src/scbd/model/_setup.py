@@ -172,7 +172,7 @@ class SetupMixin(RegistryMixin):
         if continuous_covariate_keys is not None:
             labels.append(NumberField(NUMBER_REGISTRY, continuous_covariate_keys))
         if source_registry is None:
-            check_control(adata.obs, as_columns(y_key), control)
+            check_control(adata.obs, y_key, control)
             fields += labels
         else:
             # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
