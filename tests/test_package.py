@@ -46,7 +46,8 @@ ROOMS = {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_linear_maps", "_messages", "_numbers"),
         *("_progress", "_sizes", "nn", "data"),
     },
-    "_command_line": {"_argument_values", "model"},
+    "_shared_options": {"_argument_values", "model"},
+    "_command_line": {"_argument_values", "_shared_options"},
     "baselines": {"_checks", "_keys", "_labels", "_linear_maps", "_messages", "nn", "data", "model"},
     "workflows": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_messages", "_outputs"),
