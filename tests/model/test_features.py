@@ -107,7 +107,7 @@ def test_a_feature_that_controls_do_not_vary_in_is_trained_on():
 def test_few_controls_among_many_cells_are_all_looked_at(monkeypatch):
     wells = make_wells()
     controls = (wells.obs["compound"] == "DMSO").to_numpy()
-    monkeypatch.setattr("scbd.model._train._SAMPLED_ROWS", 20)
+    monkeypatch.setattr("scbd.model._sample._ROWS", 20)
     model = make(wells)
     model.train(**QUICK, max_steps=1)
     np.testing.assert_allclose(model.module.preprocess.mean.numpy(), np.median(wells.X[controls], axis=0), rtol=1e-6)

@@ -17,13 +17,13 @@ from scbd._keys import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import ImageDataModule, Split
 from scbd.model._checkpoints import check_same_run, find_state
-from scbd.model._contract import Sample
 from scbd.model._divergence import TrainingDiverged
 from scbd.model._environments import is_side_by_side
 from scbd.model._fit import Hardware, prepare
 from scbd.model._forecast import cheaper_than
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
 from scbd.model._plan import TrainingPlan
+from scbd.model._sample import draw_sample
 from scbd.model._settings import TrainSettings, takes_settings
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# enough cells for the statistics of channels to three digits, and for the covariance of features
-_SAMPLED_IMAGES, _SAMPLED_ROWS, _SAMPLED_CONTROLS = 4_096, 65_536, 16_384
 # settings that can be compared with those of another run
 _PLAIN = (str, int, float, tuple, type(None))
 
@@ -333,23 +331,8 @@ class TrainMixin:
         """Learn once, from training cells alone, what needs no gradient."""
         if self.module.is_fitted:
             return
-        rng = np.random.default_rng(seed)
-        of_features = len(source.shape) == 2
         controls, positions = self._controls(self.adata), self._positions(self.adata)
-        sampled = rng.choice(rows, min(len(rows), _SAMPLED_ROWS if of_features else _SAMPLED_IMAGES), replace=False)
-        if of_features and controls is not None:  # may be few among all, and features are scaled by them
-            sampled = np.union1d(sampled, rng.permutation(rows[controls[rows]])[:_SAMPLED_CONTROLS])
-        rows = np.sort(sampled)
-        blocks = np.array_split(rows, -(-len(rows) // 512))
-        self.module.fit(
-            Sample(
-                lambda: (torch.from_numpy(source.read(block)) for block in blocks),
-                y[rows],
-                e[rows],
-                None if controls is None else controls[rows],
-                None if positions is None else positions[rows],
-            )
-        )
+        self.module.fit(draw_sample(source, rows, y, e, controls, positions, seed=seed))
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """For a model to look at codes of training cells."""
