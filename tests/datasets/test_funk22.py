@@ -79,6 +79,8 @@ def test_guides_are_known_or_it_is_said_what_to_do(screen, tmp_path):
         ValueError, match="do not name their guides, .* scbd convert .*crops --y-key gene --out crops.zarr"
     ):
         funk22(screen, guides=True)
+    with pytest.raises(ValueError, match="scbd convert '.*/two words' --y-key"):
+        funk22(tmp_path / "two words", guides=True)
     store = tmp_path / "s.zarr"
     write_screen(store, screen, y_key="gene")
     with pytest.raises(ValueError, match=r"does not say which guide each cell has: add obs\['sgRNA'\]"):

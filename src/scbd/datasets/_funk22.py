@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +95,10 @@ def funk22(
     if path.suffix in (".h5ad", ".zarr"):
         return _of_screen(path, n_cells, genes, seed, guides=guides)
     if guides:
+        convert = f"scbd convert {shlex.quote(str(path))} --y-key gene --out crops.zarr"
         msg = (
             f"The crops of {path} do not name their guides, and all of them are more than memory holds: write a "
-            f"screen, scbd convert {path} --y-key gene --out crops.zarr, {_ADD_GUIDES}, and give crops.zarr."
+            f"screen, {convert}, {_ADD_GUIDES}, and give crops.zarr."
         )
         raise ValueError(msg)
     with open_lmdb(path) as database, database.begin() as transaction:
