@@ -13,11 +13,14 @@ def test_one_place_by_two_names(tmp_path):
     (tmp_path / "a.h5ad").touch()
     (tmp_path / "b.h5ad").touch()
     (tmp_path / "link").symlink_to(tmp_path / "a.h5ad")
-    check_distinct([tmp_path / "a.h5ad", str(tmp_path / "b.h5ad"), None, None])
+    check_distinct([tmp_path / "a.h5ad", str(tmp_path / "b.h5ad"), object(), object()])
     with pytest.raises(ValueError, match=r"a.h5ad is given twice: each cell would be there twice"):
         check_distinct([tmp_path / "a.h5ad", str(tmp_path / "a.h5ad")])
     with pytest.raises(ValueError, match=r"a.h5ad and .*link are one: each cell"):
         check_distinct([tmp_path / "a.h5ad", tmp_path / "b.h5ad", tmp_path / "link"])
+    table = object()
+    with pytest.raises(ValueError, match=r"plate 0 \(object\) and plate 2 \(object\) are one: each cell"):
+        check_distinct([table, object(), table])
 
 
 def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):

@@ -32,25 +32,25 @@ def check_file(path: str | os.PathLike[str]) -> Path:
     return found
 
 
-def check_distinct(paths: Iterable[object]) -> None:
-    """Look at paths among what was given, which may be other objects.
+def check_distinct(given: Iterable[object]) -> None:
+    """Look whether plates, which may be paths, are each given once.
 
     Raises
     ------
     ValueError
-        If two are the same file or folder, by whatever name.
+        If two are the same file or folder, by whatever name, or one object.
     """
-    seen: dict[str, object] = {}
-    for path in paths:
-        if isinstance(path, (str, os.PathLike)):
-            place = os.path.realpath(path)
-            if place in seen:
-                names = (
-                    f"{path} is given twice" if str(path) == str(seen[place]) else f"{seen[place]} and {path} are one"
-                )
-                msg = f"{names}: each cell would be there twice, in training and in validation; give it once."
-                raise ValueError(msg)
-            seen[place] = path
+    seen: dict[str | int, str] = {}
+    for number, one in enumerate(given):
+        place: str | int = id(one)
+        name = f"plate {number} ({type(one).__name__})"
+        if isinstance(one, (str, os.PathLike)):
+            place, name = os.path.realpath(one), str(one)
+        if place in seen:
+            names = f"{name} is given twice" if name == seen[place] else f"{seen[place]} and {name} are one"
+            msg = f"{names}: each cell would be there twice, in training and in validation; give it once."
+            raise ValueError(msg)
+        seen[place] = name
 
 
 def partial_path(path: Path) -> Path:

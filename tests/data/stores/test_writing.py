@@ -331,6 +331,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch)
         (ValueError, "compression='gzip' is not known: use 'lz4', 'zstd' or None", {"compression": "gzip"}),
         (ValueError, "There is no plate to write", {"plates": []}),
         (ValueError, "none.h5ad is given twice", {"plates": [tmp_path / "none.h5ad", str(tmp_path / "none.h5ad")]}),
+        (ValueError, "plate 0 .AnnData. and plate 1 .AnnData. are one", {"plates": [ours[0], ours[0]]}),
         (KeyError, "plate 0: obs has no 'perturbation'", {"y_key": "perturbation"}),
         (ValueError, "plate 1: obs.'gene'. has no value for 1 of 40 cells", {"plates": [ours[0], unnamed]}),
         (ValueError, "plate 1 has channels dna, actin .uint16., plate 0 has", {"plates": [ours[0], other]}),
