@@ -247,6 +247,9 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
     assert "names image files" in said and "It cannot be read as it is: " in said and "fit='pad'" in said
     with pytest.raises(ValueError, match="no cells in it yet to draw"):
         inspect(tmp_path / "cut.tif", sheet=tmp_path / "s.png")
+    (tmp_path / "notes.txt").write_text("hello")
+    assert main(["inspect", str(tmp_path / "notes.txt")]) == 2
+    assert "of no known kind.\nIt cannot be read as it is: give .h5ad, " in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "none")]) == 2
     assert "There is nothing at" in capsys.readouterr().err
     make_wells().write_h5ad(tmp_path / "w.h5ad")
@@ -266,3 +269,9 @@ def test_the_label_of_a_folder_of_folders_is_said(tmp_path, classes):
 def test_what_has_no_known_label_leaves_it_to_the_user(tmp_path):
     Image.new("L", (6, 6)).save(tmp_path / "0.png")
     assert "--table … --y-key …" in inspect(tmp_path)
+
+
+def test_several_columns_of_the_perturbation_are_typed_one_after_the_other(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    said = inspect(tmp_path / "cells.h5ad", y_key=["gene", "well"], e_key="well").splitlines()[-1]
+    assert said.endswith("cells.h5ad --y-key gene well --e-key well --out results")

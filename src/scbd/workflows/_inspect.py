@@ -78,6 +78,8 @@ def inspect(
     columns = image_columns(path) if kind.name == "image_table" else []
     labels = [column for key in (y_key, e_key) if key is not None for column in as_columns(key)]
     reader = _reader(kind.name, columns, labels)
+    if kind.name == "unknown":
+        return f"{lines[0]}\n{UNREADABLE}{kind.remedy}."
     if sheet is not None and reader is None:
         msg = f"{lines[0]} There are no cells in it yet to draw: leave the sheet out."
         raise ValueError(msg)
@@ -185,8 +187,6 @@ def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any)
     known = LABELS.get(kind)
     if y_key is None and known in cells.obs:
         y_key = known
-    if y_key is not None and len(columns := as_columns(y_key)) > 1:
-        return f"one column made of {' and '.join(map(repr, columns))}, as commands take one; Python takes several."
     y, e = (typed(as_columns(key) if key is not None else ()) for key in (y_key, e_key))
     if isinstance(cells, Crops) and not _is_screen(path, kind, cells):
         return conversion(path, kind, y=y, table=not len(cells.obs.columns))  # arrays alone have no labels
