@@ -166,6 +166,17 @@ def test_training_curves_and_the_line_of_a_collapsed_embedding():
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
 
 
+def test_the_legend_of_training_curves_lies_on_no_line():
+    figure = pl.history(make_history("train_loss", "train_supervised_c", "validation_supervised_c"), ceiling=3)[
+        0
+    ].figure
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["train", "validation", "collapsed (validation)"]
+    assert all(ax.get_legend() is None and not legend.get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
+    assert legend.get_window_extent().width < figure.bbox.width
+
+
 def test_the_line_of_a_collapsed_embedding_is_that_of_validation():
     """Batches of training may be larger, and a loss that lies above the line is not one that has collapsed."""
     names = [f"{part}_{name}" for part in ("train", "validation") for name in ("loss", "supervised_c")]

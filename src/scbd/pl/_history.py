@@ -43,7 +43,7 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
 
     Returns
     -------
-    Axes, one a panel.
+    Axes, one a panel. The legend stands below them.
 
     Raises
     ------
@@ -64,17 +64,21 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         raise ValueError(msg)
     n = len(panels) + len(health)
     lines = -(-n // 2)
-    figure, axes = plt.subplots(lines, min(n, 2), figsize=(6.4, 2.4 * lines), squeeze=False, layout="constrained")
+    size = 6.4, 2.4 * lines + 0.3
+    figure, axes = plt.subplots(lines, min(n, 2), figsize=size, squeeze=False, layout="constrained")
+    named: dict[str, Any] = {}
     for ax, name in zip(axes.flat, panels, strict=False):
         drawn = [part for part in _PARTS if name.format(part) in history]
         for part in drawn:
             frame = history[name.format(part)]
-            ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **_PARTS[part])
+            named[part], *_ = ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **_PARTS[part])
         if ceiling is not None and name == _SUPERVISED:
-            ax.axhline(ceiling, ls="--", color=_PARTS[drawn[-1]]["color"], label=f"collapsed ({drawn[-1]})")
+            collapsed = f"collapsed ({drawn[-1]})"
+            named[collapsed] = ax.axhline(ceiling, ls="--", color=_PARTS[drawn[-1]]["color"], label=collapsed)
         ax.set_title(_PANELS[name], fontsize="medium")
         ax.set_xlabel("step")
-        ax.legend(frameon=False)
+    # once, below: within a panel, it lies on a line
+    figure.legend(named.values(), named, frameon=False, loc="outside lower center", ncols=len(named))
     for ax in axes.flat:
         ax.locator_params(axis="x", nbins=5)  # numbers of long runs are wide
     for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
