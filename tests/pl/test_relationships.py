@@ -41,6 +41,18 @@ def test_complexes():
     assert np.asarray(points.get_facecolor())[:, :3].min(axis=1).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("n", [1, 2, 20])
+def test_markers_of_the_outer_complexes_are_whole(n):
+    names = [f"complex {i}" for i in range(n)]
+    ax = pl.complexes(pd.DataFrame({"size": 3, "mean_cosine": np.linspace(1, -0.5, n), "fdr": 0.01}, index=names))
+    ax.figure.draw_without_rendering()
+    points = ax.collections[1]
+    radius = np.sqrt(np.asarray(points.get_sizes()).max()) / 2 * ax.figure.dpi / 72
+    _, heights = ax.transData.transform(points.get_offsets()).T
+    assert heights.min() - radius > ax.bbox.y0 and heights.max() + radius < ax.bbox.y1
+    assert not points.get_clip_on()  # of the outer cosines
+
+
 def test_complexes_whose_names_begin_alike_have_a_line_each():
     names = [f"{'proteasome ' * 6}{i}" for i in "abc"]
     table = pd.DataFrame({"size": 3, "mean_cosine": [0.9, 0.5, 0.2], "fdr": 0.01}, index=names)

@@ -86,7 +86,9 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     places = np.arange(len(names))  # names that were cut may be alike
     ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
     ax.set_yticks(places, names)
-    ax.scatter(shown["mean_cosine"], places, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3)
+    ax.scatter(
+        shown["mean_cosine"], places, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3, clip_on=False
+    )
     ax.set(xlabel="mean cosine between its genes", xlim=(min(0, shown["mean_cosine"].min()), 1))
-    ax.margins(y=0.02)
+    ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # a line for each, however few there are
     return ax
