@@ -86,6 +86,18 @@ def test_cells_by_a_mask():
     np.testing.assert_allclose(shown(axes[1, 0])[:, 0], [0.1, 0.1], atol=1e-6)
 
 
+class OneBlock(Model):
+    def swap_blocks(self, content, style, adata, adapt_key):
+        raise ValueError("a single block")
+
+
+def test_a_single_block_is_refused_before_anything_is_decoded():
+    model = OneBlock(3)
+    with pytest.raises(ValueError, match="a single block"):
+        pl.counterfactuals(model, [0, 1])
+    assert not model.adapted
+
+
 class Features:
     """A model of features, which should not have to decode any."""
 

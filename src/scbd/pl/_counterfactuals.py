@@ -63,12 +63,16 @@ def counterfactuals(
     if len(_numbers(others)) != len(own):
         msg = f"There are {len(own)} cells and {len(_numbers(others))} partners: each cell has one."
         raise ValueError(msg)
+    # first, as it refuses a model of a single block
+    swapped = {
+        "content of partner": model.swap_blocks(others, own, adata, adapt_key=adapt_key),
+        "style of partner": model.swap_blocks(own, others, adata, adapt_key=adapt_key),
+    }
     lines = {
         "original": originals,
         "partner": model.get_intensities(adata, others),
         "reconstruction": model.reconstruct(adata, own, adapt_key=adapt_key),
-        "content of partner": model.swap_blocks(others, own, adata, adapt_key=adapt_key),
-        "style of partner": model.swap_blocks(own, others, adata, adapt_key=adapt_key),
+        **swapped,
     }
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
