@@ -9,6 +9,7 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells
+from lightning.pytorch import Callback
 from torch.distributions import Independent, Normal, kl_divergence
 
 from scbd.baselines import IVAEModel, MCVAEModel, VAEModel
@@ -54,6 +55,20 @@ def test_each_learns_saves_loads_and_says_what_it_uses(model_class, tmp_path):
             model.get_latent_representation(block="s")
     else:
         assert model.get_latent_representation(block="s").shape == (96, 5)
+
+
+def test_what_components_were_is_forgotten_once_weights_have_moved():
+    class Stop(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 1:
+                raise RuntimeError("out of memory")
+
+    model = make(VAEModel)
+    model.train(max_steps=2, **QUICK)
+    assert len(model.latent_health) == 5
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.train(max_steps=2, callbacks=[Stop()], **QUICK)
+    assert model.latent_health.empty and "trained for 3 steps" in repr(model)
 
 
 @pytest.mark.parametrize("model_class", SETTINGS)

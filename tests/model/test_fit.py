@@ -76,6 +76,35 @@ def test_scvi_tools_saves_models_on_the_way(tmp_path):
     assert "SCBDModel" in repr(saved)
 
 
+def test_what_is_saved_on_the_way_says_nothing_of_the_run_before(tmp_path):
+    """It was found of other weights, and stays where a run makes no step."""
+
+    class Save(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                model.save(tmp_path / "on the way")
+
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
+    model = SCBDModel(cells, encoder="small", n_latent=6)
+    model.train(**QUICK)
+    model.adapt(cells, ["plate", "well"])
+    found = {name: getattr(model, name) for name in model._of_weights}
+    assert all(found.values())
+
+    class Stop(Callback):
+        def on_train_start(self, *args):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.train(**QUICK, callbacks=[Stop()])
+    assert {name: getattr(model, name) for name in model._of_weights} == found
+    model.train(**QUICK, callbacks=[Save()])
+    saved = SCBDModel.load(tmp_path / "on the way", adata=False)
+    assert saved.is_trained and not any(getattr(saved, name) for name in model._of_weights)
+    assert model.health and model.looks_ and model.adaptations.empty
+
+
 @pytest.mark.filterwarnings("ignore:.*fast_dev_run.*")
 def test_a_dry_run(tmp_path):
     model = make_model()

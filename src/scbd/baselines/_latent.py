@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,6 +141,7 @@ class LatentModel(ImageModel):
 
     module: LatentModule
     _plan = LatentPlan
+    _of_weights = MappingProxyType({**ImageModel._of_weights, "latent_health_": pd.DataFrame})
 
     def _set_up(
         self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
@@ -179,7 +181,9 @@ class LatentModel(ImageModel):
         self.latent_health_ = pd.concat(rows, ignore_index=True)
 
     def _outcome(self) -> list[tuple[str, str]]:
-        """Components in use."""
+        """Components in use, where a run came to its end."""
+        if self.latent_health.empty:
+            return []
         blocks = self.latent_health.groupby("block")["active"]
         used = [f"{active.sum()} of {len(active)} in z_{block}" for block, active in blocks]
         return [("", f"components in use: {', '.join(used)}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from scbd._keys import NUMBER_REGISTRY, Y_REGISTRY
@@ -117,6 +118,7 @@ class SCBDModel(TraverseMixin, ImageModel):
     """
 
     _side_by_side = True
+    _of_weights = MappingProxyType({**ImageModel._of_weights, "health_": dict})
     module: SCBDModule
 
     def __init__(
@@ -193,11 +195,6 @@ class SCBDModel(TraverseMixin, ImageModel):
         if self.module.positives == "other_environments":
             check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.module.set_known(covariates(self.registry_), self._control_codes)
-
-    def _forget(self) -> None:
-        """Health, too, was that of other weights."""
-        super()._forget()
-        self.health_ = {}
 
     def _after_training(self, data: ImageDataModule) -> None:
         """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""

@@ -21,6 +21,7 @@ from scbd.model._divergence import TrainingDiverged
 from scbd.model._environments import is_side_by_side
 from scbd.model._fit import Hardware, prepare
 from scbd.model._forecast import cheaper_than
+from scbd.model._of_weights import OfWeightsMixin
 from scbd.model._parts import cell_digests, choose_split, codes_of_few, split_digest, warn_of_singletons
 from scbd.model._plan import TrainingPlan
 from scbd.model._sample import draw_sample
@@ -59,7 +60,7 @@ class TrainingRun(NamedTuple):
         return self.settings["steps"] > self.first_step or self.error is None
 
 
-class TrainMixin:
+class TrainMixin(OfWeightsMixin):
     """Gives an image model :meth:`train`."""
 
     # which cells meet in a batch, what a step is, and what that takes
@@ -178,7 +179,7 @@ class TrainMixin:
         self._fit_statistics(source, data.split.train, y, e, data.seed)
         error = None
         try:
-            with self._apart():
+            with self._apart(), self._forgotten() if contrastive else nullcontext():
                 run.start()
         except BaseException as raised:  # noqa: BLE001 - raised again, once what was learned is kept
             error = raised
@@ -273,12 +274,6 @@ class TrainMixin:
             self._has_other_cells = False
             self.training_settings_ = run.settings
             self.is_trained_ = True
-            # were those of other weights
-            self.centers_: dict[str, np.ndarray] = {}
-            self.looks_: dict[str, Any] = {}
-            self.environments_: list[str] = []
-            self.values_: dict[str, list[str]] = {}
-            self.adaptations_: dict[str, Any] = {}
             self._forget()
             self._keep_head(run.head)
         try:
@@ -340,9 +335,6 @@ class TrainMixin:
     def _apart(self) -> AbstractContextManager[None]:
         """For a model with parts that are not trained: they are no part of it while a run lasts."""
         return nullcontext()
-
-    def _forget(self) -> None:
-        """For a model to forget what it found of weights that are no more."""
 
     def _after_training(self, data: ImageDataModule) -> None:
         """For a model to look at what was learned."""
