@@ -101,8 +101,8 @@ def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: Any
     plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
     if any(plain.get(key) != value for key, value in wanted.items() if isinstance(value, str)):
         msg = (
-            f"{partial} is the beginning of something else (other cells, order or settings): move it away, or write to "
-            "another path."
+            f"{partial} is the beginning of something else (other cells, order or settings, or of another version of "
+            "scbd): move it away to begin again, write to another path, or go on with the version that began it."
         )
         raise ValueError(msg)
 
