@@ -143,11 +143,11 @@ def simulated_screen(
     It has 300 genes in 50 complexes, of which 20 do something; each gene is in wells of two of six plates, with about
     five of 20,000 cells in each. Average precision of complexes is then 0.04 from pixels, 0.11 from pixels standardised
     by well, 0.14 with TVN by well and 0.28 from ``X_oracle`` (three seeds; chance 0.017; of 8,000 cells 0.03, 0.07,
-    0.09 and 0.21). Without any effect of wells, pixels would have 0.14, and 0.20 with TVN. Real maps are about as hard:
-    of the published profiles of Funk et al., CORUM's complexes have 0.20 (chance 0.027), and 0.13 of their background
-    components. A linear probe predicts the well from pixels with an F1 of 0.98, and no longer once they are
-    standardised by well (0.04); a quadratic one still does (0.43). Ten thousand cells of 32 × 32 pixels take about
-    three seconds on one core.
+    0.09 and 0.21). Without any effect of wells, pixels would have 0.14, and 0.20 with TVN. Which simulated
+    screen a real one resembles is not known: of the published profiles of Funk et al., CORUM's complexes have 0.20
+    (chance 0.027), and 0.13 of their background components. A linear probe predicts the well from pixels with an F1 of
+    0.98, and no longer once they are standardised by well (0.04); a quadratic one still does (0.43). Ten thousand cells
+    of 32 × 32 pixels take about three seconds on one core.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""New cells and genes of a screen as hard as real maps: what is trained, and corrections, each also standardised."""
+"""New cells and genes of a hard screen: what is trained, and corrections, each also standardised."""
 
 from __future__ import annotations
 
