@@ -167,3 +167,9 @@ def test_bad_input():
     cells.obs.loc[cells.obs_names[2], "gene"] = np.nan
     with pytest.raises(ValueError, match="has no value for 1 of 96 cells"):
         infer_environments(cells, "gene")
+
+
+def test_features_in_small_units_are_seen_beside_one_in_large_units():
+    adata = make_features()
+    adata.X = adata.X * np.where(np.arange(6) == 2, 1e6, 1e-4).astype(np.float32)
+    assert agreement(adata, infer_environments(adata, ["gene", "plate"], 2)) > 0.95

@@ -10,6 +10,7 @@ import pandas as pd
 
 from scbd._checks import check_count
 from scbd._labels import as_columns, control_names, label_text, label_values
+from scbd._linear_maps import inverse_of_varying
 from scbd._messages import head
 from scbd.data._inputs import Inputs
 
@@ -142,7 +143,10 @@ def infer_environments(
     codes = [label_values(adata.obs, as_columns(key)).cat.codes.to_numpy() for key in (y_key, e_key) if key is not None]
     learned = _learned(adata, y_key, n_environments, control, fit)
     inputs = Inputs.found(adata, image_key, layer, obsm_key, channels)
-    apart = _without_means(_statistics(inputs.source(adata), inputs.where), codes)
+    statistics = _statistics(inputs.source(adata), inputs.where)
+    apart = _without_means(statistics, codes)
+    # each by its own values: some features have small units
+    apart = apart[:, inverse_of_varying(apart[learned].std(0), statistics[learned]) > 0]
     rng = np.random.default_rng(seed)
     rows = rng.permutation(np.flatnonzero(learned))[:_MOST_CELLS]
     n_tested = max(1, round(_TESTED * len(rows)))
@@ -224,8 +228,7 @@ def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.nd
 
 def _whitened(apart: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """All cells on the principal axes of some, each of variance 1 there; and the standard deviation that it had."""
-    scale = apart[rows].std(0)
-    apart = apart[:, scale > _SMALL * max(scale.max(), _SMALL)]
+    apart = apart[:, apart[rows].std(0) > 0]
     if not apart.shape[1]:
         msg = f"All cells have the same {where} at equal label: there is nothing to tell environments by."
         raise ValueError(msg)
