@@ -75,3 +75,12 @@ def test_values_are_those_of_the_naive_form():
 def test_bad_input_gets_a_sentence(change, said):
     with pytest.raises(ValueError, match=said):
         novelty(make_table(), "X", **{"trained_on": "split", "held_out": KNOWN} | change)
+
+
+def test_a_constant_component_in_small_units_is_seen_beside_large_ones():
+    rng = np.random.default_rng(0)
+    values = np.column_stack([1e7 * rng.normal(size=(400, 3)), np.ones(400)])
+    values[390:, 3] = 5
+    cells = AnnData(obs=pd.DataFrame(index=[f"c{i}" for i in range(400)]))
+    found = novelty(cells, values, trained_on=np.arange(200), held_out=np.arange(200, 390))
+    assert (found[390:] < 0.01).all()

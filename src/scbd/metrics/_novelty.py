@@ -101,7 +101,10 @@ def novelty(
         raise ValueError(msg)
     mean, factor = mean_and_factor(x[train])
     nearest = NearestNeighbors(n_neighbors=n_neighbors).fit((x[train] - mean) * factor)
-    constant, rounding = factor == 0, _ROUNDING * np.abs(x[train]).max()
+    constant = factor == 0
+    # of a component itself, which may have small units; one that is 0 has no units but those of the others
+    unit = np.abs(mean[constant])
+    rounding = _ROUNDING * np.where(unit > 0, unit, np.abs(x[train]).max())
     distances = np.empty(len(x))
     for start in range(0, len(x), _BLOCK):
         part = slice(start, start + _BLOCK)
