@@ -139,6 +139,14 @@ def relabelled(cells):
     return cells
 
 
+def reordered(cells):
+    """Labels as they were, each under another number."""
+    cells.obs["gene"] = (
+        cells.obs["gene"].astype("category").cat.reorder_categories(sorted(set(cells.obs["gene"]))[::-1])
+    )
+    return cells
+
+
 def test_a_run_goes_on_with_the_cells_it_was_begun_with(tmp_path):
     settings: dict[str, Any] = QUICK | {"max_steps": 2, "checkpoint_dir": tmp_path}
     settings["split"] = Split(np.arange(80), np.arange(80, 96))
@@ -148,11 +156,12 @@ def test_a_run_goes_on_with_the_cells_it_was_begun_with(tmp_path):
     for cells, how, said in (
         (brighter(make_cells()), again, "other images"),
         (relabelled(make_cells()), again, "other labels"),
+        (reordered(make_cells()), again, "other order of labels"),
         (make_cells(), other, "other split"),
     ):
         model = make_model(cells)
         before = weights(model)
-        with pytest.raises(ValueError, match=rf"on other cells \({said}\): go on with the cells, the labels and the"):
+        with pytest.raises(ValueError, match=rf"on other cells \({said}\): go on with the cells, the labels, in"):
             model.train(**how)
         assert_same(weights(model), before)
     make_model(make_cells()).train(**again)

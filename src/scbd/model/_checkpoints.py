@@ -20,7 +20,14 @@ LAST, PREVIOUS, BEST, HISTORY = "last.ckpt", "previous.ckpt", "best.ckpt", "hist
 # of the settings of a run, those that are arguments of the model and of the plan
 _PARTS = ("model", "plan")
 # what runs of before said nothing of
-_LATER = ("precision", "validate_every", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+_LATER = (
+    "precision",
+    "validate_every",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "order of labels",
+)
 
 
 class WholeFiles(TorchCheckpointIO):
@@ -110,13 +117,13 @@ def check_same_run(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     before, now = (_flat(each) for each in (saved, settings))
     names = now | {name: None for part in _PARTS for name in saved.get(part, {})}
     changed = {k: f"{k}: {before.get(k)!r} → {now.get(k)!r}" for k in names if before.get(k) != now.get(k)}
-    cells = [name for name in ("images", "labels", "split") if name in changed]
+    cells = [name for name in ("images", "labels", "order of labels", "split") if name in changed]
     for name in cells:
         changed[name] = f"other {name}"
     if cells:
         msg = (
             f"The checkpoint belongs to a run on other cells ({'; '.join(changed.values())}): go on with the cells, "
-            "the labels and the split it was begun with, or begin another run."
+            "the labels, in the order of their categories, and the split it was begun with, or begin another run."
         )
         raise ValueError(msg)
     if changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from contextlib import nullcontext
 from types import MappingProxyType
@@ -14,7 +15,7 @@ import torch
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._keys import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
-from scbd._labels import as_columns
+from scbd._labels import as_columns, label_text
 from scbd.data import ImageDataModule, Split
 from scbd.model._checkpoints import check_same_run, find_state
 from scbd.model._divergence import TrainingDiverged
@@ -232,6 +233,7 @@ class TrainMixin(OfWeightsMixin):
         return {
             "class": type(self).__name__,
             **cells,
+            "order of labels": self._order_of_labels(),
             "n_train": len(data.split.train),
             "batch_size": data.batch_size,
             "perturbations_per_batch": data.perturbations_per_batch,
@@ -248,6 +250,11 @@ class TrainMixin(OfWeightsMixin):
             "plan": dict(settings.plan_kwargs or {}),
             "model": self._model_settings,
         }
+
+    def _order_of_labels(self) -> str:
+        """Digest of the labels as they are numbered: what a network has learned of each lies under its number."""
+        numbered = [list(map(label_text, self._registered(key)["categories"])) for key in (Y_REGISTRY, E_REGISTRY)]
+        return hashlib.sha256(repr(numbered).encode()).hexdigest()
 
     @property
     def _model_settings(self) -> dict[str, Any]:
