@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from scipy import sparse
 
-from scbd.metrics import aggregate, perturbation_effects, replicate_retrieval, retrieval
+from scbd.metrics import aggregate, benchmark, label_probe, perturbation_effects, replicate_retrieval, retrieval
 from scbd.metrics._table import coded_labels, label_names
 
 # of the order of their names
@@ -86,3 +87,20 @@ def test_labels_are_text_and_whole_numbers_have_one_name():
     assert label_names(adata, "y").tolist() == ["2", "1.5", "2"]
     names, codes = coded_labels(adata, "both")
     assert sorted(names) == ["1", "b"] and names[codes].tolist() == ["1", "1", "b"]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda a: benchmark(a, ["Z"], y_key="y", e_key="plate", kinds=["linear"], n_neighbors=20, n_bootstrap=0),
+        lambda a: pd.Series(label_probe(a.obsm["Z"], a.obs["y"])),
+        lambda a: aggregate(a, "Z", gene_key="y", average="median", control=None, min_cells=1).to_df(),
+    ],
+)
+def test_embeddings_may_be_frames_and_are_not_sparse(score):
+    adata, framed, thinned = wells(), wells(), wells()
+    framed.obsm["Z"] = pd.DataFrame(adata.obsm["Z"], index=adata.obs_names, columns=list("abcde"))
+    assert score(framed).equals(score(adata))
+    thinned.obsm["Z"] = sparse.csr_matrix(adata.obsm["Z"])
+    with pytest.raises(ValueError, match=r"rep is a sparse matrix, and a dense one is needed: give rep.toarray\(\)"):
+        score(thinned)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._table import check_keys, coded_labels, control_names
+from scbd.metrics._table import check_keys, coded_labels, control_names, dense_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def aggregate(
     gene = coded_labels(adata, gene_key)
     controls = [] if control is None else control_names(control, gene[0], gene_key)
     guides, code = _guides(*gene, None if guide_key is None else coded_labels(adata, guide_key), controls)
-    means = _averages(adata.obsm[embedding_key], code, len(guides), average)
+    means = _averages(dense_rows(adata.obsm[embedding_key]), code, len(guides), average)
     guides_kept = guides["n_cells"] >= min_cells
     of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
     genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))

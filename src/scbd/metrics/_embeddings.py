@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from scbd._keys import CONTENT_KEY
-from scbd.metrics._table import check_keys, representation
+from scbd.metrics._table import check_keys, dense_rows, representation
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -59,7 +59,7 @@ def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
 
 def _found(adata: AnnData, name: str, i: int, source: Source) -> Embedding:
     if isinstance(source, str):
-        return Embedding(name, source, adata.obsm[source])
+        return Embedding(name, source, dense_rows(adata.obsm[source]))
     if isinstance(source, Path):
         return Embedding(name, str(source), _of_file(adata, source))
     return Embedding(name, f"{name}[{i}]", representation(adata, source))

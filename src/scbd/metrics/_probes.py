@@ -11,7 +11,7 @@ import pandas as pd
 from scbd.metrics._auroc import mean_auroc
 from scbd.metrics._design import split_groups
 from scbd.metrics._readers import READERS, Kind, Reader, check_kinds
-from scbd.metrics._table import chosen_rows
+from scbd.metrics._table import chosen_rows, dense_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,6 +192,7 @@ def probed(
 ) -> Probed:
     """Fit a probe and test it, see :func:`label_probe`."""
     check_kinds(kind)
+    embedding = dense_rows(embedding)
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)
     rows = np.arange(len(codes))

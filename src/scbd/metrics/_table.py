@@ -63,11 +63,7 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
     """
     if isinstance(rep, str):
         check_keys(adata, [rep])
-    values: Any = adata.obsm[rep] if isinstance(rep, str) else rep
-    if sparse.issparse(values):
-        msg = "rep is a sparse matrix, and a dense one is needed: give rep.toarray()."
-        raise ValueError(msg)
-    x = np.asarray(values)
+    x = np.asarray(dense_rows(adata.obsm[rep] if isinstance(rep, str) else rep))
     if x.ndim != 2 or len(x) != adata.n_obs:
         msg = f"rep has the shape {x.shape}: give one row for each of the {adata.n_obs} rows of the table."
         raise ValueError(msg)
@@ -76,6 +72,20 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
         msg = f"rep has NaN or infinite values in {n_bad} of {len(x)} rows: drop them."
         raise ValueError(msg)
     return x
+
+
+def dense_rows(values: Any) -> Any:
+    """Rows ``(N, D)`` that can be cut like an array: those of a frame as one, all others as they are.
+
+    Raises
+    ------
+    ValueError
+        If they are sparse.
+    """
+    if sparse.issparse(values):
+        msg = "rep is a sparse matrix, and a dense one is needed: give rep.toarray()."
+        raise ValueError(msg)
+    return values.to_numpy() if isinstance(values, pd.DataFrame) else values
 
 
 def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
