@@ -67,6 +67,12 @@ def test_rounding_is_no_variation():
     assert all(value.isfinite().all() for value in scaling.state_dict().values())
 
 
+def test_features_that_are_far_larger_than_they_vary_are_refused():
+    """In 32 bits nothing is left of them, and all cells would be one point."""
+    with pytest.raises(ValueError, match="No feature varies among training cells by more than 32 bits can tell"):
+        FeatureScaling(4).fit(batches((table() + 1e12).astype(np.float32)))
+
+
 def test_what_controls_do_not_vary_in_is_scaled_by_all(caplog):
     features, controls = table(), np.arange(300) < 20
     features[controls, 2] = 5

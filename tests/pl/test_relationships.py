@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 
 from scbd import pl
 
@@ -45,8 +46,9 @@ def test_complexes():
 def test_markers_of_the_outer_complexes_are_whole(n):
     names = [f"complex {i}" for i in range(n)]
     ax = pl.complexes(pd.DataFrame({"size": 3, "mean_cosine": np.linspace(1, -0.5, n), "fdr": 0.01}, index=names))
-    ax.figure.draw_without_rendering()
+    plt.gcf().canvas.draw()
     points = ax.collections[1]
+    assert isinstance(points, PathCollection)
     radius = np.sqrt(np.asarray(points.get_sizes()).max()) / 2 * ax.figure.dpi / 72
     _, heights = ax.transData.transform(points.get_offsets()).T
     assert heights.min() - radius > ax.bbox.y0 and heights.max() + radius < ax.bbox.y1

@@ -94,7 +94,7 @@ class FeatureScaling(nn.Module):
         Raises
         ------
         ValueError
-            If there is no row to learn from, or one holds a NaN or an infinity.
+            If there is no row to learn from, one holds a NaN or an infinity, or no feature varies.
         """
         parts = [batch.float().numpy() for batch in batches]
         if not parts:
@@ -120,6 +120,12 @@ class FeatureScaling(nn.Module):
             spread[still] = _spread(features, np.median(features, axis=0))[still]
             if n := np.count_nonzero(spread[still]):
                 logger.warning("%d features do not vary among controls, and are scaled by all training cells.", n)
+        if not spread.any():
+            msg = (
+                "No feature varies among training cells by more than 32 bits can tell from its size: subtract from each "
+                "its mean before."
+            )
+            raise ValueError(msg)
         self.mean.copy_(torch.from_numpy(centre))
         self.sd.copy_(torch.from_numpy(spread))
         self.fitted.fill_(True)
