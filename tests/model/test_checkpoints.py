@@ -167,6 +167,15 @@ def test_a_run_goes_on_with_the_cells_it_was_begun_with(tmp_path):
     make_model(make_cells()).train(**again)
 
 
+def test_a_run_does_not_go_back(tmp_path):
+    """It handed out the weights of the longer run, under the number of steps of the shorter one."""
+    make_model().train(**QUICK | {"max_steps": 4, "checkpoint_dir": tmp_path})
+    for steps in (4, 5):
+        make_model().train(**QUICK | {"max_steps": steps, "checkpoint_dir": tmp_path, "ckpt_path": "last"})
+    with pytest.raises(ValueError, match=r"last.ckpt is already at step 5, beyond max_steps=4: ask for as many steps"):
+        make_model().train(**QUICK | {"max_steps": 4, "checkpoint_dir": tmp_path, "ckpt_path": "last"})
+
+
 def test_a_folder_is_made_only_for_a_run_that_starts(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     for bad in ({"precision": "foo"}, {"accelerator": "foo"}, {"strategy": "foo"}, {"lr": -1}):

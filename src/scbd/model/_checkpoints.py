@@ -131,6 +131,16 @@ def check_same_run(saved: dict[str, Any], settings: dict[str, Any]) -> None:
         raise ValueError(msg)
 
 
+def check_not_beyond(state: State, max_steps: int) -> None:
+    """Raise ``ValueError`` if a run is to go on from a state that is further than where it should end."""
+    if state.step > max_steps:
+        msg = (
+            f"{state.path} is already at step {state.step}, beyond max_steps={max_steps}: ask for as many steps or "
+            "more, or begin another run."
+        )
+        raise ValueError(msg)
+
+
 def _state(path: Path) -> State:
     if not path.is_file():
         msg = f"There is no checkpoint {path} to resume from: train with checkpoint_dir=… first, or drop ckpt_path."

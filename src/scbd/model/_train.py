@@ -17,7 +17,7 @@ from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 from scbd._keys import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns, label_text
 from scbd.data import ImageDataModule, Split
-from scbd.model._checkpoints import check_same_run, find_state
+from scbd.model._checkpoints import check_not_beyond, check_same_run, find_state
 from scbd.model._divergence import TrainingDiverged
 from scbd.model._environments import is_side_by_side
 from scbd.model._fit import Hardware, prepare
@@ -164,6 +164,7 @@ class TrainMixin(OfWeightsMixin):
         shared["precision"] = precision
         if state:
             check_same_run(state.settings, shared)
+            check_not_beyond(state, data.max_steps)
         how = {**self._plan_settings, **settings.plan}
         head = self._head_beside(settings, data.seed) if contrastive else None
         plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
