@@ -6,8 +6,10 @@ import logging
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from anndata import AnnData
 from conftest import make_cells
 from small_models import QUICK, make_model
 from torch import nn
@@ -48,6 +50,16 @@ def test_the_remedy_depends_on_what_is_to_blame_after_the_length_of_the_run(cell
     torch.nn.init.zeros_(model.module.content.projection[-1].weight)
     with pytest.warns(UserWarning, match=rf"z_c has collapsed .* First train for longer: \d+ steps? may .*{remedy}"):
         model.train(**QUICK | {"lr": 0.0})
+
+
+def test_a_linear_map_of_single_cells_is_told_of_another_encoder():
+    """More steps and a higher rate, as the warning had it, left the same warning."""
+    rng = np.random.default_rng(0)
+    obs = pd.DataFrame({"drug": rng.integers(8, size=800), "plate": rng.integers(2, size=800)}).astype(str)
+    cells = AnnData(rng.normal(size=(800, 6)).astype(np.float32), obs=obs.set_index(obs.index.astype(str)))
+    SCBDModel.setup_anndata(cells, y_key="drug", e_key="plate", layer="X")
+    with pytest.warns(UserWarning, match="learned nothing .* Of single cells, encoder='mlp' learns more"):
+        SCBDModel(cells).train(**QUICK | {"batch_size": 64})
 
 
 def test_memorised_cells_are_told_from_an_embedding_that_learned_nothing():

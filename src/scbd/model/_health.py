@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from scbd.model._alpha import GENTLE_ALPHA
-from scbd.nn import Groups, Numbers, contrastive_ceiling, effective_rank, invariance_statistic, spread
+from scbd.nn import Groups, IdentityLinear, Numbers, contrastive_ceiling, effective_rank, invariance_statistic, spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,6 +128,8 @@ def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
     short = n_steps < _FEW_STEPS
     if not alpha:
         settings = f"There is no invariance to blame (alpha 0): raise lr{'' if short else ', or train for longer'}."
+        if isinstance(module.content.encoder, IdentityLinear):  # as long and as fast as you like, it stays that
+            settings = f"Of single cells, encoder='mlp' learns more than this linear map. {settings}"
     else:
         if module.alpha_rule is not None:
             instead = f"about {alpha / 10:.2g}"
