@@ -38,9 +38,10 @@ def scores(frame: pd.DataFrame, representation: str) -> pd.Series:
     return frame[frame["representation"] == representation].set_index("metric")["value"]
 
 
-def test_keys_of_any_origin_are_told_apart_and_standardised(cells):
+def test_keys_of_any_origin_are_told_apart_and_standardised(cells, caplog):
     frame = compare(cells, {"mine": "X_shifted", "noise": "X_noise"}, trained_on="split", net=NET, **HOW)
     assert frame["representation"].unique().tolist() == ["mine", "mine, standardised", "noise", "noise, standardised"]
+    assert "y_probe_unseen_auroc are of 2 perturbations that were not learned from: of so few" in caplog.text
     as_it_is, standardised, noise = (scores(frame, name) for name in ("mine", "mine, standardised", "noise"))
     assert as_it_is["e_probe_f1"] > 0.9 and standardised["e_probe_f1"] < 0.4
     assert standardised["relationship_map_unseen"] == 1 > noise["relationship_map_unseen"]

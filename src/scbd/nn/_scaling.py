@@ -122,8 +122,8 @@ class FeatureScaling(nn.Module):
                 logger.warning("%d features do not vary among controls, and are scaled by all training cells.", n)
         if not spread.any():
             msg = (
-                "No feature varies among training cells by more than 32 bits can tell from its size: subtract from each "
-                "its mean before."
+                "No feature varies among training cells by more than 32 bits can tell from its size: subtract from "
+                "each its mean before."
             )
             raise ValueError(msg)
         self.mean.copy_(torch.from_numpy(centre))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,11 @@ if TYPE_CHECKING:
 
     from scbd.metrics import Embeddings
 
+logger = logging.getLogger(__name__)
+
 _KINDS = ("linear", "quadratic", "neighbours")
+# unseen perturbations of which a probe may say anything, whatever the embedding
+_FEW = 10
 # of probes, where nothing else is asked for: as in a benchmark
 _MAX_CELLS = 100_000
 
@@ -122,7 +127,14 @@ def compare(
         z = np.asarray(values) if correction is None else correct(values, correction, **known)
         corrected.setdefault(name, {})[key] = z[~fit]
     asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "control": control, "kinds": _KINDS}
-    cells = _NewCells(adata[~fit], _unseen(known["labels"], fit, known.get("controls")), y_key, e_key, control)
+    unseen = _unseen(known["labels"], fit, known.get("controls"))
+    if 1 < len(unseen) < _FEW:
+        logger.warning(
+            "y_probe_unseen_f1 and y_probe_unseen_auroc are of %d perturbations that were not learned from: of so few "
+            "they say little, noise may have 1.",
+            len(unseen),
+        )
+    cells = _NewCells(adata[~fit], unseen, y_key, e_key, control)
     frame = benchmark(cells.adata, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
     key_of = {f"{name}[{i}]": key for name, of_key in corrected.items() for i, key in enumerate(of_key)}
     more = [
