@@ -46,6 +46,16 @@ def test_numbers_by_hand():
     assert set(found.table["n_queries"]) == {1}
 
 
+def test_perturbations_that_a_label_links_are_one_unit():
+    wells = make_profiles()
+    found = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10)
+    units = pd.Series(found.units, index=found.table.index)
+    assert units[["p0", "p1", "p4"]].nunique() == 1 and len(units) == 5  # of a kinase, and what shares its labels
+    apart = AnnData(obs=pd.DataFrame({"moa": [*"aabbb", "", "c"]}, index=[*"tuvwxyz"]), obsm={"Z": np.eye(7)})
+    units = retrieval(apart, "Z", label_key="moa", n_permutations=10).units
+    assert units is not None and pd.factorize(units)[0].tolist() == [0, 0, 1, 1, 1]
+
+
 def test_mechanisms_that_are_there_are_found():
     found = retrieval(make_profiles(signal=50), "Z", label_key="moa", y_key="y", control="DMSO")
     assert found.mean_average_precision > 0.85 > 0.7 > found.chance

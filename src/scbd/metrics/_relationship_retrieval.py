@@ -10,6 +10,7 @@ import pandas as pd
 from scbd._checks import check_count
 from scbd.metrics._average_precision import Null, chance, score_queries, unit_rows
 from scbd.metrics._relations import Relations, Universe, relations_of
+from scbd.metrics._resampling import blocks_of
 from scbd.metrics._retrieval_result import Retrieval, by_label
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def relationship_retrieval(
         raise ValueError(msg)
     table = by_label(scores, everyone, Null(n_permutations, seed))
     table.index = pd.Index(genes[table.index], name="gene")
-    return Retrieval(table, tuple(genes[np.setdiff1d(everyone, scores.rows)]))
+    left_out = tuple(genes[np.setdiff1d(everyone, scores.rows)])
+    return Retrieval(table, left_out, units=blocks_of(known)[scores.rows])
 
 
 def scores_of_sets(relations: Relations, sets: Iterable[np.ndarray]) -> np.ndarray:

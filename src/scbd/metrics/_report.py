@@ -117,11 +117,12 @@ def benchmark(
     max_cells
         Probes and mixing use a random subset of this size; `None` for all cells.
     n_bootstrap
-        Resamples for confidence intervals: of complexes for relations, of perturbations for retrieval, of what was held
-        out for the F1 and accuracy of probes. They say what other complexes or cells would have given, not another
-        training seed. 200 are enough; with five thousand genes they take a minute an embedding. Intervals and p values
-        of probes and retrieval are those of Student's t for as many units as were drawn, with the standard error of the
-        resamples; for those of relations see :func:`relationship_interval`.
+        Resamples for confidence intervals: of complexes for relations, of whole mechanisms for retrieval of these, of
+        perturbations for that of replicates, of what was held out for the F1 and accuracy of probes. They say what
+        other complexes or cells would have given, not another training seed. 200 are enough; with five thousand genes
+        they take a minute an embedding. Intervals and p values of probes and retrieval are those of Student's t for as
+        many units as were drawn, with the standard error of the resamples; for those of relations see
+        :func:`relationship_interval`.
     reference
         A representation that all are compared with, over the same resamples: its keys with theirs in their order, or
         its only key with all.

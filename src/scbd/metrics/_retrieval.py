@@ -12,6 +12,7 @@ from scipy import sparse
 from scbd._checks import check_count
 from scbd._linear_maps import label_means
 from scbd.metrics._average_precision import Null, score_queries, unit_rows
+from scbd.metrics._resampling import blocks_of
 from scbd.metrics._retrieval_result import Retrieval, by_label
 from scbd.metrics._table import check_keys, chosen_rows, control_names, label_names, representation
 
@@ -65,6 +66,7 @@ def retrieval(
     Returns
     -------
     :class:`Retrieval`: a table with a row a perturbation, and its mean. Orders of equal cosines are averaged over.
+    Perturbations that a label links are one of its ``units``: they look for each other, and score together.
 
     Raises
     ------
@@ -121,7 +123,9 @@ def retrieval(
     left_out = np.setdiff1d(np.flatnonzero(is_query), scores.rows)
     table = by_label(scores, np.arange(len(perturbations)), Null(n_permutations, seed))
     table.index = pd.Index(perturbations[table.index], name="perturbation")
-    return Retrieval(table, tuple(perturbations[left_out]))
+    related.setdiag(0)
+    related.eliminate_zeros()
+    return Retrieval(table, tuple(perturbations[left_out]), units=blocks_of(related)[scores.rows])
 
 
 def _labels_of(codes: np.ndarray, labels: pd.Series, n: int, separator: str) -> sparse.csr_array:

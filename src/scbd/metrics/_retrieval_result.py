@@ -27,6 +27,9 @@ class Retrieval:
         average.
     left_out
         Perturbations that were asked for and have nothing to find.
+    units
+        Code ``(P,)`` of what each row of the table is drawn with for an interval, such as its mechanism; `None`: each
+        row is drawn by itself.
 
     Examples
     --------
@@ -37,6 +40,7 @@ class Retrieval:
 
     table: pd.DataFrame
     left_out: tuple[str, ...] = ()
+    units: np.ndarray | None = field(default=None, kw_only=True)
 
     @property
     def mean_average_precision(self) -> float:

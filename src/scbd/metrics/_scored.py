@@ -117,7 +117,7 @@ def mixing_scores(adata: AnnData, key: str, e_key: Any, **how: Any) -> dict[str,
 def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
     """Mean average precision of :func:`scbd.metrics.retrieval`; how many perturbations are called."""
     return {
-        "map": _mean(found.table, n_bootstrap, seed),
+        "map": _mean(found.table, n_bootstrap, seed, found.units),
         "called": Scored(found.n_called / len(found.table)),
     }
 
@@ -138,9 +138,13 @@ def prefixed(prefix: str, scores: Mapping[str, Scored]) -> dict[str, Scored]:
     return {f"{prefix}_{name}": score for name, score in scores.items()}
 
 
-def _mean(table: pd.DataFrame, n_bootstrap: int, seed: int) -> Scored:
-    """Mean of perturbations, and of as many drawn with replacement."""
+def _mean(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> Scored:
+    """Mean of perturbations, and of as many units of them drawn with replacement; each is one by default."""
     values, rng = table["average_precision"].to_numpy(), np.random.default_rng(seed)
-    drawn = rng.integers(len(values), size=(n_bootstrap, len(values)))
-    draws = values[drawn].mean(axis=1)
-    return Scored(float(values.mean()), float(table["chance"].mean()), draws, len(values), is_mean=True)
+    _, codes = np.unique(np.arange(len(values)) if units is None else units, return_inverse=True)
+    size, total = np.bincount(codes), np.bincount(codes, values)
+    drawn = rng.integers(len(size), size=(n_bootstrap, len(size)))
+    draws = total[drawn].sum(axis=1) / size[drawn].sum(axis=1)
+    # a few large units among small ones are as few as they weigh
+    n_units = float(size.sum() ** 2 / (size**2).sum())
+    return Scored(float(values.mean()), float(table["chance"].mean()), draws, n_units, is_mean=True)
