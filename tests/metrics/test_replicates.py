@@ -96,6 +96,24 @@ def test_position_alone_makes_a_score_and_a_floor():
     assert np.mean(signal.floor_table["p_value"] < 0.05) < 0.5
 
 
+def test_batches_of_other_layouts_tell_nothing():
+    """Nothing was done to any well: wells of a batch are alike by what it adds, and so are its controls."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for plate in range(20):
+        # each compound at two positions, by turns
+        rows += [(f"k{i} of {plate // 4}", f"plate {plate}", f"P{i + 20 * (plate % 2)}") for i in range(20)]
+        rows += [("DMSO", f"plate {plate}", f"C{i}") for i in range(6)]
+    obs = pd.DataFrame(rows, columns=["y", "e", "well"], index=[str(i) for i in range(len(rows))])
+    of_batch = np.repeat(2 * rng.normal(size=(5, 32)), 4 * 26, axis=0)
+    adata = AnnData(obs=obs, obsm={"Z": rng.normal(size=(len(obs), 32)) + of_batch})
+    found = replicate_retrieval(adata, "Z", **KEYS, position_key="well", n_permutations=2_000)
+    assert len(found.table) == 100 and found.n_called < 5
+    assert found.mean_average_precision == pytest.approx(found.chance, rel=0.15)
+    assert found.cross_position < 1.15 * found.cross_position_chance
+    assert set(found.table["n_negatives"]) == {3 * 6}
+
+
 def test_what_a_query_ranks():
     """Numbers by hand: three plates of six controls, and of compounds one well each, or two."""
     found = replicate_retrieval(make_wells(), "Z", **KEYS, position_key="well", n_permutations=10)

@@ -50,7 +50,7 @@ def replicates(x, y, e, control, queries) -> dict[int, float]:
         x,
         queries,
         lambda q, i: y[i] == y[q] and e[i] != e[q],
-        lambda q, i: y[i] == control and e[i] != e[q],
+        lambda q, i: y[i] == control and e[i] != e[q] and e[i] in e[y == y[q]],
     )
 
 
@@ -60,17 +60,22 @@ def floor(x, y, e, position, control, environments) -> dict[int, float]:
         x,
         [i for i in range(len(x)) if y[i] == control and e[i] in environments],
         lambda q, i: y[i] == control and e[i] != e[q] and position[i] == position[q],
-        lambda q, i: y[i] == control and e[i] != e[q] and position[i] != position[q],
+        lambda q, i: (
+            y[i] == control
+            and e[i] != e[q]
+            and position[i] != position[q]
+            and e[i] in e[(y == control) & (position == position[q])]
+        ),
     )
 
 
 def across_positions(x, y, e, position, control, queries) -> dict[int, float]:
-    """The same perturbation at another position and environment, among all other perturbations."""
+    """The same perturbation at another position and environment, among all others of its environments."""
     return of_wells(
         x,
         queries,
         lambda q, i: y[i] == y[q] and e[i] != e[q] and position[i] != position[q],
-        lambda q, i: y[i] not in (y[q], control),
+        lambda q, i: y[i] not in (y[q], control) and e[i] in e[y == y[q]],
     )
 
 

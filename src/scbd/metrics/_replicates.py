@@ -15,7 +15,7 @@ from scbd.metrics._retrieval_result import ReplicateRetrieval, by_label
 from scbd.metrics._table import chosen_rows, control_names, label_names, representation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anndata import AnnData
     from numpy.typing import ArrayLike
@@ -37,14 +37,16 @@ def replicate_retrieval(
     """Average precision with which wells find their replicates in other environments, among controls there.
 
     Each well of a perturbation ranks wells by cosine: those of its perturbation in *other* environments should come
-    before controls of *other* environments. Means over its wells are a perturbation's score, and over perturbations the
-    mean average precision.
+    before controls of *these* environments. Controls of environments that the perturbation is not in are left out:
+    where several layouts are in batches of their own, what a batch adds would tell them apart. Means over its wells are
+    a perturbation's score, and over perturbations the mean average precision.
 
     Where all plates share a layout, a perturbation is a position, and wells find each other by it. The **floor** says
     how far: controls are scored as if each position were a perturbation, against controls at other positions. It is
     what a perturbation without effect gets. An embedding with a higher score *and* a higher floor has learned
     positions. **Across positions**, where some perturbations have several, position cannot help: wells of the same
-    perturbation at another position and environment are looked for among the wells of all other perturbations.
+    perturbation at another position and environment are looked for among the wells of all other perturbations, of all
+    environments that it is in.
 
     Parameters
     ----------
@@ -83,7 +85,8 @@ def replicate_retrieval(
     KeyError
         If a key is missing.
     ValueError
-        If values are not finite, there is no control, or no perturbation has wells and controls in two environments.
+        If values are not finite, there is no control, or no perturbation has a replicate and controls in one other
+        environment.
 
     Warns
     -----
@@ -114,7 +117,7 @@ def replicate_retrieval(
     if not len(scores.rows):
         msg = (
             f"None of {asked.sum()} wells has both a replicate and controls in another environment of {e_key!r}: a "
-            "replicate score needs perturbations and controls in two environments or more."
+            "replicate score needs perturbations in two environments or more, with controls beside them."
         )
         raise ValueError(msg)
     table = by_label(scores, wells.y.of_rows, null)
@@ -158,6 +161,15 @@ class _Wells:
         rows = alike.rows_like(row)
         return rows[self.e.codes[rows] != self.e.codes[row]]
 
+    def beside(self, alike: _Labels, among: np.ndarray, gallery: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """From rows ``(B,)`` to a mask ``(B, G)`` of the gallery in environments that have their label, ``among`` some.
+
+        What an environment adds is in both, so that it tells none of the gallery from replicates.
+        """
+        holds = np.zeros((alike.codes.max() + 1, self.e.codes.max() + 1), dtype=bool)
+        holds[alike.codes[among], self.e.codes[among]] = True
+        return lambda rows: holds[alike.codes[rows]][:, self.e.codes[gallery]]
+
 
 def _wells(
     adata: AnnData,
@@ -176,12 +188,13 @@ def _wells(
 def _against_controls(wells: _Wells, queries: np.ndarray) -> Scores:
     """The same perturbation in other environments, among controls there."""
     controls = np.flatnonzero(wells.is_control)
+    beside = wells.beside(wells.y, np.arange(len(wells.unit)), controls)
     return score_queries(
         wells.unit,
         queries,
         controls,
         positives=lambda row: wells.elsewhere(row, wells.y),
-        negatives=lambda rows: wells.e.differ(rows, controls),
+        negatives=lambda rows: wells.e.differ(rows, controls) & beside(rows),
     )
 
 
@@ -189,28 +202,33 @@ def _floor(wells: _Wells, position: _Labels, scored: np.ndarray) -> Scores:
     """Controls at the same position in other environments, among controls at other positions there."""
     controls = np.flatnonzero(wells.is_control)
     queries = controls[np.isin(wells.e.codes[controls], wells.e.codes[scored])]
+    beside = wells.beside(position, controls, controls)
 
     def positives(row: int) -> np.ndarray:
         rows = wells.elsewhere(row, position)
         return rows[wells.is_control[rows]]
 
     def negatives(rows: np.ndarray) -> np.ndarray:
-        return wells.e.differ(rows, controls) & position.differ(rows, controls)
+        return wells.e.differ(rows, controls) & position.differ(rows, controls) & beside(rows)
 
     return score_queries(wells.unit, queries, controls, positives, negatives)
 
 
 def _across_positions(wells: _Wells, position: _Labels, queries: np.ndarray) -> Scores:
-    """The same perturbation at another position and environment, among all other perturbations."""
+    """The same perturbation at another position and environment, among all others of its environments."""
     perturbed = np.flatnonzero(~wells.is_control)
     places = pd.Series(position.codes[perturbed]).groupby(wells.y.codes[perturbed]).nunique()
     several = queries[np.isin(wells.y.codes[queries], places.index[places > 1])]
+    beside = wells.beside(wells.y, perturbed, perturbed)
 
     def positives(row: int) -> np.ndarray:
         rows = wells.elsewhere(row, wells.y)
         return rows[position.codes[rows] != position.codes[row]]
 
-    return score_queries(wells.unit, several, perturbed, positives, lambda rows: wells.y.differ(rows, perturbed))
+    def negatives(rows: np.ndarray) -> np.ndarray:
+        return wells.y.differ(rows, perturbed) & beside(rows)
+
+    return score_queries(wells.unit, several, perturbed, positives, negatives)
 
 
 def _warn_of_fitted(wells: _Wells, fitted: np.ndarray) -> None:
