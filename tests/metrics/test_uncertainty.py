@@ -40,6 +40,22 @@ def test_the_error_is_that_of_wells(n_wells):
     assert (found["n_units"] == n_wells).all() and (found["n_cells"] == 10 * n_wells).all()
 
 
+@pytest.mark.parametrize("n_cells", [[300, 5, 5, 5, 5, 5], [20, 10, 5, 10, 20, 3], [80, 20]])
+def test_the_error_is_that_of_wells_of_any_size(n_cells):
+    """The mean over cells is mostly that of the largest wells, and no surer than these."""
+    adata = cells_of(200, len(n_cells), max(n_cells), well_sd=1.0)
+    kept = np.arange(max(n_cells)) < np.array(n_cells)[:, None]
+    found = profile_uncertainty(adata[np.tile(kept.ravel(), 200)].copy(), "X", **KEYS)
+    truth = np.square(found["length"]).mean()
+    assert np.square(found["standard_error"]).mean() == pytest.approx(truth, rel=0.15)
+
+
+def test_a_single_draw_of_each_well_once_moves_nothing():
+    adata = cells_of(1, 2, 5, well_sd=1.0)
+    errors = [profile_uncertainty(adata, "X", **KEYS, n_draws=1, seed=s)["standard_error"].iloc[0] for s in range(9)]
+    assert 0 in errors and np.isfinite(errors).all()
+
+
 def test_without_well_effects_both_errors_are_one():
     found = profile_uncertainty(cells_of(100, 20, 10, well_sd=0.0), "X", **KEYS)
     assert found["standard_error"].mean() == pytest.approx(found["standard_error_of_cells"].mean(), rel=0.1)
@@ -104,11 +120,14 @@ def test_draws_are_those_of_the_naive_form(seed, n_cells):
     z = rng.normal(size=(len(wells), 3)) + 2 * rng.normal(size=(len(n_cells), 3))[wells]
     found = profile_uncertainty(table(z, "g", [f"w{w}" for w in wells]), "X", **KEYS, n_draws=3000).iloc[0]
     z = z.astype(np.float32).astype(float)
-    errors = []
+    share = np.array(n_cells) / len(wells)
+    errors, seen = [], []
     for _ in range(3000):
         drawn = np.concatenate([np.flatnonzero(wells == w) for w in rng.integers(len(n_cells), size=len(n_cells))])
-        errors.append(((z[drawn].mean(0) - z.mean(0)) ** 2).sum() * len(n_cells) / (len(n_cells) - 1))
-    assert found["standard_error"] == pytest.approx(np.sqrt(np.mean(errors)), rel=0.1)
+        errors.append(((z[drawn].mean(0) - z.mean(0)) ** 2).sum())
+        seen.append(sum((np.mean(wells[drawn] == w) - share[w]) ** 2 for w in range(len(n_cells))))
+    expected = np.sqrt(np.mean(errors) / np.mean(seen) * np.square(share).sum())
+    assert found["standard_error"] == pytest.approx(expected, rel=0.1)
     assert found["length"] == pytest.approx(np.linalg.norm(z.mean(0)), rel=1e-5)
 
 
