@@ -27,6 +27,16 @@ def naive_energy(x: np.ndarray, c: np.ndarray) -> float:
     return float(2 * across - mean(combinations(x, 2)) - mean(combinations(c, 2)))
 
 
+def naive_magnitude(x: np.ndarray, e: np.ndarray, n: int) -> float:
+    """Of the first ``n`` rows, less the mean over all choices of as many in each environment."""
+
+    def energy(chosen: tuple[int, ...]) -> float:
+        return naive_energy(x[list(chosen)], np.delete(x, chosen, axis=0))
+
+    every = (chosen for chosen in combinations(range(len(x)), n) if sorted(e[list(chosen)]) == sorted(e[:n]))
+    return energy(tuple(range(n))) - float(np.mean([energy(chosen) for chosen in every]))
+
+
 def naive_consistency(x: np.ndarray, e: np.ndarray, centre: np.ndarray) -> float:
     unit = (x - centre) / np.linalg.norm(x - centre, axis=1, keepdims=True)
     several = len(set(e)) > 1
@@ -44,7 +54,8 @@ def test_both_equal_the_loops(seed, n_plates):
     assert found.index.to_list() == ["a", "b"] and found["n"].to_list() == [4, 5]
     for name in "ab":
         of = y == name
-        assert found.loc[name, "magnitude"] == pytest.approx(naive_energy(x[of], x[:6]))
+        magnitude = naive_magnitude(np.concatenate([x[of], x[:6]]), np.concatenate([e[of], e[:6]]), of.sum())
+        assert found.loc[name, "magnitude"] == pytest.approx(magnitude)
         expected = naive_consistency(x[of], e[of], x[:6].mean(0))
         assert found.loc[name, "consistency"] == pytest.approx(expected, abs=1e-9)
 
@@ -70,8 +81,30 @@ def test_environments_explain_nothing():
     one, other = (
         perturbation_effects(table(y, e), x, e_key=k, n_permutations=100, **KEYS).loc["a"] for k in (None, "e")
     )
-    assert one["magnitude"] == other["magnitude"] and one["magnitude_p"] < 0.02 < 0.05 < other["magnitude_p"]
+    assert one["magnitude"] > 1 > 0.2 > abs(other["magnitude"])
+    assert one["magnitude_p"] < 0.02 < 0.05 < other["magnitude_p"]
     assert np.isfinite(one["consistency"]) and np.isnan(other["consistency"])  # of one plate alone
+
+
+@pytest.mark.parametrize("n_plates", [2, 20])
+def test_the_magnitude_of_nothing_is_zero_however_many_plates_there_are(n_plates):
+    """It is on two of them, unevenly; the others tell nothing of it."""
+    e = np.concatenate([[0] * 5 + [1] * 2, np.repeat(np.arange(n_plates), 10)])
+    y = np.repeat(["a", "DMSO"], [7, 10 * n_plates])
+    magnitudes = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x = 2 * rng.normal(size=(n_plates, 6))[e] + rng.normal(size=(len(e), 6))
+        found = perturbation_effects(table(y, e), x, e_key="e", n_permutations=1, **KEYS)
+        magnitudes.append(found.loc["a", "magnitude"])
+    assert abs(np.mean(magnitudes)) < 3 * np.std(magnitudes) / np.sqrt(60) < 0.15
+
+
+def test_a_perturbation_without_controls_beside_it_has_no_effect_to_tell():
+    y = np.array(["DMSO"] * 4 + ["a"] * 3 + ["b"] * 3)
+    e = np.array([0] * 4 + [0, 0, 0] + [1, 1, 1])
+    found = perturbation_effects(table(y, e), np.random.default_rng(0).normal(size=(10, 2)), e_key="e", **KEYS)
+    assert found.loc["b"].drop("n").isna().all() and np.isfinite(found.loc["a", "magnitude_q"])
 
 
 def test_p_values_are_those_of_chance():

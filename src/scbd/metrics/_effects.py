@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -36,13 +36,14 @@ def perturbation_effects(
     r"""Magnitude and consistency of each perturbation, with p values from labels that were permuted with controls.
 
     **Magnitude** is the energy distance to the controls, :math:`2 \mathbb{E} \lVert x - c \rVert -
-    \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`, no row being compared with itself: 0 on average
-    where a perturbation does nothing. **Consistency** is the mean cosine of two of its rows, seen from the mean of the
-    controls. They ask different things: a strong effect may differ from cell to cell, a weak one be the same in all.
-    The p value of either is its rank among what it is where the labels of a perturbation's rows and of controls are
-    exchanged at random, as they might be if the perturbation did nothing: other perturbations have no part in it.
-    Where all plates have one layout, positions have effects of their own, which this does not tell from those of
-    perturbations: see :func:`replicate_retrieval` for a floor.
+    \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`, no row being compared with itself, less what it
+    is on average where labels are exchanged as below: 0 on average where a perturbation does nothing. **Consistency**
+    is the mean cosine of two of its rows, seen from the mean of the controls. They ask different things: a strong
+    effect may differ from cell to cell, a weak one be the same in all. The p value of either is its rank among what it
+    is where the labels of a perturbation's rows and of controls are exchanged at random, as they might be if the
+    perturbation did nothing: other perturbations have no part in it. Where all plates have one layout, positions have
+    effects of their own, which this does not tell from those of perturbations: see :func:`replicate_retrieval` for a
+    floor.
 
     Parameters
     ----------
@@ -55,11 +56,11 @@ def perturbation_effects(
     control
         Value or values of ``y_key`` for what was not perturbed.
     e_key
-        Column of ``obs`` with the environment, or several. Labels are then permuted within environments, so that these
-        explain nothing, and consistency is that of rows from different environments. Where no environment of a
-        perturbation holds controls, p is 1.
+        Column of ``obs`` with the environment, or several. Controls are then those of environments that the
+        perturbation is in, labels are permuted within environments, so that these explain nothing, and consistency is
+        that of rows from different environments.
     max_cells
-        Rows of each perturbation, and of all controls, drawn at random where there are more.
+        Rows of each perturbation, and of its controls, drawn at random where there are more.
     n_permutations
         Random labels; no p value is below ``1 / (n_permutations + 1)``.
     seed
@@ -69,7 +70,8 @@ def perturbation_effects(
     -------
     Frame indexed by perturbation, sorted by name: ``n`` (rows that scores are of, ``max_cells`` at most),
     ``magnitude``, ``magnitude_p``, ``magnitude_q``, ``consistency``, ``consistency_p``, ``consistency_q``; q values by
-    Benjamini and Hochberg. A single row has no consistency, and a magnitude without its second term.
+    Benjamini and Hochberg. A single row has no consistency (NaN); a perturbation of which no environment holds controls
+    has neither.
 
     Raises
     ------
@@ -100,9 +102,11 @@ def perturbation_effects(
         raise ValueError(msg)
     rng = np.random.default_rng(seed)
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
-    controls = _some(np.flatnonzero(is_control), max_cells, rng)
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))
-    found = [_effect(x, e, of, controls, n_permutations, rng) for of in rows.values()]
+    found = []
+    for of in rows.values():
+        controls = _some(np.flatnonzero(is_control & np.isin(e, e[of])), max_cells, rng)
+        found.append(_effect(x, e, of, controls, n_permutations, rng) if len(controls) else [(np.nan, np.nan)] * 2)
     for i, name in enumerate(("magnitude", "consistency")):
         table[[name, f"{name}_p"]] = [of[i] for of in found]
         table[f"{name}_q"] = _q_values(table[f"{name}_p"].to_numpy())
@@ -116,7 +120,7 @@ def _some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
 def _effect(
     x: np.ndarray, e: np.ndarray, rows: np.ndarray, controls: np.ndarray, n_permutations: int, rng: np.random.Generator
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Energy distance to controls and consistency, each with its p value."""
+    """Energy distance to controls, beyond that of chance, and consistency, each with its p value."""
     from scipy.spatial.distance import pdist, squareform
 
     both, elsewhere = np.concatenate([rows, controls]), bool(np.ptp(e) > 0)
@@ -134,18 +138,38 @@ def _effect(
         null = scores(permuted_within(is_perturbed[0], e, min(_BLOCK, n_permutations - start), rng))
         n_larger += np.count_nonzero(null.T >= observed - 1e-9 * abs(observed), axis=0)
     p = np.where(np.isnan(observed), np.nan, (1 + n_larger) / (1 + n_permutations))
-    magnitude, consistency = zip(observed.tolist(), p.tolist(), strict=True)
-    return magnitude, consistency
+    expected = _expected_energy_distance(distance, is_perturbed[0], e)
+    return (float(observed[0]) - expected, float(p[0])), (float(observed[1]), float(p[1]))
 
 
 def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Of the rows that are chosen, ``(B, N)`` of 0 and 1, to all others, ``(B,)``."""
-    n = chosen.sum(1)
-    m = chosen.shape[1] - n
     inside = ((chosen @ distance) * chosen).sum(1)
-    across = chosen @ distance.sum(1) - inside
-    outside = distance.sum() - 2 * across - inside
-    return 2 * across / (n * m) - inside / np.maximum(n * (n - 1), 1) - outside / (m * (m - 1))
+    return _energy(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
+
+
+def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.ndarray) -> float:
+    """Its mean over all ways to choose as many rows in each environment; ``chosen`` is ``(N,)``.
+
+    Not 0 where environments hold unequal shares of the chosen rows and of the others: they then differ by these.
+    """
+    member = (e == np.unique(e)[:, None]).astype(float)
+    n, size = member @ chosen, member.sum(1)
+    both = np.outer(n / size, n / size)  # probability that two rows, of two environments or of one, are chosen
+    np.fill_diagonal(both, n * (n - 1) / np.maximum(size * (size - 1), 1))
+    between = member @ distance @ member.T
+    touched = (n / size) @ between.sum(1)
+    return float(_energy(touched, (both * between).sum(), distance.sum(), n.sum(), len(e)))
+
+
+def _energy(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
+    """Energy distance of ``n`` rows of ``size`` to the others, from sums of distances: from them to all, among them.
+
+    The term of a side of one row is 0.
+    """
+    m, across = size - n, touched - inside
+    outside = total - 2 * across - inside
+    return 2 * across / (n * m) - inside / np.maximum(n * (n - 1), 1) - outside / np.maximum(m * (m - 1), 1)
 
 
 def _consistency(x: np.ndarray, e: np.ndarray, chosen: np.ndarray, total: np.ndarray, elsewhere: bool) -> float:
