@@ -237,6 +237,20 @@ def test_folds_are_no_seeds():
     assert one["difference"].to_list() == pytest.approx([0.05, 0])
 
 
+@pytest.mark.parametrize("lost", [slice(0, 1), slice(0, 9)])
+def test_what_is_left_of_lost_runs_is_no_mean(lost):
+    """Nor of lost folds: what has a score is what went well."""
+    frame = folds_of({"a": [0.9, 0.9], "b": [0.5, 0.6]})
+    frame.loc[frame.index[lost], "value"] = np.nan
+    for runs in (frame, frame.drop(columns="fold")):
+        found = summarise(runs, reference="b").set_index("representation")
+        assert found.loc["a", ["mean", "sd", "difference", "difference_sd", "p_value"]].isna().all()
+        assert found.loc["b", ["mean", "sd", "difference"]].notna().all()
+    assert found["n"].to_list() == [16, 16]
+    values = [("a", 0.9), ("a", np.nan), ("b", 0.5), ("b", 0.5)]
+    assert bold_cells([("y_probe_f1", name, str(i), value) for i, (name, value) in enumerate(values)]) == {(0, 1)}
+
+
 def test_frames_of_several_seeds_may_have_one_key():
     frames = [folds_of({"a": [value]}) for value in (0.5, 0.7)]
     other = pd.DataFrame({"metric": "ilisi", "representation": "a", "key": "a0", "value": [1.0, 3.0]})

@@ -58,7 +58,9 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
     Returns
     -------
     Frame ``metric, representation, mean, sd, n, chance``; ``n`` is the number of keys, and ``sd`` is NaN for a single
-    one. With ``reference`` also ``difference``, ``difference_sd`` and ``p_value``, the last two NaN for a single key.
+    one. Where the score of a key, or of one of its folds, is NaN, so is the mean: the runs of which there is a score
+    are the lucky ones. With ``reference`` also ``difference``, ``difference_sd`` and ``p_value``, the last two NaN for
+    a single key.
 
     Raises
     ------
@@ -75,7 +77,8 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
         frame = frame.assign(chance=np.nan)
     frame = _a_row_a_key(frame)
     grouped = frame.groupby(["metric", "representation"], sort=False)
-    found = grouped["value"].agg(mean="mean", sd="std", n="size").assign(chance=grouped["chance"].mean())
+    found = grouped["value"].agg(mean=_mean_of_all, sd="std", n="size").assign(chance=grouped["chance"].mean())
+    found["sd"] = found["sd"].mask(found["mean"].isna())
     if reference is not None:
         names = ["difference", "difference_sd", "p_value"]
         found[names] = [_against(frame, metric, name, reference) for metric, name in found.index]
@@ -90,7 +93,12 @@ def _a_row_a_key(frame: pd.DataFrame) -> pd.DataFrame:
     # frames of several seeds may have one key: a fold that comes again is of another run
     run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
     of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
-    return of_run[["value", "chance"]].mean().reset_index()
+    return of_run.agg({"value": _mean_of_all, "chance": "mean"}).reset_index()
+
+
+def _mean_of_all(values: pd.Series) -> float:
+    """NaN where one of them is: pandas would leave it out."""
+    return float(values.mean(skipna=False))
 
 
 def _against(frame: pd.DataFrame, metric: str, representation: str, reference: str) -> tuple[float, float, float]:
@@ -243,9 +251,6 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     ['overall', 'biology', 'batch']
     """
     mean, _, chance = _tables(frame, metrics)
-    of_score = [frame["representation"], frame["metric"]]
-    lost = frame["value"].isna().groupby(of_score).any().unstack(fill_value=True)
-    mean = mean.mask(lost.loc[mean.index, list(mean)])
     scaled = pd.DataFrame({m: _scaled(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
     scaled = scaled.dropna(axis=1, how="all")
     scaled = scaled.fillna(scaled.min())  # else what could not be measured would be left out, to the good

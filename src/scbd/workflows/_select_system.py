@@ -126,6 +126,7 @@ def select(
     ------
     ValueError
         If the system is not known, a setting cannot be used, or there is nothing to search; before anything is trained.
+        Or, after that, if each combination has a run whose accuracy is NaN.
 
     Warns
     -----

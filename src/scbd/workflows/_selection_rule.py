@@ -22,6 +22,18 @@ def best_setting(accuracy: pd.Series, setting: pd.Series) -> Any:
 
     Returns
     -------
-    The setting; of several that are equally good, the one that was tried first.
+    The setting; of several that are equally good, the one that was tried first. One with a run whose accuracy is NaN is
+    none of them, whatever its other runs do.
+
+    Raises
+    ------
+    ValueError
+        If each setting has a run whose accuracy is NaN.
     """
-    return accuracy.groupby(setting.to_numpy(), sort=False).mean().idxmax()
+    of_setting = accuracy.groupby(setting.to_numpy(), sort=False)
+    # those runs of a setting that were not lost are the lucky ones
+    mean = of_setting.mean().where(of_setting.count() == of_setting.size())
+    if mean.isna().all():
+        msg = f"Each of {len(mean)} settings has a run whose accuracy is NaN: there is nothing to choose by."
+        raise ValueError(msg)
+    return mean.idxmax()
