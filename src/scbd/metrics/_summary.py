@@ -53,7 +53,9 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
         averaged first: they share most of what was learned from, and are no seeds.
     reference
         A representation that the others are compared with, key by key: those of as many seeds as it, in their order, or
-        all with its one. The differences are then tested by a paired t test over seeds.
+        all with its one. The differences are then tested by a paired t test over seeds. A reference with one key counts
+        as known exactly, and has to be without seeds, as components of pixels are: of one that is trained, its one run
+        may be lucky, and p values are too small. Give it as many seeds.
 
     Returns
     -------
