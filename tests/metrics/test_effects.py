@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from scbd.metrics import perturbation_effects
 
 KEYS: dict[str, Any] = {"y_key": "y", "control": "DMSO"}
+# of rows that are independent, and more than wells would be
+MANY = pytest.mark.filterwarnings("ignore:Perturbations have .* rows in an environment")
 
 
 def table(y: np.ndarray, e: np.ndarray) -> AnnData:
@@ -72,6 +74,7 @@ def test_strong_and_consistent_are_told_apart():
     assert not called.loc["nothing"].any()
 
 
+@MANY
 def test_environments_explain_nothing():
     """A perturbation that is on one plate has the effect of the plate, unless labels are permuted within it."""
     rng = np.random.default_rng(0)
@@ -115,6 +118,7 @@ def test_p_values_are_those_of_chance():
         assert abs((found[name] <= 0.2).mean() - 0.2) < 0.12 and abs(found[name].mean() - 0.5) < 0.1
 
 
+@MANY
 def test_a_single_perturbation_is_consistent_beside_its_controls():
     rng = np.random.default_rng(0)
     y, e = np.repeat(["DMSO", "drug"], 40), np.arange(80) % 4
@@ -124,6 +128,7 @@ def test_a_single_perturbation_is_consistent_beside_its_controls():
     assert found["magnitude_p"] < 0.01 and found["consistency_p"] < 0.01
 
 
+@MANY
 def test_without_an_effect_p_values_are_even_however_environments_are_shared_out():
     """Perturbed rows are mostly in one environment, controls in others; and few controls have no sure mean."""
     rng = np.random.default_rng(0)
@@ -138,11 +143,22 @@ def test_without_an_effect_p_values_are_even_however_environments_are_shared_out
         assert np.abs([(values <= level).mean() - level for level in (0.1, 0.25, 0.5, 0.75)]).max() < 0.12
 
 
+@MANY
 def test_rows_that_are_used_are_counted():
     y = np.repeat(["DMSO", "few", "many"], [20, 5, 40])
     x = np.random.default_rng(0).normal(size=(65, 3))
     found = perturbation_effects(table(y, np.zeros(65)), x, max_cells=12, n_permutations=1, **KEYS)
     assert found["n"].to_dict() == {"few": 5, "many": 12}
+
+
+def test_cells_are_told_from_wells():
+    """By how many most perturbations have in an environment, however many controls and environments there are."""
+    y, e = np.repeat(["DMSO", "a", "b", "c"], [40, 18, 18, 80]), np.arange(156) % 2
+    x = np.random.default_rng(0).normal(size=(156, 3))
+    with pytest.warns(UserWarning, match=r"have 9 rows in an environment \(median\).* Average cells of an arrayed"):
+        perturbation_effects(table(y, e), x, e_key="e", n_permutations=1, **KEYS)
+    few = np.flatnonzero(~np.isin(np.arange(156), [40, 41, 58, 59]))
+    perturbation_effects(table(y[few], e[few]), x[few], e_key="e", n_permutations=1, **KEYS)
 
 
 def test_a_point_and_a_single_row():

@@ -26,7 +26,7 @@ def wells() -> AnnData:
 
 
 def of_effects(adata: AnnData, control: Any) -> np.ndarray:
-    return perturbation_effects(adata, "Z", y_key="y", control=control, n_permutations=5).to_numpy()
+    return perturbation_effects(adata, "Z", y_key="y", e_key="plate", control=control, n_permutations=5).to_numpy()
 
 
 def of_replicates(adata: AnnData, control: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # random assignments that are worked on at once
 _BLOCK = 100
+# rows of a perturbation in an environment: more wells of it are rarely on one plate, and fewer cells rarely in a well
+_MANY = 8
 
 
 def perturbation_effects(
@@ -48,7 +51,9 @@ def perturbation_effects(
     Parameters
     ----------
     adata
-        Wells, or cells.
+        Wells; or cells of a pooled screen. Rows are taken for independent: cells of an arrayed screen share what their
+        well adds, so that of perturbations that do nothing a third or more may have p < 0.05. Average these to wells
+        first (:func:`scbd.data.to_mantispy`).
     rep
         Key of ``obsm``, or an array ``(N, D)``, for example ``adata.X``.
     y_key
@@ -80,6 +85,11 @@ def perturbation_effects(
     ValueError
         If values are not finite, or there are fewer than two controls, or nothing but controls.
 
+    Warns
+    -----
+    UserWarning
+        If most perturbations have more than 8 rows in an environment, as cells have and wells rarely do.
+
     References
     ----------
     Székely and Rizzo (2013), Energy statistics. Celik et al. (2024), Building, benchmarking, and exploring perturbative
@@ -87,10 +97,11 @@ def perturbation_effects(
 
     Examples
     --------
-    >>> how = {"y_key": "gene", "control": "nontargeting", "n_permutations": 50}
-    >>> effects = scbd.metrics.perturbation_effects(adata, "X_scbd_c", e_key="well", **how)
+    >>> wells = scbd.datasets.simulated_profiles(40, 4, n_controls=16, n_features=16)
+    >>> how = {"y_key": "perturbation", "control": "control", "e_key": "plate", "n_permutations": 50}
+    >>> effects = scbd.metrics.perturbation_effects(wells, wells.X, **how)
     >>> effects[["magnitude", "consistency"]].shape
-    (4, 2)
+    (40, 2)
     """
     check_count("max_cells", max_cells)
     check_count("n_permutations", n_permutations)
@@ -100,6 +111,7 @@ def perturbation_effects(
     if is_control.sum() < 2 or is_control.all():
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)
+    _warn_of_cells(y[~is_control], e[~is_control])
     rng = np.random.default_rng(seed)
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))
@@ -111,6 +123,17 @@ def perturbation_effects(
         table[[name, f"{name}_p"]] = [of[i] for of in found]
         table[f"{name}_q"] = _q_values(table[f"{name}_p"].to_numpy())
     return table
+
+
+def _warn_of_cells(y: np.ndarray, e: np.ndarray) -> None:
+    typical = pd.DataFrame({"y": y, "e": e}).value_counts().median()
+    if typical > _MANY:
+        msg = (
+            f"Perturbations have {typical:g} rows in an environment (median), as cells have: p values take rows for "
+            "independent, which cells of one well are in a pooled screen only. Average cells of an arrayed screen to "
+            "wells first (scbd.data.to_mantispy); of wells on several plates, give the plate as e_key."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
 
 def _some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
