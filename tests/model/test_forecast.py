@@ -3,8 +3,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from conftest import make_cells
+from small_models import QUICK
 
+from scbd import SCBDModel
 from scbd.model._forecast import Forecast, cheaper_than, duration
 
 
@@ -47,10 +51,31 @@ def test_durations(seconds, words):
 
 
 def test_what_is_cheaper_depends_on_what_is_asked_for():
-    large = cheaper_than({"encoder": "auto", "style_target": "e", "image_size": None}, lambda name: "resnet18")
-    small = cheaper_than({"encoder": "auto", "style_target": None, "image_size": None}, lambda name: "small")
+    asked = {"encoder": "auto", "style_target": "e", "image_size": None}
+    large = cheaper_than(asked, lambda name: "resnet18", images=True)
+    small = cheaper_than(asked | {"style_target": None}, lambda name: "small", images=True)
     assert [part.split(" (")[0] for part in large] == [
         *("encoder='small'", "style_target=None", "a smaller image_size", "fewer max_steps")
     ]
     assert small == ["a smaller image_size", "fewer max_steps"]
-    assert cheaper_than({"n_latent": 8}, str) == ["fewer max_steps"]
+    assert cheaper_than({"n_latent": 8}, str, images=True) == ["fewer max_steps"]
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_only_images_have_a_size(images, monkeypatch):
+    named: list[str] = []
+
+    def prepare(*args: Any) -> Any:
+        named.extend(args[-1])
+        raise InterruptedError
+
+    monkeypatch.setattr("scbd.model._train.prepare", prepare)
+    cells = make_cells(48)
+    inputs: dict[str, Any] = {}
+    if not images:
+        cells.obsm["X"] = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+        inputs = {"obsm_key": "X"}
+    SCBDModel.setup_anndata(cells, "gene", "well", **inputs)
+    with pytest.raises(InterruptedError):
+        SCBDModel(cells, encoder="small" if images else "mlp", style_target=None).train(**QUICK)
+    assert named == ["a smaller image_size"] * images + ["fewer max_steps"]

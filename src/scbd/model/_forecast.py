@@ -58,14 +58,19 @@ class Forecast(Callback):
         return f"About {duration(a_step * n_left)} to go, {n_left:,} steps of {a_step:.2g} s.{cheaper}"
 
 
-def cheaper_than(given: Mapping[str, Any], encoder: Callable[[Any], Any]) -> list[str]:
-    """Arguments that take less time than those of a model; ``encoder`` says what ``"auto"`` stands for."""
+def cheaper_than(given: Mapping[str, Any], encoder: Callable[[Any], Any], *, images: bool) -> list[str]:
+    """Arguments that take less time than those of a model of images or of features.
+
+    ``encoder`` says what ``"auto"`` stands for.
+    """
     found = []
     if given.get("encoder") and encoder(given["encoder"]) in _LARGE:
         found.append("encoder='small' (of a ResNet-18, a ninth of the work)")
     if given.get("style_target"):
         found.append("style_target=None (no z_s, half of the work)")
-    return [*found, "a smaller image_size", "fewer max_steps"] if "image_size" in given else [*found, "fewer max_steps"]
+    if images and "image_size" in given:
+        found.append("a smaller image_size")
+    return [*found, "fewer max_steps"]
 
 
 def duration(seconds: float) -> str:

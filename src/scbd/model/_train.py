@@ -88,6 +88,7 @@ class TrainMixin(OfWeightsMixin):
         init_params_: dict[str, Any]
         _require: Any
         _encoder: Any
+        _inputs: Any
         _registered: Any
         _source: Any
         _codes: Any
@@ -168,7 +169,8 @@ class TrainMixin(OfWeightsMixin):
         how = {**self._plan_settings, **settings.plan}
         head = self._head_beside(settings, data.seed) if contrastive else None
         plan = self._plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
-        cheaper = cheaper_than(self.init_params_["non_kwargs"], self._encoder) if contrastive else []
+        asked, images = self.init_params_["non_kwargs"], self._inputs.image_key is not None
+        cheaper = cheaper_than(asked, self._encoder, images=images) if contrastive else []
         run = prepare(plan, data, settings, state, Hardware(accelerator, devices, precision), cheaper)
         self.trainer = run.trainer
         run.trainer._model = self  # type: ignore[attr-defined]  # where callbacks of scvi-tools look for it
