@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scbd.metrics._retrieval_result import Retrieval
-from scbd.metrics._scored import Scored, probe_scores, retrieval_scores
+from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
+from scbd.metrics._scored import Scored, probe_scores, replicate_scores, retrieval_scores
 
 
 def means(values: np.ndarray, seed: int = 0, units: np.ndarray | None = None) -> Scored:
@@ -85,3 +85,12 @@ def test_without_draws_or_with_one_unit_nothing_is_known():
         assert np.isnan([*score.interval(0.95), score.minus(score).p_value()]).all()
     same = means(np.full(4, 0.5))
     assert same.minus(same).p_value() == 1 and same.minus(means(np.full(4, 0.4))).p_value() == 0
+
+
+def test_what_is_beyond_the_floor_by_chance_is_that_of_the_design():
+    """Scores that are those of chance come to it, however many wells perturbations and controls have."""
+    columns = ["average_precision", "chance", "q_value"]
+    table = pd.DataFrame([[0.3, 0.3, 1.0], [0.1, 0.1, 1.0]], columns=columns)
+    controls = pd.DataFrame([[0.05, 0.05, 1.0]], columns=columns)
+    score = replicate_scores(ReplicateRetrieval(table, floor_table=controls), 0, 0)["floor_corrected"]
+    assert score.chance == pytest.approx(score.value) and score.chance == pytest.approx(0.15 / 0.95)

@@ -127,10 +127,16 @@ def replicate_scores(found: ReplicateRetrieval, n_bootstrap: int, seed: int) -> 
     scores = retrieval_scores(found, n_bootstrap, seed)
     if len(found.floor_table):
         scores["floor"] = _mean(found.floor_table, n_bootstrap, seed)
-        scores["floor_corrected"] = Scored(found.floor_corrected, 0.0)
+        scores["floor_corrected"] = Scored(found.floor_corrected, _floor_corrected_chance(found))
     if len(found.cross_position_table):
         scores["cross_position"] = _mean(found.cross_position_table, n_bootstrap, seed)
     return scores
+
+
+def _floor_corrected_chance(found: ReplicateRetrieval) -> float:
+    """Of noise: not 0 where perturbations and positions of controls have unequal numbers of wells to find."""
+    floor = float(found.floor_table["chance"].mean())
+    return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
 
 
 def prefixed(prefix: str, scores: Mapping[str, Scored]) -> dict[str, Scored]:
