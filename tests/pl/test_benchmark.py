@@ -78,6 +78,37 @@ def test_biology_stands_against_batch():
     assert (up, across) == pytest.approx((0.1, 0.03))
 
 
+def test_keys_without_one_of_the_two_metrics_are_left_out():
+    ours_b, other = (frame()["key"] == "b") & (frame()["metric"] == "e_probe_f1"), frame()["key"] == "c"
+    ax = pl.biology_against_batch(frame()[~ours_b])
+    assert [line.get_xydata().tolist() for line in ax.lines if line.get_markersize() == 8] == [
+        [[0.1, 0.5]],
+        [[0.9, 0.2]],
+    ]
+    ax = pl.biology_against_batch(frame()[~(other & (frame()["metric"] == "relationship_area"))])
+    assert ax.get_legend_handles_labels()[1] == ["ours"]
+    with pytest.raises(ValueError, match="No embedding of the frame has both 'relationship_area' and 'e_probe_f1'"):
+        pl.biology_against_batch(
+            frame()[~ours_b & ~(frame()["metric"].eq("relationship_area") & (frame()["key"] != "b")) & ~(other)]
+        )
+
+
+def many(n: int, name: str = "embedding {}, corrected") -> pd.DataFrame:
+    return pd.concat(
+        [frame().query("key == 'a'").assign(representation=name.format(i), key=str(i)) for i in range(n)],
+        ignore_index=True,
+    )
+
+
+@pytest.mark.parametrize("n", [7, 21, 40])
+def test_the_legend_of_many_is_within_the_figure(n):
+    ax = pl.biology_against_batch(many(n))
+    figure = ax.figure
+    figure.canvas.draw()
+    legend = ax.get_legend().get_window_extent()
+    assert legend.y0 >= 0 and legend.y1 <= figure.bbox.height
+
+
 def test_a_ranking_is_a_table_of_colours():
     ranked = pd.DataFrame(
         {"overall": [0.9, 0.1], "relationship_recall (corum)": [1.0, -0.2], "ilisi": [np.nan, 0.5]},

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _COLOR = "#0072B2"
 _FEW = 7
+# in inches, of a name in a legend
+_NAME_HEIGHT = 0.2
 
 
 def benchmark(
@@ -77,7 +79,7 @@ def biology_against_batch(
     ----------
     frame
         From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a small dot, their mean a
-        large one.
+        large one. Keys without one of the two metrics are left out.
     biology, batch
         Metrics of the two axes, see :func:`benchmark`.
     ax
@@ -90,7 +92,7 @@ def biology_against_batch(
     Raises
     ------
     ValueError
-        If a metric is not in the frame.
+        If a metric is not in the frame, or no key has both.
 
     Examples
     --------
@@ -102,10 +104,16 @@ def biology_against_batch(
 
     biology = _biology(frame, biology)
     up, across = (_rows(frame, metric) for metric in (biology, batch))
+    each = ["representation", "key"]  # one dot
+    both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across"))
+    if both.empty:
+        msg = f"No embedding of the frame has both {biology!r} and {batch!r}: draw metrics that one of them has."
+        raise ValueError(msg)
+    names = [name for name in dict.fromkeys(frame["representation"]) if (both["representation"] == name).any()]
     if ax is None:
-        _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
-    for i, name in enumerate(dict.fromkeys(frame["representation"])):
-        y, x = (rows.loc[rows["representation"] == name, "value"].to_numpy() for rows in (up, across))
+        _, ax = plt.subplots(figsize=(4.6, max(3.6, _NAME_HEIGHT * len(names) + 0.4)), layout="constrained")
+    for i, name in enumerate(names):
+        y, x = both.loc[both["representation"] == name, ["value_up", "value_across"]].to_numpy().T
         how = look(i)._replace(ls="")._asdict()
         if len(x) > 1:
             ax.plot(x, y, **how, ms=3, alpha=0.5)
