@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,10 +13,13 @@ import pytest
 import torch
 from anndata import AnnData
 from conftest import make_cells
+from hypothesis import given
+from hypothesis import strategies as st
 from small_models import QUICK, make_model
 from torch import nn
 
 from scbd import SCBDModel
+from scbd.model._health import environment_left
 
 
 class Noise(nn.Module):
@@ -108,3 +113,11 @@ def test_environments_that_auto_left_are_told_of(caplog, shown, alpha, told):
         model.train(**QUICK | {"max_steps": 5})
     assert (model.health["environment_c"] > 5) == bool(shown)
     assert ("z_c still shows its environments" in caplog.text) == told
+
+
+@given(ended=st.floats(0, 0.05))
+def test_alphas_to_compare_are_above_that_of_auto(ended):
+    health = {"collapsed": 0.0, "environment_c": 9.0, "final_alpha": ended}
+    told = environment_left(health, SimpleNamespace(alpha_rule="auto"))  # type: ignore[arg-type]
+    one, two = (float(found) for found in re.findall(r"alpha=([\d.]+\d)", told))
+    assert ended < one < two

@@ -24,6 +24,8 @@ _BY_HEART = 0.05
 _FEW_STEPS = 200
 # standard errors of a batch beyond which an environment is seen
 _SEEN = 5.0
+# that are worth a comparison, and how many times that of alpha="auto", 0.05 at most, the first of them is
+_WEIGHTS, _MORE = (0.003, 0.01, 0.03, 0.1, 0.3), 1.5
 # training batches, as far as they are logged, over which that is averaged
 _LAST = 5
 # cells in a forward pass
@@ -109,10 +111,12 @@ def environment_left(health: dict[str, float], module: SCBDModule) -> str:
     """What ``alpha="auto"`` held back for and what to do; nothing if z_c alive is blind to its environments."""
     if module.alpha_rule is None or health["collapsed"] or health["environment_c"] < _SEEN:
         return ""
+    ended = health["final_alpha"]
+    gentle, strong = [alpha for alpha in _WEIGHTS if alpha > _MORE * ended][:2]
     return (
         f"z_c still shows its environments, by {health['environment_c']:.0f} standard errors of a batch (by "
-        f"chance -2 to 2): alpha='auto' ended at {health['final_alpha']:.2g}. If they should go, compare "
-        f"alpha={GENTLE_ALPHA / 3:.1g} and alpha={GENTLE_ALPHA:g}, and what they cost in learned_c."
+        f"chance -2 to 2): alpha='auto' ended at {ended:.2g}. If they should go, compare alpha={gentle:g} and "
+        f"alpha={strong:g}, and what they cost in learned_c."
     )
 
 
