@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
 from scbd.metrics._retrieval_result import ReplicateRetrieval, Retrieval
 from scbd.metrics._scored import Scored, probe_scores, replicate_scores, retrieval_scores
@@ -78,6 +79,25 @@ def test_the_f1_of_a_probe_lies_in_its_interval(n_wells):
         found = probe_scores(z, gene, n_bootstrap=100, seed=0, **how)[score]
         low, high = found.interval(0.95)
         assert low < found.value < high and high - low < 0.5
+
+
+@pytest.mark.parametrize("n_wells", [2, 5])
+@pytest.mark.parametrize("right", [True, False])
+def test_a_probe_that_is_always_right_or_wrong_is_not_sure_of_it(n_wells, right):
+    """All resamples are the score itself, and its interval had no width."""
+    gene, well = np.tile(np.repeat([0, 1], 10), n_wells * 2), np.repeat(np.arange(n_wells * 4), 10)
+    is_train = well < n_wells * 2
+    z = np.eye(2)[np.where(is_train | right, gene, 1 - gene)]
+    how = {"kind": "linear", "groups": well, "train": is_train, "max_cells": None}
+    scores = probe_scores(z, gene, n_bootstrap=20, seed=0, **how)
+    n_tested = n_wells * 2
+    found = scores["accuracy"]
+    assert found.value == right
+    low, high = found.interval(0.95)
+    expected = scipy.stats.binomtest(n_tested * right, n_tested).proportion_ci(0.95, method="exact")
+    assert (low, high) == pytest.approx((expected.low, expected.high))
+    for other in (scores["f1"], found.minus(found), Scored(0.5, 0.5, np.full(9, 0.5), 4, True, True)):
+        assert np.isnan(other.interval(0.95)).all()
 
 
 def test_without_draws_or_with_one_unit_nothing_is_known():

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # chance of the areas of a curve that no label is hit by
 _EVEN = 0.5
 _TAIL = 0.05
+# draws that differ by less are equal
+_ROUNDING = 1e-12
 _NO_DRAWS = np.empty(0)
 
 
@@ -45,23 +47,31 @@ class Scored(NamedTuple):
     """How many there are of what is drawn."""
     is_mean: bool = False
     """Whether it is a mean of what is drawn, or nearly so: how sure it is, Student's t says."""
+    is_share: bool = False
+    """Whether it is the share of what is drawn that is right: how sure 0 and 1 are, the binomial distribution says."""
 
     def interval(self, level: float) -> tuple[float, float]:
         """Ends of the confidence interval; NaN where nothing was drawn, or one unit is all there is.
 
         Resamples of a mean give its standard error, never their own quantiles: of few units, no resample is beyond the
-        largest of them, and an F1 loses labels that were not drawn, so that its resamples are low.
+        largest of them, and an F1 loses labels that were not drawn, so that its resamples are low. Where no resample
+        differs from another they give none: a share of 0 or 1 then has the bound of Clopper and Pearson, and all else
+        NaN.
         """
         if not len(self.draws) or self.n_units <= 1:
             return np.nan, np.nan
         if not self.is_mean:
             return interval(self.draws, level, self.n_units)
+        if np.ptp(self.draws) < _ROUNDING:
+            return self._exact(level)
         wide = float(stats.t.ppf((1 + level) / 2, self.n_units - 1)) * self._error
         return self.value - wide, self.value + wide
 
     def minus(self, other: Scored) -> Scored:
         """The difference, over the same resamples."""
-        return self._replace(value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws)
+        return self._replace(
+            value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws, is_share=False
+        )
 
     def p_value(self) -> float:
         """Of a difference that is 0 in truth, two-sided."""
@@ -72,6 +82,13 @@ class Scored(NamedTuple):
         if self.value == 0:
             return 1.0
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
+
+    def _exact(self, level: float) -> tuple[float, float]:
+        """Ends of the interval of a share of which all units, or none, are right."""
+        if not self.is_share or self.value not in (0, 1):
+            return np.nan, np.nan
+        most = 1 - ((1 - level) / 2) ** (1 / self.n_units)
+        return (0.0, float(most)) if self.value == 0 else (float(1 - most), 1.0)
 
     @property
     def _error(self) -> float:
@@ -101,7 +118,7 @@ def probe_scores(embedding: Any, labels: np.ndarray, *, n_bootstrap: int, seed: 
     draws = found.resampled(n_bootstrap, seed) if n_bootstrap else {}
     n_units = len(np.unique(found.units))
     return {
-        name: Scored(value, chance.get(name, np.nan), draws.get(name, _NO_DRAWS), n_units, is_mean=True)
+        name: Scored(value, chance.get(name, np.nan), draws.get(name, _NO_DRAWS), n_units, True, name == "accuracy")
         for name, value in found.scores.items()
         if name != "chance_f1"
     }
