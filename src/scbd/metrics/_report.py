@@ -119,10 +119,13 @@ def benchmark(
     n_bootstrap
         Resamples for confidence intervals: of complexes for relations, of whole mechanisms for retrieval of these, of
         perturbations for that of replicates, of what was held out for the F1 and accuracy of probes. They say what
-        other complexes or cells would have given, not another training seed. 200 are enough; with five thousand genes
-        they take a minute an embedding. Intervals and p values of probes and retrieval are those of Student's t for as
-        many units as were drawn, with the standard error of the resamples; for those of relations see
-        :func:`relationship_interval`.
+        other complexes or cells would have given, not another training seed. Those of probes hold for the probes as
+        they were trained, and not for others that learn from other cells: of labels with a few cells, intervals of the
+        F1 are too narrow and p values too small, so read the accuracy. 200 are enough; with five thousand genes they
+        take a minute an embedding. Intervals and p values of probes and retrieval are those of Student's t for as many
+        units as were drawn, with the standard error of the resamples; for those of relations see
+        :func:`relationship_interval`. NaN where nothing drawn differs, but for an accuracy of 0 or 1, which has the
+        bound of Clopper and Pearson.
     reference
         A representation that all are compared with, over the same resamples: its keys with theirs in their order, or
         its only key with all.
