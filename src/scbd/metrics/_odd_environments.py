@@ -38,9 +38,11 @@ def odd_environments(
 
     The distance is that of the mean of its cells from the median, component by component, of the means of the other
     environments, less what so few cells are away by chance (squares are subtracted); it is negative where they are
-    nearer than chance alone puts them, as about half are if no environment differs. The score compares distances with
-    each other: :math:`(d - \mathrm{median}) / (1.4826\, \mathrm{MAD})`. Plates differ in clusters, so that scores of 5
-    or 10 are common, and there is no threshold: look at the images of the first rows.
+    nearer than chance alone puts them, as about half of many environments are if none differs, and few of a few. The
+    score compares distances with each other: :math:`(d - \mathrm{median}) / (1.4826\, \mathrm{MAD})`. Plates differ in
+    clusters, so that scores of 5 or 10 are common, and there is no threshold: look at the images of the first rows.
+    What chance adds is subtracted on average, and scatters the more the fewer cells there are: an environment of a
+    few cells beside large ones may come first without being odd (see ``n_cells``).
 
     Give it r_c (``get_latent_representation(representation="intermediate")``). z_s is of no use here: it puts a well
     that it has never seen near one that it has (:doc:`/archive/lab_book`, 40).
