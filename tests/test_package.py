@@ -33,8 +33,8 @@ ROOMS = {
     "_numbers": {"_labels", "_messages"},
     "nn": {"_checks", "_linear_maps", "_sizes"},
     "data": {
-        *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_messages", "_numbers", "_progress", "_sizes"),
-        "_threads",
+        *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_linear_maps", "_messages", "_numbers"),
+        *("_progress", "_sizes", "_threads"),
     },
     "metrics": {
         *("_checks", "_keys", "_labels", "_linear_maps", "_measure_names", "_messages", "_numbers", "_threads"),
