@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -41,3 +42,12 @@ def test_names_of_tables(tmp_path):
         read_frame(tmp_path / "a.txt")
     with pytest.raises(FileNotFoundError, match="There is no file"):
         read_frame(tmp_path / "a.csv")
+
+
+def test_parquet_without_pyarrow_is_told_what_to_install(tmp_path, monkeypatch):
+    path = tmp_path / "wells.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for read in (read_frame, head_of):
+        with pytest.raises(ImportError, match=r"wells.parquet is read by pyarrow: pip install pyarrow, or save"):
+            read(path)

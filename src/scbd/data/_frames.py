@@ -51,10 +51,13 @@ def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
     check_file(where)
     try:
         if where.suffix.lower() == ".parquet":
+            try:
+                import pyarrow.parquet
+            except ImportError as error:
+                msg = f"{where} is read by pyarrow: pip install pyarrow, or save the table as .csv."
+                raise ImportError(msg) from error
             if n_rows is None:
                 return pd.read_parquet(where)
-            import pyarrow.parquet
-
             with pyarrow.parquet.ParquetFile(where) as file:
                 return next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
         name = where.name.lower()
