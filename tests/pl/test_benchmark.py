@@ -81,10 +81,8 @@ def test_biology_stands_against_batch():
 def test_keys_without_one_of_the_two_metrics_are_left_out():
     ours_b, other = (frame()["key"] == "b") & (frame()["metric"] == "e_probe_f1"), frame()["key"] == "c"
     ax = pl.biology_against_batch(frame()[~ours_b])
-    assert [line.get_xydata().tolist() for line in ax.lines if line.get_markersize() == 8] == [
-        [[0.1, 0.5]],
-        [[0.9, 0.2]],
-    ]
+    large = [np.asarray(line.get_xydata()).tolist() for line in ax.lines if line.get_markersize() == 8]
+    assert large == [[[0.1, 0.5]], [[0.9, 0.2]]]
     ax = pl.biology_against_batch(frame()[~(other & (frame()["metric"] == "relationship_area"))])
     assert ax.get_legend_handles_labels()[1] == ["ours"]
     with pytest.raises(ValueError, match="No embedding of the frame has both 'relationship_area' and 'e_probe_f1'"):
@@ -105,8 +103,10 @@ def test_the_legend_of_many_is_within_the_figure(n):
     ax = pl.biology_against_batch(many(n))
     figure = ax.figure
     figure.canvas.draw()
-    legend = ax.get_legend().get_window_extent()
-    assert legend.y0 >= 0 and legend.y1 <= figure.bbox.height
+    legend = ax.get_legend()
+    assert legend is not None
+    place = legend.get_window_extent()
+    assert place.y0 >= 0 and place.y1 <= figure.bbox.height
 
 
 def test_a_ranking_is_a_table_of_colours():

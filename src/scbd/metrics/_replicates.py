@@ -45,9 +45,9 @@ def replicate_retrieval(
     how far: controls are scored as if each position were a perturbation, against controls at other positions. It is
     what a perturbation without effect gets, if the embedding was not trained on it: of trained ones an encoder knows
     the label by heart, and neither the floor nor q values show that. An embedding with a higher score *and* a higher
-    floor has learned positions. **Across positions**, where some perturbations have several, position cannot help: wells of the same
-    perturbation at another position and environment are looked for among the wells of all other perturbations, of all
-    environments that it is in.
+    floor has learned positions. **Across positions**, where some perturbations have several, position cannot help:
+    wells of the same perturbation at another position and environment are looked for among the wells of all other
+    perturbations, of all environments that it is in.
 
     Parameters
     ----------

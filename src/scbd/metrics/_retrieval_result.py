@@ -100,7 +100,7 @@ class ReplicateRetrieval(Retrieval):
 
     @property
     def floor(self) -> float:
-        """Mean average precision of positions of controls: of what has no effect and was not trained on; or NaN."""
+        """Mean average precision of positions of controls, as of what has no effect and was not trained on; or NaN."""
         return _mean(self.floor_table, "average_precision")
 
     @property
