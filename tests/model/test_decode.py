@@ -12,7 +12,6 @@ from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
 from scbd.model import TrainingDiverged
 from scbd.model._reconstruction import Reconstruction
-from scbd.nn import Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has collapsed")
 
@@ -241,21 +240,6 @@ def test_gaussian_targets_are_standardised_and_come_back():
     assert model.reconstruct().mean() == pytest.approx(model.get_intensities().mean(), abs=0.5)
 
 
-def test_intensities_undo_the_standardisation():
-    images = torch.randint(0, 256, (5, 2, 8, 8), dtype=torch.uint8)
-    preprocess = Preprocess((2, 8, 8), "uint8")
-    preprocess.fit([images])
-    torch.testing.assert_close(preprocess.intensities(preprocess(images)), images / 255)
-
-
-def test_cells_are_as_they_are_before_and_after_training():
-    model = make_model(augment=True)
-    pixels = model.adata.obsm["single_cell_images"] / np.float32(255)
-    np.testing.assert_allclose(model.get_intensities(), pixels, atol=1e-6)  # not turned, as training images are
-    model.train(**QUICK)
-    np.testing.assert_allclose(model.get_intensities(), pixels, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_by_default_the_likelihood_is_one_of_the_intensities(dtype):
     """Scaled floats are what they were, and may be beyond 1."""
@@ -349,10 +333,6 @@ def test_what_is_not_finite_makes_no_picture(decoded):
     z[1][[4, 9]] = np.nan
     with pytest.raises(ValueError, match=r"to decode are NaN or infinite in 2 rows \(4, 9\)"):
         decoded.decode(*z)
-    model, cells = make_model(make_cells(dtype="float32")), make_cells(dtype="float32")
-    cells.obsm["single_cell_images"][7] = np.inf
-    with pytest.raises(ValueError, match=r"Images of 1 of 2 cells .* \(rows 7\)"):
-        model.get_intensities(cells, [3, 7])
 
 
 def test_bernoulli_needs_the_unit_interval():

@@ -25,6 +25,13 @@ def test_intensity(dtype, intensity, expected):
     np.testing.assert_allclose(ours.numpy(), expected(images.astype(np.float64)), rtol=1e-6)
 
 
+def test_intensities_undo_the_standardisation():
+    images = torch.randint(0, 256, (5, 2, 8, 8), dtype=torch.uint8)
+    preprocess = Preprocess((2, 8, 8), "uint8")
+    preprocess.fit([images])
+    torch.testing.assert_close(preprocess.intensities(preprocess(images)), images / 255)
+
+
 @pytest.mark.parametrize("standardize", [True, False])
 def test_intensities_are_scaled_again_and_left_as_they_are(standardize):
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (9, 2, 5, 5)).astype("uint8"))

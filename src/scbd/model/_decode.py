@@ -11,12 +11,10 @@ import torch
 
 from scbd._checks import check_weight, count_or
 from scbd._messages import head
-from scbd.data import read_tensor
 from scbd.model._embed import row_numbers
-from scbd.model._forward import check_finite_inputs
+from scbd.model._intensities import IntensitiesMixin
 from scbd.model._reconstruction import Reconstruction
 from scbd.model._settings import TrainSettings
-from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
     from scbd.nn import Likelihood
 
 _PREFIX = "decoder_"
-_BLOCK, _CELLS = 512, 256
+_CELLS = 256
 # lengths of embeddings that a decoder knows are 1 but for rounding
 _OFF_THE_SPHERE = 0.01
 # of a run that trains a decoder: its rate, and cells a batch on frozen blocks, which need no partners
 _LR, _FROZEN_CELLS = 1e-3, 128
 
 
-class DecodeMixin(TrainMixin):
+class DecodeMixin(IntensitiesMixin):
     """Gives an image model :meth:`train_decoder`, :meth:`reconstruct`, :meth:`swap_blocks` and :meth:`decode`."""
 
     decoder_settings_: dict[str, Any]
@@ -138,39 +136,6 @@ class DecodeMixin(TrainMixin):
             self.history_ = (self.history_ or {}) | run.history.frames(prefix=_PREFIX)
             if run.error is not None:
                 raise run.error
-
-    def get_intensities(
-        self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
-    ) -> np.ndarray:
-        """Cells as they are, in the units of :meth:`reconstruct`, to compare with.
-
-        Parameters
-        ----------
-        adata
-            Cells; the training data by default.
-        indices
-            Rows, in this order; all by default.
-
-        Returns
-        -------
-        float32 ``(len(indices), C, H, W)`` of images, ``(len(indices), F)`` of features.
-
-        Raises
-        ------
-        ValueError
-            If an index is out of range, or pixels are not finite.
-        """
-        source, preprocess = self._source(self._require(adata)), self.module.preprocess
-        rows = row_numbers(indices, source.shape[0])
-        rows = np.arange(source.shape[0]) if rows is None else rows
-        images = np.empty((len(rows), *preprocess.output_shape), dtype=np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(rows), _BLOCK):
-                part = slice(start, start + _BLOCK)
-                stored = read_tensor(source, rows[part]).to(self.module.device)
-                check_finite_inputs(stored, rows[part])
-                images[part] = preprocess.measured(stored).cpu().numpy()
-        return images
 
     def reconstruct(
         self,
@@ -346,10 +311,3 @@ class DecodeMixin(TrainMixin):
         self.decoder_settings_ = {}
         if self.history_:
             self.history_ = {name: frame for name, frame in self.history_.items() if not name.startswith(_PREFIX)}
-
-    def _beyond_unit_interval(self) -> str:
-        """How far intensities of some cells, drawn from all, leave the unit interval; nothing if they do not."""
-        n = self._source(self._require(None)).shape[0]
-        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:_BLOCK]))
-        low, high = float(values.min()), float(values.max())
-        return f"these reach from {low:.3g} to {high:.3g}" if low < -1e-4 or high > 1 + 1e-4 else ""
