@@ -145,12 +145,10 @@ def infer_environments(
     inputs = Inputs.found(adata, image_key, layer, obsm_key, channels)
     statistics = _statistics(inputs.source(adata), inputs.where)
     apart = _without_means(statistics, codes)
-    # each by its own values: some features have small units
-    apart = apart[:, inverse_of_varying(apart[learned].std(0), statistics[learned]) > 0]
     rng = np.random.default_rng(seed)
     rows = rng.permutation(np.flatnonzero(learned))[:_MOST_CELLS]
     n_tested = max(1, round(_TESTED * len(rows)))
-    space, spread = _whitened(apart, rows[n_tested:], inputs.where)
+    space, spread = _whitened(apart, statistics, rows[n_tested:], inputs.where)
     mixture = _mixture(space[rows[n_tested:]], spread, n_environments, seed)
     single = _gaussian(1).fit(space[rows[n_tested:]])
     gains = mixture.score_samples(space[rows[:n_tested]]) - single.score_samples(space[rows[:n_tested]])
@@ -226,13 +224,14 @@ def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.nd
     return left
 
 
-def _whitened(apart: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _whitened(apart: np.ndarray, statistics: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """All cells on the principal axes of some, each of variance 1 there; and the standard deviation that it had."""
-    apart = apart[:, apart[rows].std(0) > 0]
-    if not apart.shape[1]:
+    scale = apart[rows].std(0)
+    varies = inverse_of_varying(scale, statistics[rows]) > 0  # each by its own values: some have small units
+    if not varies.any():
         msg = f"All cells have the same {where} at equal label: there is nothing to tell environments by."
         raise ValueError(msg)
-    apart = apart / apart[rows].std(0)
+    apart = apart[:, varies] / scale[varies]
     values, vectors = np.linalg.eigh(np.cov(apart[rows], rowvar=False).reshape(apart.shape[1], -1))
     kept = np.flatnonzero(values > _SMALL * values[-1])[::-1][:_MOST_AXES]
     spread = np.sqrt(values[kept])
