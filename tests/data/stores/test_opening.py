@@ -164,8 +164,14 @@ def test_a_zarr_store_is_opened_where_it_is(tmp_path):
 def test_zarr_of_an_older_format_is_not_opened(tmp_path):
     """Its filters may be Python's pickle, which runs code when it is read."""
     zarr.create_group(tmp_path / "old.zarr", zarr_format=2)
-    with pytest.raises(ValueError, match="of format 2, which AnnData before 0.13 writes.*zarr_write_format = 3"):
+    told = "of format 2, which AnnData before 0.13 writes.*zarr_write_format = 3"
+    with pytest.raises(ValueError, match=told) as of_images:
         open_screen(tmp_path / "old.zarr")
+    assert "write_screen(" in str(of_images.value)
+    for where in ({"layer": "X"}, {"obsm_key": "dino"}):  # write_screen writes images alone
+        with pytest.raises(ValueError, match=told) as of_features:
+            open_screen(tmp_path / "old.zarr", **where)
+        assert "write_zarr(" in str(of_features.value) and "write_screen" not in str(of_features.value)
     (tmp_path / "empty.zarr").mkdir()
     with pytest.raises(ValueError, match="is no Zarr store of format 3"):
         open_screen(tmp_path / "empty.zarr")

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 # beside images, what of an AnnData is read
 _TABLES = ("obs", "var", "uns")
+# what to do with a store of format 2, which another tool is needed to read
+_CONVERT_IMAGES = "convert it: scbd.data.write_screen(new_path, anndata.read_zarr(path), y_key=…), or write it again"
+_CONVERT_FEATURES = "write it again: anndata.read_zarr(path).write_zarr(new_path)"
 # what is loaded for want of another way may take so much of the memory that is free
 _MEMORY_SHARE = 0.5
 
@@ -109,7 +112,7 @@ def open_features(path: str | os.PathLike[str] | Store, layer: str | None, obsm_
     from anndata.io import read_elem
 
     place = f"obsm/{obsm_key}" if layer is None else "X" if layer == "X" else f"layers/{layer}"
-    group = _opened(path)
+    group = _opened(path, _CONVERT_FEATURES)
     if place not in group:
         msg = f"{path} has no {place} (its parts: {', '.join(_parts_of(group))})."
         raise KeyError(msg)
@@ -186,7 +189,7 @@ def open_tables(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[d
 
 def open_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[h5py.File | zarr.Group, Images]:
     """A store as it is, and its images."""
-    group = _opened(path)
+    group = _opened(path, _CONVERT_IMAGES)
     images: Any = _images(group, path, image_key)
     if isinstance(images, h5py.Dataset):
         return group, images if offset_of(images) is None else mapped(images)
@@ -196,8 +199,8 @@ def open_store(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[h5
     return group, guarded(images)
 
 
-def _opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
-    """A store as it is, held to what lies inside of it."""
+def _opened(path: str | os.PathLike[str] | Store, convert: str) -> h5py.File | zarr.Group:
+    """A store as it is, held to what lies inside of it; ``convert``: what to do with one of Zarr's format 2."""
     from zarr.storage import LocalStore
 
     if isinstance(path, LocalStore):
@@ -205,17 +208,17 @@ def _opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
     elif isinstance(path, str):
         path = path.removeprefix("file://")
     if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
-        return _open_zarr(path)
+        return _open_zarr(path, convert)
     path = Path(path)
     if path.exists() and (kind := kind_of(path)).name not in ("anndata", "unknown"):
         raise ValueError(taken_elsewhere(path, kind))
     if not path.is_dir():
         return open_h5(path)
     check_inside(path)
-    return _open_zarr(path)
+    return _open_zarr(path, convert)
 
 
-def _open_zarr(path: str | os.PathLike[str] | Store) -> zarr.Group:
+def _open_zarr(path: str | os.PathLike[str] | Store, convert: str) -> zarr.Group:
     import zarr
 
     try:
@@ -228,9 +231,8 @@ def _open_zarr(path: str | os.PathLike[str] | Store) -> zarr.Group:
         else:
             msg = (
                 f"{path} is a Zarr store of format 2, which AnnData before 0.13 writes by default; scbd reads format "
-                "3. If the store is yours, convert it: scbd.data.write_screen(new_path, anndata.read_zarr(path), "
-                "y_key=…), or write it again after anndata.settings.zarr_write_format = 3. (Format 2 from elsewhere "
-                "can hold code that runs when it is read.)"
+                f"3. If the store is yours, {convert} after anndata.settings.zarr_write_format = 3. (Format 2 from "
+                "elsewhere can hold code that runs when it is read.)"
             )
         raise ValueError(msg) from error
 
