@@ -85,6 +85,24 @@ def test_rows_of_the_training_are_not_handed_out_for_other_cells_without_a_word(
     assert "the split is a new one" not in caplog.text
 
 
+@pytest.mark.parametrize("how", ["subset", "sorted"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_cells_that_are_taken_out_in_place_are_others(trained, tmp_path, how, loaded):
+    """As scanpy's filters do: the model holds the same table, and other cells."""
+    model = trained
+    if loaded:
+        trained.save(tmp_path / "model")
+        model = SCBDModel.load(tmp_path / "model", make_cells())
+    rows = model.train_indices
+    model.adata.obs_names = [f"new name of {name}" for name in model.adata.obs_names]
+    assert model.train_indices is rows
+    model.adata._inplace_subset_obs(np.arange(96)[::-1] if how == "sorted" else np.arange(96) > 5)
+    with pytest.warns(UserWarning, match="train_indices are rows of the table that the model was trained on"):
+        assert model.train_indices is rows
+    model.adata = make_cells()
+    assert model.train_indices is rows
+
+
 def test_load_without_data(trained, tmp_path):
     trained.save(tmp_path / "model")
     model = SCBDModel.load(tmp_path / "model", adata=False)

@@ -30,7 +30,7 @@ def _of_training(name: str, what: str) -> property:
     """Rows of the table that was trained on, which may be another than the one that is attached."""
 
     def get(model: ImageModel) -> np.ndarray:
-        if model._has_other_cells:
+        if model._has_others():
             msg = (
                 f"{name} are rows of the table that the model was trained on, and the cells attached now are others, "
                 "or in another order: look the cells up by their names in that table."

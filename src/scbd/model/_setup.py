@@ -30,6 +30,7 @@ from scbd.model._shifts import warn_if_shifted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pandas as pd
     from anndata import AnnData
 
     from scbd.data import ImageSource
@@ -41,8 +42,9 @@ class SetupMixin(RegistryMixin):
 
     # whether its objective takes several environments of a cell side by side
     _side_by_side: ClassVar[bool] = False
-    # whether others are attached than those it was trained on
+    # whether others are attached than those it was trained on, and what they were called when that was found out
     _has_other_cells = False
+    _compared: pd.Index | None = None
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         try:
@@ -243,6 +245,19 @@ class SetupMixin(RegistryMixin):
         trained_on = getattr(self, "training_settings_", {}).get("images")
         images = cell_digests(self._source(adata), adata.obs[[]])["images"]
         self._has_other_cells = trained_on not in (None, images)
+        self._compared = adata.obs_names
+
+    def _has_others(self) -> bool:
+        """Whether cells are attached that the model was not trained on: rows may have been taken out in place."""
+        before = self._compared
+        if before is None or self.adata is None:
+            return self._has_other_cells
+        names = self.adata.obs_names
+        if len(names) != len(before):
+            return True
+        if not (names.is_(before) or names.equals(before)):  # in another order, or only called otherwise
+            self._compare_cells(self.adata)
+        return self._has_other_cells
 
     def _source(self, adata: AnnData) -> ImageSource:
         """Inputs of a table, checked against what the model takes. Reads none of them."""

@@ -83,6 +83,7 @@ class TrainMixin(OfWeightsMixin):
         validation_indices: np.ndarray
         test_indices: np.ndarray
         _has_other_cells: bool
+        _compared: pd.Index | None
         training_settings_: dict[str, Any]
         registry_: dict[str, Any]
         init_params_: dict[str, Any]
@@ -281,7 +282,7 @@ class TrainMixin(OfWeightsMixin):
         if run.moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
-            self._has_other_cells = False
+            self._has_other_cells, self._compared = False, self.adata.obs_names
             self.training_settings_ = run.settings
             self.is_trained_ = True
             self._forget()
