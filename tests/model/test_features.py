@@ -172,6 +172,12 @@ def test_a_label_of_many_rows_may_be_that_of_controls(caplog):
     make(make_wells(n_controls=12), columns)
     assert "50% of the rows are 'DMSO'. If these are controls, name them: control='DMSO'." in caplog.text
     caplog.clear()
+    wells = make_wells(n_controls=12)
+    wells.obs["compound"] = wells.obs["compound"].cat.rename_categories(range(13))
+    make(wells, columns)
+    number = wells.obs["compound"].mode()[0]
+    assert f"are {number}. If these are controls, name them: control={number}." in caplog.text
+    caplog.clear()
     make(make_wells(n_controls=12), columns | {"control": "DMSO"})
     make(make_wells(n_controls=2), columns)
     make(make_wells(n_compounds=3, n_controls=12), columns)  # two or three conditions are no screen

@@ -160,6 +160,21 @@ def test_columns_that_no_file_has_are_written_as_text(tmp_path):
     pd.testing.assert_frame_equal(cells.obs[["date", "row"]], given[["date", "row"]])
 
 
+@pytest.mark.parametrize("e_key", ["plateno", ["plateno", "well"]])
+def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
+    """Numbers of plates became categories of the caller's table."""
+    cells = make_cells()
+    cells.obs["plateno"], cells.obs["dose"] = np.arange(96) % 3 + 1, np.arange(96) // 3 % 2
+    cells.obs["gene"] = cells.obs["gene"].astype(str)
+    given = cells.obs.copy()
+    how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN}
+    table = run(cells, y_key=["gene", "dose"], e_key=e_key, out=tmp_path, **how)
+    pd.testing.assert_frame_equal(cells.obs[given.columns], given)
+    assert cells.obs.columns.difference(given.columns).tolist() == ["gene × dose"]
+    assert set(table["label"]) == {"gene × dose", *([e_key] if isinstance(e_key, str) else e_key)}
+    assert anndata.read_h5ad(tmp_path / "cells.h5ad").obs["plateno"].tolist() == given["plateno"].tolist()
+
+
 def test_what_cannot_be_written_is_named_before_training(tmp_path):
     cases: dict[str, tuple[str, str, Any]] = {
         r"obs\['crop'\] holds values of the type ndarray, which cannot be stored": ("obs", "crop", [np.zeros(2)] * 96),

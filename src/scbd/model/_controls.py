@@ -48,9 +48,10 @@ def _ask_for_control(labels: pd.Series) -> None:
     """What is told of rare labels drowns among many rows of one, which nothing tells apart if they are controls."""
     counts = labels.value_counts()
     if len(counts) >= _SEVERAL and counts.iloc[0] >= max(_LARGE_SHARE * len(labels), _LARGER * counts.median()):
+        largest = counts.index.tolist()[0]  # a number of Python's, as one types it
         logger.warning(
             "%.0f%% of the rows are %r. If these are controls, name them: control=%r.",
             100 * counts.iloc[0] / len(labels),
-            counts.index[0],
-            counts.index[0],
+            largest,
+            largest,
         )

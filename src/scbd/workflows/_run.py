@@ -122,12 +122,11 @@ def run(
     pca, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
     adata.obsm[pca_key] = input_pca(adata, inputs, seed)
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
-    for environment in environments:
-        adata.obs[CROSS.join(environment)] = label_values(adata.obs, environment)
-    label = CROSS.join(as_columns(y_key))
-    if label not in as_columns(y_key):
-        adata.obs[label] = label_values(adata.obs, y_key)
-    labels, embeddings = [label, *map(CROSS.join, environments)], blocks | {pca: pca_key}
+    crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
+    for label, several in crosses.items():
+        if len(several) > 1:  # a column of its own stays what it is
+            adata.obs[label] = label_values(adata.obs, several)
+    labels, embeddings = list(crosses), blocks | {pca: pca_key}
     table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
