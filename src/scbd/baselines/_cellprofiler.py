@@ -8,6 +8,7 @@ import numpy as np
 
 from scbd._labels import control_names, label_text, label_values
 from scbd._linear_maps import inverse_of_varying
+from scbd._matrices import dense
 from scbd.baselines._tables import environment_codes, read_table
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ def cellprofiler_pca(
     ------
     KeyError
         If the features or a column are missing.
+    TypeError
+        If a column of features holds no numbers.
     ValueError
-        If no cell is a control, an environment has fewer than two, or no feature varies.
+        If features are sparse, no cell is a control, an environment has fewer than two, or no feature
+        varies.
 
     References
     ----------
@@ -77,7 +81,7 @@ def cellprofiler_pca(
     if features_key not in adata.obsm:
         msg = f"obsm has no {features_key!r} (it has: {', '.join(adata.obsm) or 'nothing'}): name the features' key."
         raise KeyError(msg)
-    features = np.array(adata.obsm[features_key], dtype=np.float64)
+    features = np.array(dense(adata.obsm[features_key], f"obsm[{features_key!r}]"), dtype=np.float64)
     features[~np.isfinite(features)] = np.nan
     features = features[:, ~np.isnan(features).all(0)]
     if features.size and e_key is None:

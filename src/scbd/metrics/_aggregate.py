@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._table import check_keys, coded_labels, control_names, dense_rows
+from scbd.metrics._table import coded_labels, control_names, stored_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +73,11 @@ def aggregate(
     ------
     KeyError
         If a key is missing.
+    TypeError
+        If the embedding is a DataFrame, and a column holds no numbers.
     ValueError
-        If there is no control, labels are missing, the embedding is not finite, or fewer than two genes are left.
+        If there is no control, labels are missing, the embedding is sparse or not finite, or fewer than two genes are
+        left.
 
     Examples
     --------
@@ -93,11 +96,11 @@ def aggregate(
     if min_guides > 1 and guide_key is None:
         msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
         raise ValueError(msg)
-    check_keys(adata, [embedding_key])
+    embedding = stored_embedding(adata, embedding_key)
     gene = coded_labels(adata, gene_key)
     controls = [] if control is None else control_names(control, gene[0], gene_key)
     guides, code = _guides(*gene, None if guide_key is None else coded_labels(adata, guide_key), controls)
-    means = _averages(dense_rows(adata.obsm[embedding_key]), code, len(guides), average)
+    means = _averages(embedding, code, len(guides), average)
     guides_kept = guides["n_cells"] >= min_cells
     of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
     genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))

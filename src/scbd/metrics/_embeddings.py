@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from scbd._keys import CONTENT_KEY
-from scbd.metrics._table import check_keys, dense_rows, representation
+from scbd._matrices import dense
+from scbd.metrics._table import check_keys, representation, stored_embedding
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -36,8 +37,10 @@ def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
 
     Raises
     ------
+    TypeError
+        If a column of a DataFrame holds no numbers.
     ValueError
-        If there is none, an array is of another shape or not finite, or a file is of other cells.
+        If there is none, one is sparse, an array is of another shape or not finite, or a file is of other cells.
     KeyError
         If ``obsm`` does not have one.
     FileNotFoundError
@@ -59,7 +62,7 @@ def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
 
 def _found(adata: AnnData, name: str, i: int, source: Source) -> Embedding:
     if isinstance(source, str):
-        return Embedding(name, source, dense_rows(adata.obsm[source]))
+        return Embedding(name, source, stored_embedding(adata, source))
     if isinstance(source, Path):
         return Embedding(name, str(source), _of_file(adata, source))
     return Embedding(name, f"{name}[{i}]", representation(adata, source))
@@ -75,12 +78,13 @@ def _of_file(adata: AnnData, path: Path) -> Any:
     if key is None:
         msg = f"{path} holds {', '.join(keys) or 'no embedding'}: open it with scbd.data.open_embedding, and give one."
         raise ValueError(msg)
+    values = dense(stored.obsm[key], f"obsm[{key!r}]")
     if stored.obs_names.equals(adata.obs_names):
-        return stored.obsm[key]
+        return values
     rows = stored.obs_names.get_indexer(adata.obs_names)
     if (rows < 0).any():
         msg = (
             f"{path} lacks {(rows < 0).sum():,} of the {adata.n_obs:,} cells of the table, by their names in obs_names."
         )
         raise ValueError(msg)
-    return np.asarray(stored.obsm[key])[rows]
+    return np.asarray(values)[rows]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 
+from scbd._matrices import dense
 from scbd.metrics._auroc import mean_auroc
 from scbd.metrics._design import split_groups
 from scbd.metrics._readers import READERS, Kind, Reader, check_kinds
-from scbd.metrics._table import chosen_rows, dense_rows
+from scbd.metrics._table import chosen_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +53,10 @@ def predict_labels(
 
     Raises
     ------
+    TypeError
+        If an embedding is a DataFrame, and a column holds no numbers.
     ValueError
-        If an embedding is not finite, not of the shape that is asked for, or there is one label only.
+        If an embedding is sparse, not finite, not of the shape that is asked for, or there is one label only.
 
     Examples
     --------
@@ -61,6 +64,7 @@ def predict_labels(
     >>> scbd.metrics.predict_labels(known, ["a", "b"], np.array([[0.1, 0.9]]), classifier="nearest_mean").tolist()
     ['a']
     """
+    train_embedding = dense(train_embedding, "train_embedding")
     codes, names = _codes(train_embedding, train_labels)
     if len(names) < 2:
         msg = "A probe needs at least two different labels to tell apart."
@@ -68,7 +72,7 @@ def predict_labels(
     if classifier not in get_args(Classifier):
         msg = f"classifier={classifier!r} is not known: use 'linear' or 'nearest_mean'."
         raise ValueError(msg)
-    train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(embedding)
+    train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(dense(embedding, "embedding"))
     _check_finite(new)
     if new.shape[1] != train.shape[1]:
         msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
@@ -95,7 +99,7 @@ def label_probe(
     Parameters
     ----------
     embedding
-        ``(N, D)``, an array or a memory-map, which is read in blocks.
+        ``(N, D)``, an array, a DataFrame, or a memory-map, which is read in blocks.
     labels
         ``(N,)``; labels with a single cell are left out.
     kind
@@ -127,9 +131,11 @@ def label_probe(
 
     Raises
     ------
+    TypeError
+        If the embedding is a DataFrame, and a column holds no numbers.
     ValueError
-        If the embedding is not finite or not of the labels' length, fewer than two labels have two cells or two groups,
-        or a split leaves a side without two labels.
+        If the embedding is sparse, not finite or not of the labels' length, fewer than two labels have two cells or two
+        groups, or a split leaves a side without two labels.
 
     Warns
     -----
@@ -192,7 +198,7 @@ def probed(
 ) -> Probed:
     """Fit a probe and test it, see :func:`label_probe`."""
     check_kinds(kind)
-    embedding = dense_rows(embedding)
+    embedding = dense(embedding, "embedding")
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)
     rows = np.arange(len(codes))

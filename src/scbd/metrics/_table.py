@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
 
 from scbd._labels import as_columns, label_text, label_values
 from scbd._labels import control_names as control_names  # for the metrics, beside labels
+from scbd._matrices import dense
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +28,28 @@ def embedding_and_labels(
     ------
     KeyError
         If a key is missing.
+    TypeError
+        If a column of the embedding holds no numbers.
     ValueError
-        If a cell has no label.
+        If the embedding is sparse, or a cell has no label.
     """
-    check_keys(adata, [embedding_key])
-    return np.asarray(adata.obsm[embedding_key]), label_names(adata, label_key)
+    return np.asarray(stored_embedding(adata, embedding_key)), label_names(adata, label_key)
+
+
+def stored_embedding(adata: AnnData, key: str) -> Any:
+    """A key of ``obsm``, as an array or a memory-map ``(N, D)``.
+
+    Raises
+    ------
+    KeyError
+        If there is no such key.
+    TypeError
+        If it is a DataFrame, and a column holds no numbers.
+    ValueError
+        If it is sparse.
+    """
+    check_keys(adata, [key])
+    return dense(adata.obsm[key], f"obsm[{key!r}]")
 
 
 def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
@@ -58,12 +75,12 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
     ------
     KeyError
         If there is no such key.
+    TypeError
+        If it is a DataFrame, and a column holds no numbers.
     ValueError
         If it is sparse, of another shape, or not finite.
     """
-    if isinstance(rep, str):
-        check_keys(adata, [rep])
-    x = np.asarray(dense_rows(adata.obsm[rep] if isinstance(rep, str) else rep))
+    x = np.asarray(stored_embedding(adata, rep) if isinstance(rep, str) else dense(rep, "rep"))
     if x.ndim != 2 or len(x) != adata.n_obs:
         msg = f"rep has the shape {x.shape}: give one row for each of the {adata.n_obs} rows of the table."
         raise ValueError(msg)
@@ -72,20 +89,6 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
         msg = f"rep has NaN or infinite values in {n_bad} of {len(x)} rows: drop them."
         raise ValueError(msg)
     return x
-
-
-def dense_rows(values: Any) -> Any:
-    """Rows ``(N, D)`` that can be cut like an array: those of a frame as one, all others as they are.
-
-    Raises
-    ------
-    ValueError
-        If they are sparse.
-    """
-    if sparse.issparse(values):
-        msg = "rep is a sparse matrix, and a dense one is needed: give rep.toarray()."
-        raise ValueError(msg)
-    return values.to_numpy() if isinstance(values, pd.DataFrame) else values
 
 
 def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd._matrices import dense
 from scbd._threads import torch_threads_kept
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ def umap_blocks(
     ------
     KeyError
         If an embedding or a column is missing.
+    TypeError
+        If an embedding is a DataFrame, and a column holds no numbers.
     ValueError
-        If a UMAP of fewer than four cells has to be computed.
+        If an embedding is sparse, or a UMAP of fewer than four cells has to be computed.
 
     Examples
     --------
@@ -111,12 +114,13 @@ def umap_blocks(
 def _points(adata: AnnData, key: str, rows: np.ndarray, seed: int, keep: bool) -> np.ndarray:
     """Where these rows lie in the UMAP of an embedding, which is kept or computed."""
     place, digest = f"{key}_umap", f"{key}_umap_of"
+    embedding = dense(adata.obsm[key], f"obsm[{key!r}]")
     # without a digest it is the user's own
-    if place in adata.obsm and (digest not in adata.uns or adata.uns[digest] == _digest(adata.obsm[key])):
+    if place in adata.obsm and (digest not in adata.uns or adata.uns[digest] == _digest(embedding)):
         return np.asarray(adata.obsm[place])[rows]
     if not keep:
-        return umap(np.asarray(adata.obsm[key])[rows], seed=seed)
-    adata.obsm[place], adata.uns[digest] = umap(np.asarray(adata.obsm[key]), seed=seed), _digest(adata.obsm[key])
+        return umap(np.asarray(embedding)[rows], seed=seed)
+    adata.obsm[place], adata.uns[digest] = umap(np.asarray(embedding), seed=seed), _digest(embedding)
     return adata.obsm[place][rows]
 
 

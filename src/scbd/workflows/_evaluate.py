@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd._matrices import dense
 from scbd.baselines import pixel_pca
 from scbd.metrics import check_keys, label_probe, trained_rows
 
@@ -76,6 +77,10 @@ def evaluate(
     ------
     KeyError
         If an embedding or a column is missing.
+    TypeError
+        If an embedding is a DataFrame, and a column holds no numbers.
+    ValueError
+        If an embedding is sparse, or see :func:`scbd.metrics.label_probe`.
 
     Warns
     -----
@@ -99,10 +104,11 @@ def evaluate(
             f"{_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
+    spaces = {name: dense(adata.obsm[key], f"obsm[{key!r}]") for name, key in embeddings.items()}
     rows = []
     for label in label_keys:
-        for name, key in embeddings.items():
+        for name, space in spaces.items():
             scores: dict[str, Any] = {"tested_on": "all cells" if train is None else "held-out cells"}
-            scores |= label_probe(adata.obsm[key], adata.obs[label], train=train, max_cells=_PROBE_CELLS, seed=seed)
+            scores |= label_probe(space, adata.obs[label], train=train, max_cells=_PROBE_CELLS, seed=seed)
             rows.append({"embedding": name, "label": label, **scores})
     return pd.DataFrame(rows)
