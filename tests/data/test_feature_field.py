@@ -151,8 +151,31 @@ def test_what_cannot_be_read_is_said(error, message, spoil):
 def test_text_among_features_is_said():
     wells, frame = make_wells(n_features=3), Inputs(obsm_key="frame")
     wells.obsm["frame"] = pd.DataFrame({"a": wells.X[:, 0], "b": wells.obs["plate"].astype(str)}, index=wells.obs_names)
-    with pytest.raises(TypeError, match=r"obsm\['frame'\] holds object, features are numbers"):
+    with pytest.raises(
+        TypeError, match=r"obsm\['frame'\] has columns that hold no numbers \(b\): leave columns of text"
+    ):
         registered(wells, frame)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [["Float64", "Float32"], ["float64[pyarrow]", "int64[pyarrow]"], ["float32", "bool"]]
+)
+def test_numbers_of_a_frame_are_features_however_they_are_stored(dtypes):
+    """They were told to be objects, and text to be left out that was not there."""
+    wells, inputs = make_wells(n_features=2), Inputs(obsm_key="frame")
+    frame = pd.DataFrame((wells.X > 0).astype(int), index=wells.obs_names, columns=["a", "b"])
+    wells.obsm["frame"] = frame.astype(dict(zip(frame, dtypes, strict=True)))
+    np.testing.assert_array_equal(inputs.source(wells).read(slice(None)), frame)
+    assert registered(wells, inputs)["features"] == ["a", "b"]
+
+
+def test_a_missing_value_of_a_frame_is_named():
+    wells = make_wells(n_features=3)
+    frame = pd.DataFrame(wells.X, index=wells.obs_names).add_prefix("f").convert_dtypes()
+    frame.iloc[3, 1] = pd.NA
+    wells.obsm["frame"] = frame
+    with pytest.raises(ValueError, match=r"in 1 features, first of all f1, and in 1 of .*rows 3"):
+        registered(wells, Inputs(obsm_key="frame"))
 
 
 def test_a_zarr_array_is_read_by_whole_rows(tmp_path):

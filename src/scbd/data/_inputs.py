@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import zarr
 
 from scbd._keys import IMAGE_KEY
+from scbd._matrices import frame_numbers, is_sparse
 from scbd._messages import missing_key
 from scbd.data._channels import channel_names, taken_channels, told_by_name
 from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, columns_of
@@ -126,9 +126,8 @@ class Inputs(NamedTuple):
         """All that lies there; errors are those of :meth:`source`."""
         array = self.array(adata)
         if isinstance(array, pd.DataFrame):
-            array = array.to_numpy()
-        is_sparse = hasattr(array, "toarray") or "sparse" in type(array).__module__
-        if is_sparse and not isinstance(array, np.ndarray):
+            array = frame_numbers(array, self.where)
+        if is_sparse(array):
             msg = (
                 f"{self.where} is sparse ({type(array).__name__}), features are read as they are: make it dense, such "
                 "as adata.X = adata.X.toarray()."
