@@ -67,3 +67,20 @@ def test_files_and_arrays_of_other_cells_are_refused(tmp_path):
         named_embeddings(adata, {"none": tmp_path / "none.h5ad"})
     with pytest.raises(ValueError, match=f"give one row for each of the {adata.n_obs} rows"):
         named_embeddings(adata, {"short": adata.obsm["a"][:-1]})
+
+
+@pytest.mark.filterwarnings("ignore:Observation names are not unique")
+@pytest.mark.parametrize("repeat", ["in both", "in the table"])
+def test_cells_of_one_name_are_told_by_their_order_alone(tmp_path, repeat):
+    """They ended in pandas, or one row stood for two cells."""
+    stored = AnnData(obsm={"X_pca": np.random.default_rng(0).normal(size=(20, 2))})
+    other = stored[[0, *range(19)]].copy()  # the first cell twice
+    if repeat == "in both":
+        stored = other
+    stored.write_h5ad(tmp_path / "z.h5ad")
+    (found,) = named_embeddings(stored, {"z": tmp_path / "z.h5ad"})
+    np.testing.assert_array_equal(found.values, stored.obsm["X_pca"])
+    with pytest.raises(
+        ValueError, match=r"z.h5ad and of the table .* and obs_names repeat: give the cells in the order"
+    ):
+        named_embeddings(other[::-1].copy(), {"z": tmp_path / "z.h5ad"})

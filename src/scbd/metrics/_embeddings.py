@@ -40,7 +40,8 @@ def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
     TypeError
         If a column of a DataFrame holds no numbers.
     ValueError
-        If there is none, one is sparse, an array is of another shape or not finite, or a file is of other cells.
+        If there is none, one is sparse, an array is of another shape or not finite, or a file is of other
+        cells, or of such as their names do not tell.
     KeyError
         If ``obsm`` does not have one.
     FileNotFoundError
@@ -81,6 +82,12 @@ def _of_file(adata: AnnData, path: Path) -> Any:
     values = dense(stored.obsm[key], f"obsm[{key!r}]")
     if stored.obs_names.equals(adata.obs_names):
         return values
+    if not (stored.obs_names.is_unique and adata.obs_names.is_unique):
+        msg = (
+            f"Cells of {path} and of the table are others or in another order, and obs_names repeat: give the cells in "
+            "the order of the file, or an array in place of it, with a row for each cell."
+        )
+        raise ValueError(msg)
     rows = stored.obs_names.get_indexer(adata.obs_names)
     if (rows < 0).any():
         msg = (
