@@ -13,6 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from scbd import datasets
 from scbd.data import InferredEnvironments, infer_environments
+from scbd.data._inferred import _without_means
 
 
 def make_features(
@@ -167,6 +168,22 @@ def test_bad_input():
     cells.obs.loc[cells.obs_names[2], "gene"] = np.nan
     with pytest.raises(ValueError, match="has no value for 1 of 96 cells"):
         infer_environments(cells, "gene")
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.integers(-12, 12))
+def test_what_labels_have_in_common_is_taken_away_whatever_the_units(seed, exponent):
+    """The search for it ended when that of the largest feature had settled."""
+    rng = np.random.default_rng(seed)
+    n = 200
+    one = rng.integers(5, size=n)
+    other = np.where(rng.random(n) < 0.7, one, rng.integers(5, size=n))  # mostly the same: the search takes its time
+    values = np.column_stack([rng.normal(size=n), one + 3 * other + rng.normal(size=n)])
+    units = 10.0 ** np.array([-exponent, exponent])
+    left = _without_means(values * units, [one, other]) / units
+    design = np.column_stack([one[:, None] == np.arange(5), other[:, None] == np.arange(5)]).astype(float)
+    expected = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
+    np.testing.assert_allclose(left, expected, atol=1e-4)
 
 
 def test_features_in_small_units_are_seen_beside_one_in_large_units():

@@ -212,14 +212,14 @@ def _statistics(source: ImageSource, where: str) -> np.ndarray:
 def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.ndarray:
     """What is left when means of all groups are taken away, of one grouping after the other until nothing changes."""
     left = values - values.mean(0)
-    scale = np.abs(left).max() or 1.0
+    scale = np.abs(left).max(0)
     for _ in range(100):
         before = left
         for codes in groupings:
             sums = np.zeros((codes.max() + 1, values.shape[1]))
             np.add.at(sums, codes, left)
             left = left - (sums / np.maximum(np.bincount(codes), 1)[:, None])[codes]
-        if len(groupings) == 1 or np.abs(left - before).max() < _SMALL * scale:
+        if len(groupings) == 1 or (np.abs(left - before).max(0) <= _SMALL * scale).all():
             break
     return left
 
