@@ -73,6 +73,17 @@ def test_features_that_are_far_larger_than_they_vary_are_refused():
         FeatureScaling(4).fit(batches((table() + 1e12).astype(np.float32)))
 
 
+@pytest.mark.parametrize("n_far", [0, 1, 3])
+def test_some_that_are_far_larger_than_they_vary_are_not_left_out_without_a_word(n_far, caplog):
+    features = torch.from_numpy(table()).double()
+    features[:, :n_far] += 1e10
+    scaling = FeatureScaling(4)
+    scaling.fit([features])
+    assert (scaling.sd == 0).sum() == n_far
+    said = f"{n_far} of 4 features do not vary among training cells, or by no more than 32 bits can tell"
+    assert (said in caplog.text) == bool(caplog.text) == (n_far > 0)
+
+
 def test_what_controls_do_not_vary_in_is_scaled_by_all(caplog):
     features, controls = table(), np.arange(300) < 20
     features[controls, 2] = 5

@@ -94,7 +94,8 @@ class FeatureScaling(nn.Module):
         Raises
         ------
         ValueError
-            If there is no row to learn from, one holds a NaN or an infinity, or no feature varies.
+            If there is no row to learn from, one holds a NaN or an infinity, or no feature varies. A log message says
+            how many do not, if some do.
         """
         parts = [batch.float().numpy() for batch in batches]
         if not parts:
@@ -126,6 +127,13 @@ class FeatureScaling(nn.Module):
                 "each its mean before."
             )
             raise ValueError(msg)
+        if n := np.count_nonzero(spread == 0):
+            logger.warning(
+                "%d of %d features do not vary among training cells, or by no more than 32 bits can tell from their "
+                "size: they are left out. If they do vary, subtract from each its mean before.",
+                n,
+                len(spread),
+            )
         self.mean.copy_(torch.from_numpy(centre))
         self.sd.copy_(torch.from_numpy(spread))
         self.fitted.fill_(True)
