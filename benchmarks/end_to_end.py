@@ -31,6 +31,7 @@ PARTS: list[tuple[str, Any, str]] = [
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),
     ("pixel PCA", _run, "input_pca"),
+    ("standardised inputs", _run, "simple_embeddings"),
     ("evaluate", _run, "evaluate"),
     ("save the model", SCBDModel, "save"),
     ("pictures", _run, "_pictures"),

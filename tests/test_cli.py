@@ -60,7 +60,7 @@ def test_run_on_features(tmp_path, capsys):
         assert main([*arguments, "--position-key", "well", "--whitening", "lda", "--clip", "5"]) == 0
     told = " ".join(str(one.message) for one in warned)
     assert "stay on disk" in told and "of all cells, as 0 of 72 were not trained on" in told
-    assert "feature PCA" in capsys.readouterr().out
+    assert "features, standardised by plate" in capsys.readouterr().out
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     assert settings["data"].items() >= {"layer": "scaled", "control": "DMSO", "position_key": "well"}.items()
     assert settings["asked"]["model"].items() >= {"whitening": "lda", "clip": 5}.items()

@@ -32,14 +32,15 @@ ROOMS = {
     "_labels": {"_messages"},
     "_matrices": {"_messages"},
     "_numbers": {"_labels", "_messages"},
+    "_seen": {"_keys", "_messages"},
     "nn": {"_checks", "_linear_maps", "_sizes"},
     "data": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_lazy", "_linear_maps", "_messages", "_numbers"),
-        *("_matrices", "_progress", "_sizes", "_threads"),
+        *("_matrices", "_progress", "_seen", "_sizes", "_threads"),
     },
     "metrics": {
         *("_checks", "_keys", "_labels", "_linear_maps", "_matrices", "_measure_names", "_messages", "_numbers"),
-        *("_threads", "data"),
+        *("_seen", "_threads", "data"),
     },
     "datasets": {"_checks", "_files", "_keys", "_linear_maps", "_messages", "_progress", "data"},
     "pl": {"_keys", "_matrices", "_measure_names", "_threads"},
@@ -52,7 +53,7 @@ ROOMS = {
     "baselines": {"_checks", "_keys", "_labels", "_linear_maps", "_matrices", "_messages", "nn", "data", "model"},
     "workflows": {
         *("_checks", "_files", "_jobs", "_keys", "_labels", "_matrices", "_messages", "_outputs"),
-        *("data", "datasets", "metrics", "model", "baselines", "nn", "pl"),
+        *("_seen", "data", "datasets", "metrics", "model", "baselines", "nn", "pl"),
     },
     "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},
     "experiments": {"paper", "workflows"},

@@ -9,6 +9,10 @@ IMAGE_KEY = "single_cell_images"
 CONTENT_KEY = "X_scbd_c"
 STYLE_KEY = "X_scbd_s"
 
+# obs, of what a run writes: the part of the split that a cell is in, and whether its perturbation was trained on
+SPLIT_KEY = "scbd_split"
+SEEN_KEY = "scbd_seen"
+
 # the keys under which a model's registry holds its inputs: images or features, labels, numbers, positions
 IMAGE_REGISTRY = "image"
 FEATURE_REGISTRY = "features"

@@ -250,3 +250,17 @@ def _assert_scored_alike(mantispy: Any, wells: AnnData) -> None:
     theirs = wells.uns["mantispy"]["map"].set_index("Metadata_Perturbation")["score"].drop("DMSO", errors="ignore")
     np.testing.assert_allclose(ours, theirs.loc[ours.index], rtol=0, atol=1e-6)
     assert len(ours) == len(theirs) > 5
+
+
+def test_perturbations_that_were_trained_on_are_marked_and_warned_of(alone):
+    plates = make_plates(cells=2)
+    to_mantispy(plates, control="DMSO", **KEYS)
+    plates.obs["scbd_seen"] = plates.obs["compound"].isin(["c1", "c5", "DMSO"])
+    with pytest.warns(UserWarning, match=r"trained on 2 of 8 perturbations that are scored \(c1, c5\)"):
+        wells = to_mantispy(plates, control="DMSO", **KEYS)
+    marked = wells.obs.loc[wells.obs["Metadata_scbd_seen"], "Metadata_Perturbation"]
+    assert set(marked) == {"c1", "c5", "DMSO"}
+    new = plates[~plates.obs["scbd_seen"]]
+    assert not to_mantispy(new, **KEYS).obs["Metadata_scbd_seen"].any()
+    plates.obsm["mine"] = plates.obsm["X_scbd_c"]
+    assert "Metadata_scbd_seen" not in to_mantispy(plates, "mine", **KEYS).obs

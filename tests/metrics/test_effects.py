@@ -178,3 +178,11 @@ def test_bad_input_gets_a_sentence():
         perturbation_effects(cells, x, max_cells=0, **KEYS)
     with pytest.raises(KeyError, match="obs has no 'z'"):
         perturbation_effects(cells, x, y_key="z", control="DMSO")
+
+
+def test_perturbations_that_were_trained_on_are_warned_of():
+    y = np.repeat(["DMSO", "a", "b"], [8, 4, 4])
+    adata, x = table(y, np.tile(["p", "q"], 8)), np.random.default_rng(0).normal(size=(16, 3))
+    with pytest.warns(UserWarning, match=r"trained on 1 of 2 perturbations that are scored \(a\)"):
+        perturbation_effects(adata, x, trained_on=[9], n_permutations=5, **KEYS)
+    perturbation_effects(adata, x, trained_on=[0], n_permutations=5, **KEYS)

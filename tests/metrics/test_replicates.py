@@ -164,9 +164,31 @@ def test_negatives_that_were_fitted_on_are_warned_of():
     wells = make_wells()
     controls = (wells.obs["y"] == "DMSO").to_numpy()
     with pytest.warns(UserWarning, match=r"Negatives were used in the fit: 18 of 18 controls.* half of the positions"):
-        replicate_retrieval(wells, "Z", **KEYS, fitted=controls, n_permutations=10)
-    fitted = np.flatnonzero(~controls)
-    replicate_retrieval(wells, "Z", **KEYS, fitted=fitted, n_permutations=10)
+        replicate_retrieval(wells, "Z", **KEYS, trained_on=controls, n_permutations=10)
+
+
+def test_perturbations_that_were_trained_on_are_warned_of():
+    """Of them an embedding finds replicates that mean nothing, and no q value shows it."""
+    wells = make_wells()
+    rows = np.flatnonzero(wells.obs["y"] == "b")[:1]
+    with pytest.warns(UserWarning, match=r"trained on 1 of 4 perturbations that are scored \(b\).*hold_out_pert"):
+        replicate_retrieval(wells, "Z", **KEYS, trained_on=rows, n_permutations=10)
+    others = np.flatnonzero(wells.obs["y"] != "b")
+    found = replicate_retrieval(wells, "Z", **KEYS, trained_on=rows, queries=others, n_permutations=10)
+    assert "b" not in found.table.index
+
+
+def test_what_a_run_wrote_says_what_was_trained_on():
+    wells = make_wells()
+    wells.obsm["X_scbd_c"] = wells.obsm["Z"]
+    wells.obs["scbd_seen"] = wells.obs["y"].isin(["a", "DMSO"])
+    with pytest.warns(UserWarning, match=r"trained on 1 of 4 perturbations that are scored \(a\)") as told:
+        replicate_retrieval(wells, "X_scbd_c", **KEYS, n_permutations=10)
+    assert len(told) == 1 and told[0].filename == __file__  # of controls it does not say which rows
+    for rep in ("Z", wells.obsm["Z"]):  # nothing that the run trained
+        replicate_retrieval(wells, rep, **KEYS, n_permutations=10)
+    unseen = wells[~wells.obs["scbd_seen"] | (wells.obs["y"] == "DMSO")]
+    replicate_retrieval(unseen, "X_scbd_c", **KEYS, n_permutations=10)
 
 
 def test_one_position_a_perturbation_is_warned_of():
@@ -210,8 +232,8 @@ def test_bad_input_gets_a_sentence():
         replicate_retrieval(wells, wells.obsm["Z"][:3], **KEYS)
     with pytest.raises(ValueError, match="queries is float64 of shape .* give a mask of the 33 rows, or row numbers"):
         replicate_retrieval(wells, "Z", **KEYS, queries=np.ones(33))
-    with pytest.raises(ValueError, match="fitted is int64 .* row numbers from 0 to 32"):
-        replicate_retrieval(wells, "Z", **KEYS, fitted=[33])
+    with pytest.raises(ValueError, match="trained_on is int64 .* row numbers from 0 to 32"):
+        replicate_retrieval(wells, "Z", **KEYS, trained_on=[33])
     with pytest.raises(ValueError, match="n_permutations=0: give"):
         replicate_retrieval(wells, "Z", **KEYS, n_permutations=0)
     one = wells[wells.obs["e"] == "plate 0"].copy()

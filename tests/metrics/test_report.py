@@ -160,6 +160,8 @@ def test_bad_input_gets_a_sentence():
         benchmark(adata, ["good"], e_key="well", label_key="target")
     with pytest.raises(ValueError, match="replicates=True needs y_key, e_key and control"):
         benchmark(adata, ["good"], e_key="well", replicates=True)
+    with pytest.raises(ValueError, match="position_key is for the floor of replicates: give replicates=True"):
+        benchmark(adata, ["good"], e_key="well", position_key="well")
     with pytest.raises(ValueError, match="reference needs n_bootstrap"):
         benchmark(adata, ["good"], e_key="well", reference="good")
     with pytest.raises(ValueError, match="reference='best' is no representation here; there are: good"):
@@ -297,6 +299,9 @@ def test_wells_find_their_replicates_and_mechanisms():
     assert row["low"] < row["value"] < row["high"]
     targets = retrieval(wells, "x", label_key="target", y_key="drug", control="DMSO")
     assert scores.loc["retrieval_target_map", "value"] == targets.mean_average_precision
+    wells.obsm["X_scbd_c"], wells.obs["scbd_seen"] = wells.obsm["x"], wells.obs["drug"] == "drug 3"
+    with pytest.warns(UserWarning, match=r"trained on 1 of 8 perturbations that are scored \(drug 3\)"):
+        benchmark(wells, ["x", "X_scbd_c"], **keys, replicates=True)
     without = benchmark(wells, ["x"], y_key="drug", control="DMSO")
     assert not without["metric"].str.contains("replicate|retrieval").any()
 

@@ -119,6 +119,16 @@ def test_where_all_genes_are_related_nothing_is_told_of_unseen_ones(cells):
     assert found[["relationship_map_seen", "relationship_map_unseen"]].isna().all()
 
 
+def test_replicates_of_what_was_trained_on_are_warned_of(cells):
+    """Rows are new, and their perturbations are not: an encoder knows these by heart."""
+    few = cells[:400]
+    how: dict[str, Any] = {"trained_on": "split", "corrections": [None], **HOW}
+    with pytest.warns(UserWarning, match=r"trained on 4 of 6 perturbations that are scored \(g0, g2, g3, g5\)"):
+        compare(few, ["X_true"], replicates=True, **how)
+    unseen = few[few.obs["gene"].isin(["g1", "g4", "none"])]
+    compare(unseen, ["X_true"], replicates=True, **how)
+
+
 def test_representations_are_compared_with_one_of_them(cells):
     both: dict[str, Any] = {"true": "X_true", "noise": ["X_noise", "X_true"]}
     how = HOW | {"trained_on": "split", "n_bootstrap": 20, "reference": "true, standardised"}

@@ -6,10 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scbd.baselines import pixel_pca
-from scbd.data import Inputs
 from scbd.workflows import evaluate
-from scbd.workflows._evaluate import input_pca
 
 
 def test_an_embedding_that_is_missing_is_named(cells):
@@ -28,13 +25,6 @@ def test_a_few_cells_are_too_few_to_be_tested_on_alone(cells, left):
     assert evaluate(cells, ["gene"], embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
 
 
-def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
-    inputs = Inputs.found(cells, channels=["channel_1"])
-    found = input_pca(cells, inputs, seed=0)
-    np.testing.assert_array_equal(found, pixel_pca(cells, channels=["channel_1"]))
-    assert np.abs(found - pixel_pca(cells)).max() > 1
-
-
 def test_a_mask_says_what_row_numbers_say(cells):
     """Its length was taken for the number of rows that were learned from: all cells were scored."""
     cells.obsm["z"] = np.random.default_rng(0).normal(size=(cells.n_obs, 2))
@@ -45,3 +35,11 @@ def test_a_mask_says_what_row_numbers_say(cells):
     )
     assert by_mask["tested_on"].tolist() == ["held-out cells"]
     pd.testing.assert_frame_equal(by_number, by_mask)
+
+
+def test_arrays_and_columns_say_what_keys_and_rows_say(cells):
+    cells.obsm["z"] = np.random.default_rng(0).normal(size=(cells.n_obs, 2))
+    cells.obs["part"] = np.where(np.arange(cells.n_obs) < 40, "train", "test")
+    by_key = evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(40))
+    by_array = evaluate(cells, ["gene"], embeddings={"z": cells.obsm["z"]}, train_indices="part")
+    pd.testing.assert_frame_equal(by_key, by_array)

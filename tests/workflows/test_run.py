@@ -62,12 +62,14 @@ def test_everything_is_written(tmp_path):
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
     pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
-    assert table[["embedding", "label"]].drop_duplicates().shape == (9, 2)
+    assert table[["embedding", "label"]].drop_duplicates().shape == (12, 2)
     assert set(table["label"]) == {"gene", "plate", "well"}
     # probes learn from the cells the encoders learned from, and are tested on the others
     is_train = np.isin(np.arange(300), model.train_indices)
     assert (~is_train).sum() > 50
     expected_scores = label_probe(written.obsm["X_pixel_pca"], written.obs["gene"], train=is_train)
+    assert ((written.obs["scbd_split"] == "train") == is_train).all()
+    assert (written.obs["scbd_split"] == "validation").sum() == (~is_train).sum() and written.obs["scbd_seen"].all()
     row = table.query("embedding == 'pixel PCA' and label == 'gene'").iloc[0]
     assert row["tested_on"] == "held-out cells"
     assert row["f1"] == pytest.approx(expected_scores["f1"])
@@ -170,7 +172,7 @@ def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
     how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN}
     table = run(cells, y_key=["gene", "dose"], e_key=e_key, out=tmp_path, **how)
     pd.testing.assert_frame_equal(cells.obs[given.columns], given)
-    assert cells.obs.columns.difference(given.columns).tolist() == ["gene × dose"]
+    assert cells.obs.columns.difference(given.columns).tolist() == ["gene × dose", "scbd_seen", "scbd_split"]
     assert set(table["label"]) == {"gene × dose", *([e_key] if isinstance(e_key, str) else e_key)}
     assert anndata.read_h5ad(tmp_path / "cells.h5ad").obs["plateno"].tolist() == given["plateno"].tolist()
 
@@ -281,9 +283,23 @@ def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
     table = run(
         cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL | {"style_target": None}, train_kwargs=TRAIN
     )
-    assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA"] and len(table) == 4
+    assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA", "pixel PCA, standardised by well"]
+    assert len(table) == 6
     assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_scbd_c_umap", "X_pixel_pca"}
     assert sorted(os.listdir(tmp_path)) == NAMES.split()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_it_is_written_which_perturbations_were_trained_on(tmp_path):
+    """Of those, scores of replicates mean nothing: a table of unseen cells says which they are, too."""
+    cells = make_cells()
+    genes = cells.obs["gene"].unique().tolist()
+    cells.obs["part"] = np.where(cells.obs["gene"] == genes[0], "test", "train")
+    cells.obs.loc[cells.obs.index[:5], "part"] = "validation"
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN | {"split": "part"})
+    obs = anndata.read_h5ad(tmp_path / "cells.h5ad").obs
+    assert (obs["scbd_split"].astype(str) == obs["part"].astype(str)).all()
+    assert (obs["scbd_seen"] == (obs["gene"] != genes[0])).all()
 
 
 @pytest.mark.parametrize("where", [{"layer": "X"}, {"obsm_key": "dino"}])
@@ -294,7 +310,7 @@ def test_features_are_run_to_the_end(tmp_path, where):
     setup = {"control": "DMSO", "position_key": "well"} | where
     training = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
     table = run(wells, **columns, out=tmp_path, setup_kwargs=setup, train_kwargs=training)
-    assert table["embedding"].unique().tolist() == ["z_c", "z_s", "feature PCA"]
+    assert table["embedding"].unique().tolist() == ["z_c", "z_s", "features", "features, standardised by plate"]
     written = anndata.read_h5ad(tmp_path / "cells.h5ad")
     # all but the inputs
     expected = {"X_scbd_c", "X_scbd_s", "X_scbd_c_umap", "X_scbd_s_umap", "X_feature_pca"}

@@ -13,6 +13,7 @@ import pandas as pd
 from scbd._keys import CONTENT_KEY
 from scbd._labels import control_names, label_text, label_values, obs_column
 from scbd._messages import head, missing_key
+from scbd._seen import seen_rows, warn_of_seen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _PERTURBATION, _PLATE, _WELL = "Metadata_Perturbation", "Metadata_Plate", "Metadata_Well"
 _CONTROL, _CONTROL_TYPE = "Metadata_Control", "Metadata_Control_Type"
 _CELL_COUNT = "Metadata_CellCount"
+_SEEN = "Metadata_scbd_seen"
 _PREFIX = "Metadata_"
 _WELL_NAME = re.compile(r"([A-Za-z]{1,2})[\s_-]?0*([1-9]\d?)")
 
@@ -73,7 +75,9 @@ def to_mantispy(
     Returns
     -------
     AnnData ``(wells, D)`` float32. ``obs`` also has ``Metadata_Row`` and ``Metadata_Col``, from 0, and, if rows were
-    averaged, ``Metadata_CellCount``. ``var`` says that features are an embedding; ``uns["mantispy"]`` is the stamp.
+    averaged, ``Metadata_CellCount``; and ``Metadata_scbd_seen``, whether the perturbation was trained on, where
+    ``obs["scbd_seen"]`` says so of an embedding that ``scbd run`` wrote. ``var`` says that features are an embedding;
+    ``uns["mantispy"]`` is the stamp.
 
     Raises
     ------
@@ -82,6 +86,11 @@ def to_mantispy(
     ValueError
         If the embedding is not finite or no matrix, a label is missing, a well is no row letter and column number,
         there is no control, or a column of ``columns`` has a name without the prefix or two values in one well.
+
+    Warns
+    -----
+    UserWarning
+        If ``obs["scbd_seen"]`` says that perturbations were trained on: their hits mean nothing.
 
     References
     ----------
@@ -118,6 +127,11 @@ def to_mantispy(
     if is_control is not None:
         obs[_CONTROL] = is_control[first]
         obs[_CONTROL_TYPE] = pd.Categorical(np.where(is_control[first], "negcon", "treatment"))
+    seen = seen_rows(adata.obs, embedding_key)
+    if seen is not None:
+        obs[_SEEN] = np.isin(names[_PERTURBATION], names[_PERTURBATION][seen])[first]
+        perturbed = slice(None) if is_control is None else ~is_control
+        warn_of_seen(names[_PERTURBATION], seen, names[_PERTURBATION][perturbed])
     if averaged:
         obs[_CELL_COUNT] = counts
         obs.index = pd.Index(["_".join(row) for row in profiles.iloc[first].to_numpy()])

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_count
+from scbd._seen import warn_of_seen
 from scbd.metrics._average_precision import unit_rows
 from scbd.metrics._permutations import permuted_within
-from scbd.metrics._table import control_names, label_names, representation
+from scbd.metrics._table import control_names, label_names, learned_rows, representation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ def perturbation_effects(
     y_key: str | Sequence[str],
     control: object | Sequence[object],
     e_key: str | Sequence[str] | None = None,
+    trained_on: str | ArrayLike | None = None,
     max_cells: int = 500,
     n_permutations: int = 1_000,
     seed: int = 0,
@@ -64,6 +66,8 @@ def perturbation_effects(
         Column of ``obs`` with the environment, or several. Controls are then those of environments that the
         perturbation is in, labels are permuted within environments, so that these explain nothing, and consistency is
         that of rows from different environments.
+    trained_on
+        Rows that the embedding was trained on, see :func:`replicate_retrieval`.
     max_cells
         Rows of each perturbation, and of its controls, drawn at random where there are more.
     n_permutations
@@ -88,7 +92,8 @@ def perturbation_effects(
     Warns
     -----
     UserWarning
-        If most perturbations have more than 8 rows in an environment, as cells have and wells rarely do.
+        If most perturbations have more than 8 rows in an environment, as cells have and wells rarely do, or some were
+        trained on.
 
     References
     ----------
@@ -112,6 +117,7 @@ def perturbation_effects(
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)
     _warn_of_cells(y[~is_control], e[~is_control])
+    warn_of_seen(y, learned_rows(adata, rep, trained_on), y[~is_control])
     rng = np.random.default_rng(seed)
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))

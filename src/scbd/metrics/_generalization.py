@@ -253,7 +253,8 @@ def _retrieved(x: np.ndarray, y: np.ndarray, e: np.ndarray, novelty: _Novelty, s
             y_key="y",
             e_key="e",
             control=np.unique(y[novelty.is_negative]).tolist(),
-            fitted=novelty.is_trained[rows],
+            # of controls only: that some perturbations were trained on is what is compared here
+            trained_on=(novelty.is_trained & novelty.is_negative)[rows],
             n_permutations=1,  # of p values, which are not shown
             seed=seed,
         )

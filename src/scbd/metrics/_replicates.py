@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_count
+from scbd._seen import warn_of_seen
 from scbd.metrics._average_precision import Null, Scores, score_queries, unit_rows
 from scbd.metrics._retrieval_result import ReplicateRetrieval, by_label
-from scbd.metrics._table import chosen_rows, control_names, label_names, representation
+from scbd.metrics._table import chosen_rows, control_names, label_names, learned_rows, representation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ def replicate_retrieval(
     control: object | Sequence[object],
     position_key: str | Sequence[str] | None = None,
     queries: ArrayLike | None = None,
-    fitted: ArrayLike | None = None,
+    trained_on: str | ArrayLike | None = None,
     n_permutations: int = 10_000,
     seed: int = 0,
 ) -> ReplicateRetrieval:
@@ -67,8 +68,10 @@ def replicate_retrieval(
         Mask ``(N,)`` or row numbers of wells to score, for example those of perturbations that a model has not seen.
         Replicates and controls are still found among all rows. All wells of perturbations by default. The floor has
         controls of the same environments as queries.
-    fitted
-        Mask ``(N,)`` or row numbers that a transform of the embedding was fitted on.
+    trained_on
+        Rows that the embedding, or a transform of it, was trained or fitted on: a mask ``(N,)``, row numbers, or a
+        column of ``obs`` that says ``True`` or ``"train"`` there. By default, what ``scbd run`` wrote to
+        ``obs["scbd_seen"]``, for embeddings under the names that it gives.
     n_permutations
         Random orders for p values, of which none is below ``1 / (n_permutations + 1)``: with more than a twentieth as
         many perturbations, a single one cannot be called.
@@ -92,7 +95,8 @@ def replicate_retrieval(
     Warns
     -----
     UserWarning
-        If controls that serve as negatives were fitted on, or every perturbation has a single position.
+        If perturbations that are scored, or controls that serve as negatives, were trained on, or every perturbation
+        has a single position.
 
     References
     ----------
@@ -111,8 +115,9 @@ def replicate_retrieval(
     x = representation(adata, rep)
     wells = _wells(adata, unit_rows(x), y_key, e_key, control, position_key)
     asked = chosen_rows("queries", queries, len(x)) & ~wells.is_control
-    if fitted is not None:
-        _warn_of_fitted(wells, chosen_rows("fitted", fitted, len(x)))
+    learned = learned_rows(adata, rep, trained_on)
+    if learned is not None and trained_on is not None:
+        _warn_of_fitted(wells, learned)
     null = Null(n_permutations, seed)
     scores = _against_controls(wells, np.flatnonzero(asked))
     if not len(scores.rows):
@@ -122,6 +127,7 @@ def replicate_retrieval(
         )
         raise ValueError(msg)
     table = by_label(scores, wells.y.of_rows, null)
+    warn_of_seen(wells.y.of_rows, learned, table.index)
     floor = across = pd.DataFrame()
     if wells.position is not None:
         _warn_of_single_positions(wells, wells.position, scores.rows)

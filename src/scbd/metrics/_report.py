@@ -10,6 +10,7 @@ import pandas as pd
 
 from scbd._labels import as_columns
 from scbd._linear_maps import effective_rank
+from scbd._seen import seen_rows, warn_of_seen
 from scbd.metrics._aggregate import aggregate
 from scbd.metrics._design import probe_groups
 from scbd.metrics._embeddings import Embedding, Embeddings, named_embeddings
@@ -152,11 +153,15 @@ def benchmark(
     Warns
     -----
     UserWarning
-        If perturbations and environments nest so that the probe of the perturbation may read the environment.
+        If perturbations and environments nest so that the probe of the perturbation may read the environment, or
+        replicates are scored of perturbations that ``obs["scbd_seen"]`` says were trained on.
 
     Notes
     -----
-    Nothing here knows which cells an embedding was trained on: score those that it was not.
+    Score cells that the embedding was not trained on. Probes learn from a part of the cells that they are given, and
+    are tested on the rest; :func:`scbd.workflows.evaluate` has probes that learn from the cells of the training, which
+    are more, so that its scores are higher. Linear and quadratic probes standardise components, the one of neighbours
+    and retrieval go by cosine, and mixing by Euclidean distance, as it was published.
 
     Examples
     --------
@@ -177,6 +182,9 @@ def benchmark(
     nets = nets_by_name(net)
     labels = () if label_key is None else as_columns(label_key)
     _check_asked(y_key, e_key, gene_key, control, nets, labels, replicates)
+    if position_key is not None and not replicates:
+        msg = "position_key is for the floor of replicates: give replicates=True, or leave it out."
+        raise ValueError(msg)
     check_kinds(*kinds)
     compared = named_embeddings(adata, embeddings)
     check_reference_of(reference, [embedding.representation for embedding in compared], n_bootstrap)
@@ -197,6 +205,8 @@ def benchmark(
         if replicates and y_key is not None and e_key is not None:
             keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "position_key": position_key, "control": control}
             replicated = replicate_retrieval(table, "x", **keys, seed=seed)
+            names = label_names(adata, y_key)
+            warn_of_seen(names, seen_rows(adata.obs, embedding.key), replicated.table.index)
             scores |= prefixed("replicate", replicate_scores(replicated, **drawn))
         if e_key is not None:
             scores |= _of_environments(table, e_key, kinds, max_cells, **drawn)

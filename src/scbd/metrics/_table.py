@@ -11,6 +11,7 @@ import pandas as pd
 from scbd._labels import as_columns, label_text, label_values
 from scbd._labels import control_names as control_names  # for the metrics, beside labels
 from scbd._matrices import dense
+from scbd._seen import seen_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,6 +138,19 @@ def trained_rows(adata: AnnData, trained_on: str | ArrayLike) -> np.ndarray:
         msg = f"No row of obs[{trained_on!r}] says True or 'train': mark the rows that the embedding was trained on."
         raise ValueError(msg)
     return trained
+
+
+def learned_rows(adata: AnnData, rep: str | ArrayLike, trained_on: str | ArrayLike | None) -> np.ndarray | None:
+    """A mask ``(N,)`` of rows that were learned from, or of their perturbations; `None` where nobody said.
+
+    Raises
+    ------
+    KeyError, ValueError
+        See :func:`trained_rows`.
+    """
+    if trained_on is not None:
+        return trained_rows(adata, trained_on)
+    return seen_rows(adata.obs, rep) if isinstance(rep, str) else None
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from scbd._seen import warn_of_seen
 from scbd.baselines import check_correction, correct
 from scbd.metrics import (
     Relations,
@@ -88,6 +89,9 @@ def compare(
     ``relationship_map_seen`` and ``relationship_map_unseen`` how well seen and unseen genes find those that they are
     related to among all: see :func:`scbd.metrics.relationship_retrieval`.
 
+    Probes learn from a part of these new cells, and are tested on the rest. :func:`scbd.workflows.evaluate` has probes
+    that learn from the cells in ``trained_on``, which are more, so that its scores are higher: compare within a table.
+
     Raises
     ------
     KeyError
@@ -95,6 +99,11 @@ def compare(
     ValueError
         If a correction is not known or learns from what is not given, all cells were learned from or none, or see
         :func:`scbd.metrics.benchmark`.
+
+    Warns
+    -----
+    UserWarning
+        With ``replicates``, if some are of perturbations that were trained on.
 
     Examples
     --------
@@ -126,6 +135,10 @@ def compare(
     for name, key, values, correction in compared:
         z = np.asarray(values) if correction is None else correct(values, correction, **known)
         corrected.setdefault(name, {})[key] = z[~fit]
+    new, names = adata[~fit], label_names(adata, y_key)
+    if how.get("replicates"):
+        perturbed = slice(None) if known.get("controls") is None else ~known["controls"][~fit]
+        warn_of_seen(names, fit, names[~fit][perturbed])
     asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "gene_key": y_key, "control": control, "kinds": _KINDS}
     unseen = _unseen(known["labels"], fit, known.get("controls"))
     if 1 < len(unseen) < _FEW:
@@ -134,7 +147,7 @@ def compare(
             "they say little, noise may have 1.",
             len(unseen),
         )
-    cells = _NewCells(adata[~fit], unseen, y_key, e_key, control)
+    cells = _NewCells(new, unseen, y_key, e_key, control)
     frame = benchmark(cells.adata, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
     key_of = {f"{name}[{i}]": key for name, of_key in corrected.items() for i, key in enumerate(of_key)}
     more = [

@@ -10,46 +10,27 @@ import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd._matrices import dense
-from scbd.baselines import pixel_pca
 from scbd.metrics import check_keys, label_probe, trained_rows
+from scbd.workflows._simple import PIXEL_PCA_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
+    from numpy.typing import ArrayLike
 
-    from scbd.data import Inputs
-
-PIXEL_PCA_KEY, FEATURE_PCA_KEY = "X_pixel_pca", "X_feature_pca"
-_COMPONENTS, _PCA_CELLS = 50, 20_000
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
 _PROBE_CELLS = 100_000
 # with fewer, a score on cells that were not trained on is mostly noise
 _HELD_OUT_CELLS = 50
 
 
-def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
-    """Principal components of pixels, or of features that are standardised, float32 ``(N, 50)`` or fewer."""
-    if inputs.image_key is not None:
-        return pixel_pca(adata, image_key=inputs.image_key, channels=inputs.channels, seed=seed)
-    from sklearn.decomposition import PCA
-    from sklearn.preprocessing import StandardScaler
-
-    source = inputs.source(adata)
-    scaler, n = StandardScaler(), source.shape[0]
-    rows = np.sort(np.random.default_rng(seed).permutation(n)[:_PCA_CELLS])
-    sample = scaler.fit_transform(source.read(rows))
-    pca = PCA(min(_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
-    parts = (slice(start, start + _PCA_CELLS) for start in range(0, n, _PCA_CELLS))
-    return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
-
-
 def evaluate(
     adata: AnnData,
     label_keys: Sequence[str],
     *,
-    embeddings: Mapping[str, str] | None = None,
-    train_indices: np.ndarray | None = None,
+    embeddings: Mapping[str, str | np.ndarray] | None = None,
+    train_indices: str | ArrayLike | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
     """How well z_c, z_s and a PCA of the pixels predict each label, one row an embedding and label.
@@ -61,11 +42,14 @@ def evaluate(
     label_keys
         Columns of ``obs``.
     embeddings
-        Name and ``obsm`` key of each; by default z_c, z_s and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and
-        ``X_pixel_pca``.
+        Name of each and its key in ``obsm``, or an array ``(N, D)``; by default z_c, z_s and a PCA of the pixels, in
+        ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
     train_indices
-        Cells the encoders were trained on, row numbers or a mask ``(N,)``: probes learn from these and are tested on
-        all others. Without them, or where they leave too few others, probes split all cells at random.
+        Cells the encoders were trained on, row numbers, a mask ``(N,)``, or a column of ``obs`` that says ``True`` or
+        ``"train"`` there, such as ``"scbd_split"`` of ``scbd run``: probes learn from these and are tested on all
+        others. Without them, or where they leave too few others, probes split all cells at random.
+        :func:`scbd.workflows.compare` has probes that learn from a part of the others, which are fewer: its scores are
+        lower.
     seed
         Seed of the probes.
 
@@ -95,7 +79,7 @@ def evaluate(
     6
     """
     embeddings = _EMBEDDINGS if embeddings is None else embeddings
-    check_keys(adata, embeddings.values(), label_keys)
+    check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
     train = None if train_indices is None else trained_rows(adata, train_indices)
     if train is not None and (left := int((~train).sum())) < _HELD_OUT_CELLS:
         train = None
@@ -104,7 +88,10 @@ def evaluate(
             f"{_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
-    spaces = {name: dense(adata.obsm[key], f"obsm[{key!r}]") for name, key in embeddings.items()}
+    spaces = {
+        name: dense(adata.obsm[given], f"obsm[{given!r}]") if isinstance(given, str) else given
+        for name, given in embeddings.items()
+    }
     rows = []
     for label in label_keys:
         for name, space in spaces.items():

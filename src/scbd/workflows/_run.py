@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 
 from scbd._files import named_when_whole
-from scbd._keys import CONTENT_KEY, STYLE_KEY
+from scbd._keys import CONTENT_KEY, SEEN_KEY, SPLIT_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd._outputs import check_directory, save_figure, write_table, write_text
 from scbd.data.stores import storable
 from scbd.model import SCBDModel
 from scbd.workflows._datasets import Dataset
-from scbd.workflows._evaluate import FEATURE_PCA_KEY, PIXEL_PCA_KEY, evaluate, input_pca
+from scbd.workflows._evaluate import evaluate
 from scbd.workflows._provenance import digest_of, versions
 from scbd.workflows._seeding import seed_everything
+from scbd.workflows._simple import FEATURE_PCA_KEY, PIXEL_PCA_KEY, input_pca, simple_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,9 +51,10 @@ def run(
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, UMAPs of both, and a PCA of
-    the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``; columns of dates, intervals or mixed values are
-    written as text), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``,
-    which an interrupted run goes on from and a finished one can do without.
+    the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``; ``obs["scbd_split"]``, the part of the split that
+    a cell is in, and ``obs["scbd_seen"]``, whether its perturbation was trained on; columns of dates, intervals or
+    mixed values are written as text), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and
+    ``checkpoints/``, which an interrupted run goes on from and a finished one can do without.
 
     Parameters
     ----------
@@ -74,7 +76,9 @@ def run(
 
     Returns
     -------
-    The metrics table: one row an embedding and label, with the scores of :func:`scbd.metrics.label_probe`.
+    The metrics table: one row an embedding and label, with the scores of :func:`scbd.metrics.label_probe`; of both
+    blocks and of the inputs, as they are (images: 50 principal components; tables of more than 50 million values, too)
+    and standardised by environment.
 
     Raises
     ------
@@ -119,15 +123,17 @@ def run(
         adata.uns.pop(f"{key}_umap_of", None)
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
-    pca, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
-    adata.obsm[pca_key] = input_pca(adata, inputs, seed)
+    components = input_pca(adata, inputs, seed)
+    adata.obsm[PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY] = components
+    _mark_trained(adata.obs, model, label_values(adata.obs, y_key))
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
         if len(several) > 1:  # a column of its own stays what it is
             adata.obs[label] = label_values(adata.obs, several)
-    labels, embeddings = list(crosses), blocks | {pca: pca_key}
-    table = evaluate(adata, labels, embeddings=embeddings, train_indices=model.train_indices, seed=seed)
+    labels = list(crosses)
+    simple = simple_embeddings(adata, inputs, components, environments[0])
+    table = evaluate(adata, labels, embeddings={**blocks, **simple}, train_indices=model.train_indices, seed=seed)
     write_table(table, out / "metrics.csv")
     write_table(pd.read_csv(out / "checkpoints" / "history.csv", index_col="step"), out / "history.csv", index=True)
     _pictures(adata, model, labels, blocks, out, seed)
@@ -148,6 +154,15 @@ def _trained(model: SCBDModel, asked: dict[str, Any], out: Path, resume: bool) -
     model.save(str(out / "model"), overwrite=True)
     write_text(json.dumps(_settings(model, asked), indent=2), out / "settings.json")
     return model
+
+
+def _mark_trained(obs: pd.DataFrame, model: SCBDModel, y: pd.Series) -> None:
+    """Say which cells were trained on, and which perturbations: scores of replicates mean nothing for these."""
+    part = np.full(len(obs), "left out", dtype=object)
+    for name in ("train", "validation", "test"):
+        part[getattr(model, f"{name}_indices")] = name
+    obs[SPLIT_KEY] = pd.Categorical(part)
+    obs[SEEN_KEY] = y.isin(y.iloc[model.train_indices].unique()).to_numpy()
 
 
 def _pictures(
