@@ -56,3 +56,9 @@ def test_a_small_encoder_has_a_short_run(machine, system, monkeypatch):
     model.train()
     model.train(max_epochs=3, lr=0.01)
     assert [(s.max_steps, s.max_epochs, s.lr) for s in found] == [(300, None, 1e-3), (None, 3, 0.01)]
+
+
+@pytest.mark.parametrize(("n_rows", "encoder"), [(9_999, "linear"), (10_000, "mlp")])
+def test_a_network_needs_rows_to_learn_from(n_rows, encoder):
+    assert encoder_for({"features": ["a"], "n_rows": n_rows}, "auto") == encoder
+    assert encoder_for({"features": ["a"], "n_rows": n_rows}, "linear") == "linear"

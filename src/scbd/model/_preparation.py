@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     WhiteningChoice = Whitening | Literal["auto"] | None
 
 # rows of features from which a network with hidden layers has enough to learn from
-_MANY_ROWS = 20_000
+_MANY_ROWS = 10_000
 # dimensions of a linear embedding, which costs nothing, and of all others
 _LINEAR_LATENT, _LATENT = 300, 64
 # settings that have no meaning for features, with the values that ask for nothing
