@@ -68,7 +68,7 @@ class AdaptedCells(NamedTuple):
         for code in np.unique(codes):
             chosen = np.flatnonzero(codes == code)
             adaptation = none if code < 0 else self.adaptations[code]
-            part_of = inputs[torch.from_numpy(chosen)]
+            part_of = _rows(inputs, torch.from_numpy(chosen))
             for block, found in adaptation.embed(module, part_of, blocks, kind).items():
                 values[block][chosen] = found
         return values
@@ -83,3 +83,10 @@ class AdaptedCells(NamedTuple):
                 digest.update(name.encode())
                 digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
+
+
+def _rows(inputs: Tensor, rows: Tensor) -> Tensor:
+    """Of 16-bit images by their bytes: not every torch that is supported selects rows of uint16."""
+    if inputs.dtype == torch.uint16:
+        return inputs.view(torch.int16)[rows].view(torch.uint16)
+    return inputs[rows]
