@@ -65,6 +65,7 @@ def test_examples_run(name, embedded, hasty, tmp_path, monkeypatch):
     example = doctest.DocTestParser().get_doctest(inspect.getdoc(PUBLIC[name]) or "", given, name, None, None)
     assert example.examples, "no example"
     said: list[str] = []
-    doctest.DocTestRunner().run(example, out=said.append)
+    # which would talk where the tests do (pytest -v)
+    doctest.DocTestRunner(verbose=False).run(example, out=said.append)
     plt.close("all")
     assert not said, "".join(said)
