@@ -9,26 +9,28 @@ import pandas as pd
 
 from scbd._measure_names import measure_name
 from scbd.pl._looks import legend, look
+from scbd.pl._names import LARGEST, height_of, inches, names_beside, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOR = "#0072B2"
-_FEW = 7
-# in inches, of a name in a legend
-_NAME_HEIGHT = 0.2
+# of the axes before they are there: what names of embeddings take of a panel of two, and what is left of it
+_BESIDE_PANELS, _PANEL = 0.85, 0.75
+# in inches, of a number below an axis
+_NUMBER = 0.5
 
 
 def benchmark(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw two panels, one column a representation: how much biology, and how much batch; what chance gives as a line.
+    """Draw two panels, one line a representation: how much biology, and how much batch; what chance gives dashed.
 
     Parameters
     ----------
     frame
-        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a dot, their mean a bar
-        across; a vertical line is the confidence interval, where the frame has one, of several keys on average.
+        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a dot, their mean an
+        upright bar; a line across is the confidence interval, where the frame has one, of several keys on average.
     biology, batch
         Metrics of the panels. By default the first there is of the relationship area and the perturbation probe.
     axes
@@ -41,7 +43,7 @@ def benchmark(
     Raises
     ------
     ValueError
-        If a metric is not in the frame.
+        If a metric is not in the frame, or axes are not two.
 
     Examples
     --------
@@ -53,20 +55,33 @@ def benchmark(
 
     biology = _biology(frame, biology)
     rows = [_rows(frame, metric) for metric in (biology, batch)]
-    if axes is None:
-        _, axes = plt.subplots(1, 2, figsize=(6.6, 3.6), layout="constrained")
     order = list(dict.fromkeys(frame["representation"]))
+    if axes is None:
+        _, axes = plt.subplots(1, 2, figsize=(6.6, 2.4), layout="constrained")
+        needed = height_of(order, _BESIDE_PANELS * inches(axes[0])[0])
+        axes[0].figure.set_figheight(max(2.4, needed + 0.8))
+    axes = np.ravel(axes)
+    if len(axes) != 2:
+        msg = f"axes holds {len(axes)} axes: give two, one for each metric."
+        raise ValueError(msg)
     for ax, own, better in zip(axes, rows, ("higher", "lower"), strict=True):
         _dots(ax, own, order)
+        width = inches(ax)[0]
         better = own["better"].iloc[0] if "better" in own else better
-        title = f"{better} is better" if better else ""
-        ax.set(ylabel=measure_name(own["metric"].iloc[0]), title=title, xlim=(-0.6, len(order) - 0.4))
-        steep = 35 if len(order) <= _FEW else 70  # names of many would lie on each other
-        ax.set_xticks(range(len(order)), order, rotation=steep, ha="right", rotation_mode="anchor")
         chance = own["chance"].mean() if "chance" in own else np.nan
+        said = [f"{better} is better"] if better else []
         if np.isfinite(chance):
-            ax.axhline(chance, ls="--", color="k", lw=1, label="chance")
-            ax.legend(frameon=False)
+            ax.axvline(chance, ls="--", color="k", lw=1)
+            said.append("dashed: chance")
+        panel = _PANEL * width
+        ax.set_title("\n".join(wrapped(words, panel, LARGEST) for words in said), fontsize=LARGEST)
+        ax.set(xlabel=wrapped(measure_name(own["metric"].iloc[0]), panel), ylim=(len(order) - 0.5, -0.5))
+        ax.locator_params(axis="x", nbins=max(int(panel / _NUMBER), 1))
+        ax.tick_params(axis="x", labelsize="small")
+        names_beside(ax, order, _BESIDE_PANELS * width)
+    # panels that stand beside each other share the names
+    if np.isclose(*(ax.get_window_extent().y0 for ax in axes)):
+        axes[1].tick_params(axis="y", labelleft=False)
     return axes
 
 
@@ -79,7 +94,7 @@ def biology_against_batch(
     ----------
     frame
         From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a small dot, their mean a
-        large one. Keys without one of the two metrics are left out.
+        large one. Keys without a score in one of the two metrics are left out.
     biology, batch
         Metrics of the two axes, see :func:`benchmark`.
     ax
@@ -105,13 +120,14 @@ def biology_against_batch(
     biology = _biology(frame, biology)
     up, across = (_rows(frame, metric) for metric in (biology, batch))
     each = ["representation", "key"]  # one dot
-    both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across"))
+    both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
     if both.empty:
         msg = f"No embedding of the frame has both {biology!r} and {batch!r}: draw metrics that one of them has."
         raise ValueError(msg)
     names = [name for name in dict.fromkeys(frame["representation"]) if (both["representation"] == name).any()]
+    own = ax is None
     if ax is None:
-        _, ax = plt.subplots(figsize=(4.6, max(3.6, _NAME_HEIGHT * len(names) + 0.4)), layout="constrained")
+        _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
     for i, name in enumerate(names):
         y, x = both.loc[both["representation"] == name, ["value_up", "value_across"]].to_numpy().T
         how = look(i)._replace(ls="")._asdict()
@@ -122,8 +138,9 @@ def biology_against_batch(
         chance = rows["chance"].mean() if "chance" in rows else np.nan
         if np.isfinite(chance):
             line(chance, ls="--", color="0.5", lw=1)
-    ax.set(xlabel=measure_name(batch), ylabel=measure_name(biology))
-    legend(ax)
+    width, height = inches(ax)
+    ax.set_xlabel(wrapped(measure_name(batch), width))
+    ax.set_ylabel(wrapped(measure_name(biology), height - legend(ax, own=own)))
     return ax
 
 
@@ -167,16 +184,16 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def _dots(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
-    """A column a representation: runs, their mean, and the interval."""
+    """A line a representation: runs, their mean, and the interval."""
     for place, name in enumerate(order):
         own = rows[rows["representation"] == name]
         if not len(own):
             continue
-        x = place + (np.linspace(-0.12, 0.12, len(own)) if len(own) > 1 else np.zeros(1))
-        ax.plot(x, own["value"], "o", ms=5, mfc="w", mec=_COLOR, zorder=3)
-        ax.hlines(own["value"].mean(), place - 0.28, place + 0.28, color=_COLOR, lw=2)
+        y = place + (np.linspace(-0.12, 0.12, len(own)) if len(own) > 1 else np.zeros(1))
+        ax.plot(own["value"], y, "o", ms=4, mfc="w", mec=_COLOR, zorder=3)
+        ax.vlines(own["value"].mean(), place - 0.28, place + 0.28, color=_COLOR, lw=2)
         if "low" in own and own["low"].notna().all():
-            ax.vlines(place, own["low"].mean(), own["high"].mean(), color=_COLOR, lw=1)
+            ax.hlines(place, own["low"].mean(), own["high"].mean(), color=_COLOR, lw=1)
 
 
 def _biology(frame: pd.DataFrame, metric: str | None) -> str:

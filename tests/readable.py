@@ -1,0 +1,58 @@
+"""Whether what is written in a figure can be read."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+    from matplotlib.text import Text
+
+_KINDS = (
+    "standardised by plate, whitened (controls), {} PCs",
+    "SCBD z_c, alpha {}, adapted from the controls",
+    "Metadata_{}_corrected_by_Harmony_and_sphered",
+)
+
+
+def long_names(n: int) -> list[str]:
+    """Of some 45 characters, of which the first may have no space."""
+    return [_KINDS[i % 3].format(i) for i in range(n)]
+
+
+def texts_of(ax: Axes) -> list[Text]:
+    """All that is drawn: ticks beyond the limits are not."""
+    found = [ax.title, *ax.texts]
+    for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
+        low, high = sorted(axis.get_view_interval())
+        found.append(axis.label)
+        for tick in axis.get_major_ticks():
+            if low <= tick.get_loc() <= high:
+                found += [tick.label1, tick.label2]
+    legend = ax.get_legend()
+    found += legend.get_texts() if legend is not None else []
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
+
+
+def require_readable(figure: Figure | SubFigure) -> None:
+    """Every text is whole and lies on no other, in letters that can be printed; axes are no slivers."""
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+    texts = [text for ax in figure.axes for text in texts_of(ax)]
+    for ax in figure.axes:
+        assert min(ax.bbox.width, 3 * ax.bbox.height) > 0.6 * figure.dpi or ax.get_label() == "<colorbar>"
+    boxes = pd.Series([text.get_window_extent() for text in texts])
+    for text, box in zip(texts, boxes, strict=True):
+        inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+        assert inside, f"{text.get_text()!r} runs out of the figure"
+        assert float(text.get_fontsize()) >= 5
+    for (text, box), (other, below) in combinations(zip(texts, boxes, strict=True), 2):
+        common = Bbox.intersection(box, below)
+        lies = common is not None and min(common.width, common.height) > 2
+        assert not lies, f"{text.get_text()!r} lies on {other.get_text()!r}"
