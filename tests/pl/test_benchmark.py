@@ -168,8 +168,26 @@ def test_a_ranking_is_a_table_of_colours():
     ax = pl.ranking(ranked)
     assert sorted(text.get_text() for text in ax.texts) == ["-0.20", "0.10", "0.50", "0.90", "1.00"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["ours", "other"]
-    assert [label.get_text() for label in ax.get_xticklabels()] == [
+    assert [label.get_text().replace("\n", " ") for label in ax.get_xticklabels()] == [
         "overall",
         "recall of known relations (corum)",
         "mixing of environments (iLISI)",
     ]
+
+
+@pytest.mark.parametrize("width", [None, 3.5])
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 8, 25])
+def test_names_of_a_ranking_can_be_read(n, long, width):
+    metrics = [
+        "overall",
+        "relationship_average_precision (corum)",
+        "e_probe_quadratic_f1",
+        "y_probe_f1",
+        "ilisi",
+        "a",
+        "b",
+    ]
+    ranked = pd.DataFrame(np.linspace(-1, 1, n)[:, None] * np.ones(7), index=names_of(n, long), columns=metrics)
+    ax = None if width is None else plt.subplots(figsize=(width, 2.4 + 0.3 * n), layout="constrained")[1]
+    require_readable(pl.ranking(ranked, ax=ax).figure)

@@ -9,16 +9,20 @@ import pandas as pd
 
 from scbd._measure_names import measure_name
 from scbd.pl._looks import legend, look
-from scbd.pl._names import LARGEST, height_of, inches, names_beside, wrapped
+from scbd.pl._names import CHARACTER, LARGEST, POINTS, height_of, inches, names_below, names_beside, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOR = "#0072B2"
-# of the axes before they are there: what names of embeddings take of a panel of two, and what is left of it
-_BESIDE_PANELS, _PANEL = 0.85, 0.75
-# in inches, of a number below an axis
-_NUMBER = 0.5
+# of the axes before they are there: what names of embeddings take of a panel of two, and of the table of ranks
+_BESIDE_PANELS, _BESIDE_RANKS = 0.85, 0.55
+# and what is left of a panel, and of each side of the table
+_PANEL, _TABLE = 0.75, 0.7
+# in inches, of a number below an axis, of a rank, and of the names above the ranks
+_NUMBER, _RANK, _ABOVE = 0.5, 0.5, 1.6
+# characters of a rank, and a space
+_SHOWN = 5
 
 
 def benchmark(
@@ -156,7 +160,7 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Returns
     -------
-    The axes.
+    The axes. A score that is missing leaves its place empty.
 
     Examples
     --------
@@ -167,16 +171,22 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     import matplotlib.pyplot as plt
 
     values = ranked.to_numpy(dtype=float)
+    names = [measure_name(str(column)) for column in ranked.columns]
+    own = ax is None
     if ax is None:
-        _, ax = plt.subplots(figsize=(1.6 + 0.6 * values.shape[1], 1.9 + 0.32 * len(values)), layout="constrained")
+        _, ax = plt.subplots(figsize=(_RANK * len(names) + 2.4, 1), layout="constrained")
+        needed = height_of(ranked.index, _BESIDE_RANKS * inches(ax)[0])
+        ax.figure.set_figheight(max(needed, 0.25 * len(values)) / _TABLE + _ABOVE)  # type: ignore[union-attr]
+    width, height = inches(ax)
+    room = _TABLE * width * POINTS / max(len(names), 1)
+    letters = min(LARGEST, room / (_SHOWN * CHARACTER))
     ax.imshow(values.clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for row, column in np.argwhere(np.isfinite(values)):
         dark = values[row, column] > 0.6
         shown = f"{values[row, column]:.2f}"
-        ax.text(column, row, shown, ha="center", va="center", fontsize="small", color="w" if dark else "k")
-    names = [measure_name(str(column)) for column in ranked.columns]
-    ax.set_xticks(range(len(names)), names, rotation=35, ha="left", rotation_mode="anchor")
-    ax.set_yticks(range(len(ranked)), [str(name) for name in ranked.index])
+        ax.text(column, row, shown, ha="center", va="center", fontsize=letters, color="w" if dark else "k")
+    names_below(ax, names, upright=_ABOVE if own else 0.5 * height, share=_TABLE)
+    names_beside(ax, ranked.index, _BESIDE_RANKS * width, share=_TABLE)
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
