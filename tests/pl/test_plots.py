@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_cells
+from readable import long_names, require_readable
 
 from scbd import pl
 
@@ -93,9 +94,44 @@ def test_numbers_have_a_colour_bar(cells):
     cells.obs["few"] = np.arange(96) % 3
     area, few = pl.umap_blocks(cells, ["area", "few"], blocks={"mine": "Z"}).flat
     missing, drawn = area.collections[:2]
-    assert len(missing.get_offsets()) == 10 and drawn.colorbar is not None and area.get_legend() is None
+    assert len(missing.get_offsets()) == 10 and drawn.colorbar is not None
+    assert [text.get_text() for text in area.get_legend().get_texts()] == ["missing"]
     assert sorted(drawn.get_array()) == list(range(10, 96))
     assert [text.get_text() for text in few.get_legend().get_texts()] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("n", [1, 20])
+def test_long_names_of_columns_embeddings_and_labels_can_be_read(cells, n):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
+    column, other = "Metadata_JCP2022_perturbation_by_name", "plate, source and batch of the whole screen"
+    cells.obs[column] = np.array(long_names(n))[np.arange(96) % n]
+    cells.obs[other] = np.where(np.arange(96) % 3, np.arange(96.0), np.nan)
+    blocks = {"z_c of the model of alpha 10, adapted": "Z", "z_s": "Z"}
+    for color in ([column], [column, other]):
+        figure = pl.umap_blocks(cells, color, blocks=blocks)[0, 0].figure
+        require_readable(figure)
+        heights = [ax.bbox.height / figure.dpi for ax in figure.axes]
+        assert min(heights) > 1.8 and figure.get_size_inches()[0] <= 3.5 * len(color)
+
+
+def test_missing_cells_are_named_among_labels_that_are_not(cells):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.zeros((96, 2))
+    cells.obs["sixty"] = pd.Categorical([f"g{i % 60}" for i in range(96)])
+    (ax,) = pl.umap_blocks(cells, "sixty", blocks={"mine": "Z"}).flat
+    assert ax.get_legend() is None
+    cells.obs.loc[cells.obs_names[70:], "sixty"] = np.nan
+    (ax,) = pl.umap_blocks(cells, "sixty", blocks={"mine": "Z"}).flat
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["missing"]
+    assert ax.get_title() == "mine by sixty (60 labels)"
+
+
+@pytest.mark.parametrize("n", [1, 9, 12, 19, 20, 40])
+def test_no_label_has_the_grey_of_missing_cells(cells, n):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.zeros((96, 2))
+    cells.obs["label"] = [f"g{i % n}" for i in range(96)]
+    (ax,) = pl.umap_blocks(cells, "label", blocks={"mine": "Z"}).flat
+    shades = np.unique(np.asarray(ax.collections[0].get_facecolor())[:, :3], axis=0)
+    assert len(shades) == n and np.abs(shades - 0.8).max(axis=1).min() > 0.1
 
 
 def test_cells_without_a_label_are_grey(cells):

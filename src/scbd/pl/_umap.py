@@ -11,6 +11,8 @@ import pandas as pd
 from scbd._keys import CONTENT_KEY, STYLE_KEY
 from scbd._matrices import dense
 from scbd._threads import torch_threads_kept
+from scbd.pl._looks import legend_below
+from scbd.pl._names import inches, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +23,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: told apart by colour-blind readers; then matplotlib's for more labels
 _FEW = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _LEGEND_LABELS = 20
-# in inches, for all labels of a column; names in three columns while they are short
-_LEGEND_HEIGHT = 0.7
-_SHORT_NAME = 7
+# in inches, of a line of a title
+_TITLE_HEIGHT = 0.18
 _MISSING = "0.8"
 # up to here every distance is computed
 _EXACT_CELLS = 100_000
@@ -53,7 +54,7 @@ def umap_blocks(
         as cells and embedding are the same. Otherwise it is computed.
     color
         Columns of ``obs``. Labels have a colour each, and a legend up to 20 of them; more than 20 different numbers
-        have a colour bar. Cells without a value are grey.
+        have a colour bar. Cells without a value are grey, and called missing in a legend.
     blocks
         Title and ``obsm`` key of each row; z_c and z_s by default.
     max_cells
@@ -93,21 +94,25 @@ def umap_blocks(
     rng = np.random.default_rng(seed)
     rows = rng.permutation(adata.n_obs)[:max_cells]  # shuffled: no label is drawn on top of all others
     maps = [_points(adata, key, rows, seed, keep) for key in blocks.values()]
-    size = (3.3 * len(color), 2.9 * len(blocks) + _LEGEND_HEIGHT)
+    size = (3.3 * len(color), 2.9 * len(blocks))
     figure, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
-    for i, (line, title, points) in enumerate(zip(axes, blocks, maps, strict=True)):
+    titles = 0
+    for line, title, points in zip(axes, blocks, maps, strict=True):
         for ax, column in zip(line, color, strict=True):
             values = adata.obs[column]
+            n_unnamed = ""
             if _is_measured(values):
                 _scatter_numbers(ax, points, values.iloc[rows].to_numpy(np.float64))
-                ax.set_title(f"{title} by {column}")
-                continue
-            palette = _palette(adata, column)
-            _scatter(ax, points, values.iloc[rows], palette)
-            if i == len(blocks) - 1:  # colours are the same in all rows
-                _legend(ax, palette, missing=bool(values.iloc[rows].isna().any()))
-            n_unnamed = f" ({len(palette)} labels)" if len(palette) > _LEGEND_LABELS else ""
-            ax.set_title(f"{title} by {column}{n_unnamed}")
+            else:
+                palette = _palette(adata, column)
+                _scatter(ax, points, values.iloc[rows], palette)
+                if len(palette) > _LEGEND_LABELS:
+                    n_unnamed = f" ({len(palette)} labels)"
+            ax.set_title(wrapped(f"{title} by {column}{n_unnamed}", inches(ax)[0]), fontsize="medium")
+        titles += max(ax.get_title().count("\n") for ax in line)
+    # colours are the same in all rows
+    below = max(_legend(ax, adata, column, rows) for ax, column in zip(axes[-1], color, strict=True))
+    figure.set_figheight(figure.get_figheight() + below + _TITLE_HEIGHT * titles)
     return axes
 
 
@@ -188,6 +193,8 @@ def _palette(adata: AnnData, column: str) -> dict[Any, Any]:
     colors: Any = _FEW
     if n > len(_FEW):
         colors = colormaps["tab10" if n <= 10 else "tab20" if n <= 20 else "turbo"](np.linspace(0, 1, n))
+        light_grey = (np.ptp(colors[:, :3], axis=1) == 0) & (colors[:, 0] > 0.6)
+        colors[light_grey, :3] = 0  # that is for cells without a label
     return dict(zip(used, colors, strict=False))
 
 
@@ -216,15 +223,17 @@ def _scatter(ax: Axes, points: np.ndarray, labels: pd.Series, palette: dict[Any,
     ax.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
 
 
-def _legend(ax: Axes, palette: dict[Any, Any], *, missing: bool) -> None:
-    """Below the axes: beside them, it would take half the width of a phone."""
-    if len(palette) > _LEGEND_LABELS:
-        return
-    names = palette | ({"missing": _MISSING} if missing else {})
+def _legend(ax: Axes, adata: AnnData, column: str, rows: np.ndarray) -> float:
+    """What colours stand for: its height, in inches. Below the axes: beside them, it would take half of a phone."""
+    values = adata.obs[column].iloc[rows]
+    names, missing = {}, values.isna()
+    if _is_measured(adata.obs[column]):
+        missing = ~np.isfinite(values.to_numpy(np.float64))
+    else:
+        palette = _palette(adata, column)
+        names = palette if len(palette) <= _LEGEND_LABELS else {}
+    if missing.any():
+        names = names | {"missing": _MISSING}
     for name, shade in names.items():
         ax.scatter([], [], color=shade, label=str(name), s=20)
-    longest = max(len(str(name)) for name in names)
-    how: dict[str, Any] = {"fontsize": 9, "handletextpad": 0.2, "columnspacing": 0.8, "borderaxespad": 0.2}
-    ax.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3 if longest <= _SHORT_NAME else 2, frameon=False, **how
-    )
+    return legend_below(ax) if names else 0
