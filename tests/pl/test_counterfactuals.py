@@ -3,6 +3,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from readable import require_readable
 
 from scbd import pl
 
@@ -110,3 +111,8 @@ def test_features_make_no_pictures():
         pl.counterfactuals(Features(), [0, 1])
     with pytest.raises(ValueError, match="The model is one of features, which make no pictures"):
         pl.traverse(Features(), [0, 1], "GENE1")
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_what_lines_are_can_be_read(n):
+    require_readable(pl.counterfactuals(Model(3), list(range(n)))[0, 0].figure)

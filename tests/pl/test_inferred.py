@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from readable import long_names, require_readable
 
 from scbd import pl
 from scbd.data import InferredEnvironments
@@ -44,3 +45,19 @@ def test_of_many_labels_the_most_frequent():
 def test_as_many_labels_as_cells():
     with pytest.raises(ValueError, match="There are 3 labels and 1 cells"):
         pl.inferred_environments(make_found(["inferred_1"], np.zeros((1, 2))), pd.Series(["a"] * 3))
+
+
+@pytest.mark.parametrize("n", [1, 5, 100])
+def test_long_names_of_labels_can_be_read(n):
+    labels = np.repeat(long_names(n), 4)
+    axes = np.random.default_rng(0).normal(size=(len(labels), 2))
+    cells, bars = pl.inferred_environments(make_found(["inferred_1"] * len(labels), axes), pd.Series(labels))
+    require_readable(cells.figure)
+    assert cells.figure.get_size_inches()[1] < 11  # of a page
+    assert bars.get_title() == ("30 most frequent of 100" if n == 100 else "")
+
+
+def test_cells_without_a_label_are_a_bar_of_their_own():
+    found = make_found(["inferred_1", "inferred_2", "inferred_2"], np.zeros((3, 2)))
+    _, bars = pl.inferred_environments(found, pd.Series(["a", None, np.nan]))
+    assert [t.get_text() for t in bars.get_yticklabels()] == ["a", "missing"]

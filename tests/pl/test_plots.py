@@ -202,6 +202,13 @@ def test_training_curves_and_the_line_of_a_collapsed_embedding():
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
 
 
+def test_a_single_step_is_seen():
+    """A line of one point has no length."""
+    history = {name: curve.head(1) for name, curve in make_history("train_loss", "validation_loss").items()}
+    assert all(line.get_marker() == "o" for line in pl.history(history)[0].lines)
+    assert pl.history(make_history("train_loss"))[0].lines[0].get_marker() == "None"
+
+
 def test_the_legend_of_training_curves_lies_on_no_line():
     figure = pl.history(make_history("train_loss", "train_supervised_c", "validation_supervised_c"), ceiling=3)[
         0
@@ -241,6 +248,26 @@ def test_cells(channels, lines):
     assert axes.shape == (lines, 3)
     assert all(ax.images[0].get_array().max() <= 1 for ax in axes.flat)
     assert axes[0, 0].get_title().startswith("gene_")
+
+
+@pytest.mark.parametrize(("channels", "n"), [(1, 1), (2, 2), (3, 6)])
+def test_long_names_of_channels_and_labels_can_be_read(channels, n):
+    cells = make_cells(12, shape=(channels, 16, 16))
+    cells.obs["long"] = [np.nan, *long_names(11)]
+    cells.var_names = ["Hoechst 33342, nuclei, 2x2", "Concanavalin A, ER", "MitoTracker deep red"][:channels]
+    axes = pl.cells(cells, label="long", rows=range(n))
+    require_readable(axes[0, 0].figure)
+    assert axes[0, 0].get_title() == "missing" and min(ax.bbox.height for ax in axes.flat) > 50
+
+
+def test_no_cells_and_no_such_column():
+    cells = make_cells(12, shape=(1, 16, 16))
+    empty: tuple[Any, ...] = ([], np.zeros(12, bool))
+    for rows in empty:
+        with pytest.raises(ValueError, match="rows names no cell: name one or more to draw"):
+            pl.cells(cells, rows=rows)
+    with pytest.raises(KeyError, match=r"obs has no 'genes' to write \(its keys: gene, well, plate\)"):
+        pl.cells(cells, label="genes")
 
 
 def test_six_cells_are_drawn_unless_others_are_asked_for():
@@ -301,5 +328,6 @@ def test_components_in_use():
     assert axes.shape == (2, 3) and axes[0, 0].get_title(loc="left") == "$z_c$: 1 of 2 components in use"
     assert axes[0, 0].figure.get_size_inches()[0] <= 7
     assert [bar.get_height() for bar in axes[0, 0].patches] == [2.0, 0.1]
+    assert {bar.get_width() for bar in axes[0, 0].patches} == {1}  # of hundreds, gaps would be a pattern
     with pytest.raises(ValueError, match="train the model first"):
         pl.latent_health(pd.DataFrame())

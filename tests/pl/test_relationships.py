@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
+from readable import long_names, require_readable
 
 from scbd import pl
 
@@ -64,3 +65,20 @@ def test_complexes_whose_names_begin_alike_have_a_line_each():
     segments = ax.collections[0].get_segments()  # type: ignore[attr-defined]
     assert [segment[1].tolist() for segment in segments] == offsets.tolist()
     assert len(ax.get_yticklabels()) == 3
+
+
+@pytest.mark.parametrize("width", [None, 3.5])
+@pytest.mark.parametrize("n", [1, 8, 25])
+def test_long_names_can_be_read(n, width):
+    def ax(height):
+        return None if width is None else plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+    curve = pd.DataFrame({"percentile": [80, 90], "precision": [0.1, 0.3], "recall": [0.6, 0.4]})
+    curves = dict.fromkeys(long_names(n), curve)
+    require_readable(pl.relationship_curve(curves, prevalence=0.02, ax=ax(2.6 + 0.2 * n)).figure)
+    names = [f"{name} of the respiratory chain" for name in long_names(n)]
+    table = pd.DataFrame({"size": 3, "mean_cosine": np.linspace(0.9, 0.1, n), "fdr": np.nan}, index=names)
+    drawn = pl.complexes(table, n=n, ax=ax(1.4 + 0.3 * n))
+    require_readable(drawn.figure)
+    shown = [label.get_text().replace("\n", "").replace(" ", "") for label in drawn.get_yticklabels()]
+    assert shown == [f"{name}(3)".replace(" ", "") for name in names[::-1]]  # whole

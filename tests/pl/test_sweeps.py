@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from readable import long_names, require_readable
 
 from scbd import pl
 
@@ -124,3 +125,42 @@ def test_one_point_a_setting_and_alpha_as_a_line():
     assert ax.get_legend_handles_labels()[1] == ["SCBD", "ERM"]
     with pytest.raises(KeyError, match="no column 'batch'"):
         pl.trade_off(frame, "in", "batch")
+
+
+def runs(settings: list, groups: list) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = [(setting, group) for setting in settings for group in groups for _ in range(2)]
+    frame = pd.DataFrame(rows, columns=["setting", "system"])
+    return frame.assign(**{name: rng.uniform(0.1, 0.9, len(rows)) for name in ("accuracy in", "accuracy out")})
+
+
+@pytest.mark.parametrize("width", [None, 3.5])
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        ([0, 0.1, 1], ["a", "b"]),
+        ([0, 0.01, 0.0316, 0.1, 1, 10], long_names(2)),
+        (np.geomspace(1e-4, 1e2, 25).round(6).tolist(), ["a"]),
+        (long_names(5), long_names(8)),
+        ([1.0], [f"m{i}" for i in range(25)]),
+        ([0, 1], long_names(25)),
+    ],
+)
+def test_names_of_any_length_can_be_read(settings, groups, width):
+    frame = runs(settings, groups)
+
+    def ax():
+        height = 3.4 + 0.2 * len(groups)
+        return None if width is None else plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+    require_readable(pl.by_group(frame, "setting", "accuracy out", "system", ax=ax()).figure)
+    require_readable(pl.trade_off(frame, "accuracy in", "accuracy out", traced=groups[:1], ax=ax()).figure)
+
+
+def test_runs_without_a_score_are_left_out_of_the_correlation():
+    frame = pd.DataFrame({"own in": [0.1, 0.2, 0.3, 0.9, np.nan], "own out": [0.6, 0.4, 0.2, np.nan, 0.9]})
+    ax = pl.in_against_out(frame)
+    assert ax.get_title() == "correlation -1.00, 3 runs" and len(np.asarray(ax.collections[0].get_offsets())) == 3
+    with pytest.raises(KeyError, match=r"no column 'r_c in' to draw \(its columns: own in, own out\)"):
+        pl.in_against_out(frame, ins="r_c in")
+    require_readable(pl.in_against_out(frame, ax=plt.subplots(figsize=(2.2, 2), layout="constrained")[1]).figure)

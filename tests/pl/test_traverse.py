@@ -3,6 +3,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from readable import long_names, require_readable
 
 from scbd import pl
 
@@ -54,3 +55,9 @@ def test_nothing_changes_where_nothing_does():
 def test_channels_are_one_or_three():
     with pytest.raises(ValueError, match=r"channels=\[0, 1\]: name one channel to show in grey, or three"):
         pl.traverse(Model(4), [0], "GENE1", channels=[0, 1])
+
+
+@pytest.mark.parametrize(("n", "n_steps"), [(1, 2), (3, 5)])
+def test_a_long_name_of_the_goal_lies_on_no_other(n, n_steps):
+    rows, (goal, *_) = list(range(n)), long_names(1)
+    require_readable(pl.traverse(Model(3), rows, goal, n_steps=n_steps, adapt_key="plate")[0, 0].figure)

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from readable import long_names, require_readable
 
 from scbd import pl
 
@@ -55,3 +56,16 @@ def test_a_table_of_another_kind():
         pl.variance(table().drop(columns="chance"))
     with pytest.raises(ValueError, match="The table is empty"):
         pl.variance(table().head(0))
+
+
+@pytest.mark.parametrize("width", [None, 3.5])
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("n", [1, 8, 25])
+def test_names_of_factors_and_representations_can_be_read(n, long, width):
+    drawn = table(long_names(n) if long else [f"m{i}" for i in range(n)], keys=1)
+    if long:
+        drawn["factor"] = drawn["factor"].map(
+            {"well": "Metadata_well_position_by_row", "gene": "gene and guide, as given"}
+        )
+    ax = None if width is None else plt.subplots(figsize=(width, 3 + 0.25 * n), layout="constrained")[1]
+    require_readable(pl.variance(drawn, ax=ax).figure)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.pl._names import LARGEST
 from scbd.pl._pictures import channels_shown, draw_picture
 
 if TYPE_CHECKING:
@@ -77,12 +78,12 @@ def counterfactuals(
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
     figure, axes = plt.subplots(
-        len(lines), len(own), figsize=(0.85 * len(own) + 1.2, 0.9 * len(lines)), squeeze=False, layout="constrained"
+        len(lines), len(own), figsize=(0.85 * len(own) + 1.5, 0.9 * len(lines)), squeeze=False, layout="constrained"
     )
     for line, (name, images) in zip(axes, lines.items(), strict=True):
         for ax, image in zip(line, images, strict=True):
             draw_picture(ax, image[shown], low, high)
-        line[0].set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center")
+        line[0].set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center", fontsize=LARGEST)
     return axes
 
 

@@ -26,6 +26,8 @@ _PARTS: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
     "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
+# of a single step, which is no line
+_POINT = {"marker": "o", "ms": 3}
 _HEALTH = {"z_c_spread": "spread of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
 
 
@@ -71,7 +73,8 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         drawn = [part for part in _PARTS if name.format(part) in history]
         for part in drawn:
             frame = history[name.format(part)]
-            named[part], *_ = ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **_PARTS[part])
+            looks = _PARTS[part] | (_POINT if len(frame) == 1 else {})
+            named[part], *_ = ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **looks)
         if ceiling is not None and name == _SUPERVISED:
             collapsed = f"collapsed ({drawn[-1]})"
             named[collapsed] = ax.axhline(ceiling, ls="--", color=_PARTS[drawn[-1]]["color"], label=collapsed)

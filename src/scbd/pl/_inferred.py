@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from scbd.pl._looks import look
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from scbd.pl._looks import legend_below, look
+from scbd.pl._names import height_of, inches, names_beside
 
 _MOST_CELLS = 5_000
 _MOST_BARS = 30
+# of the axes before they are there, what names of labels take
+_NAMES = 0.8
+# in points: of 30 long names, larger ones would make a figure of more than a page
+_SMALL = 7
 
 
 def inferred_environments(found: Any, labels: pd.Series, *, seed: int = 0) -> np.ndarray:
@@ -51,12 +53,15 @@ def inferred_environments(found: Any, labels: pd.Series, *, seed: int = 0) -> np
     if len(labels) != len(found.labels):
         msg = f"There are {len(labels)} labels and {len(found.labels)} cells: each cell has one."
         raise ValueError(msg)
-    values = pd.Series(np.asarray(labels).astype(str))
+    known = np.asarray(pd.notna(labels))
+    values = pd.Series(np.where(known, np.asarray(labels).astype(str), "missing"))
     environments = pd.Series(found.labels.to_numpy())
     frequent = values.value_counts().index[:_MOST_BARS]
     shares = pd.crosstab(values, environments, normalize="index").loc[np.sort(frequent)]
-    height = max(3.2, 0.2 * len(shares) + 1)
-    figure, (cells, bars) = plt.subplots(1, 2, figsize=(6.8, height), layout="constrained")
+    figure, (cells, bars) = plt.subplots(1, 2, figsize=(6.8, 3.2), layout="constrained")
+    needed = max(0.2 * len(shares), height_of(shares.index, _NAMES * inches(bars)[0], _SMALL))
+    figure.set_figheight(max(3.2, needed + 1))
+    places = np.arange(len(shares))
     drawn = np.random.default_rng(seed).permutation(len(environments))[:_MOST_CELLS]
     left = np.zeros(len(shares))
     for i, name in enumerate(found.labels.cat.categories):
@@ -64,17 +69,16 @@ def inferred_environments(found: Any, labels: pd.Series, *, seed: int = 0) -> np
         color, marker, _ = look(i)
         cells.scatter(*found.axes[here].T, s=6, color=color, marker=marker, alpha=0.6, lw=0, label=name)
         if name in shares:
-            bars.barh(shares.index, shares[name], left=left, color=color)
+            bars.barh(places, shares[name], left=left, color=color)
             left += shares[name].to_numpy()
-    cells.set(xlabel="first discriminant", ylabel="second discriminant", title=f"gain {found.gain:.2g} nats a cell")
+    cells.set(xlabel="first discriminant", ylabel="second discriminant")
+    cells.set_title(f"gain {found.gain:.2g} nats a cell", fontsize="medium")
     if len(found.labels.cat.categories) <= _MOST_BARS:
-        _legend(cells)
+        figure.set_figheight(figure.get_figheight() + legend_below(cells, markerscale=2))
+    n_labels = values.nunique()
+    if n_labels > len(shares):
+        bars.set_title(f"{len(shares)} most frequent of {n_labels}", fontsize="medium")
     bars.set(xlabel="share of the cells", xlim=(0, 1))
     bars.invert_yaxis()
-    bars.tick_params(axis="y", labelsize="small")
+    names_beside(bars, shares.index, _NAMES * inches(bars)[0])
     return np.array([cells, bars])
-
-
-def _legend(ax: Axes) -> None:
-    n = len(ax.get_legend_handles_labels()[1])
-    ax.legend(frameon=False, fontsize="small", markerscale=2, ncols=1 + n // 8)

@@ -56,7 +56,7 @@ def latent_health(health: pd.DataFrame) -> np.ndarray:
         part = health[health["block"] == block].sort_values("divergence", ascending=False)
         used = f"{int(part['active'].sum())} of {len(part)} components in use"
         for ax, (column, label) in zip(row, _PANELS.items(), strict=True):
-            ax.bar(np.arange(len(part)), part[column], color=np.where(part["active"], "#0072B2", "0.75"))
+            ax.bar(np.arange(len(part)), part[column], width=1, color=np.where(part["active"], "#0072B2", "0.75"))
             ax.set_xlabel("component")
             ax.set_ylabel(label, fontsize="small")
         row[0].set_title(f"{_TITLES.get(block, block)}: {used}", fontsize="medium", loc="left")

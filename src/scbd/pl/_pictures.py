@@ -23,9 +23,7 @@ def channels_shown(channels: Sequence[int] | int | None, images: np.ndarray) -> 
     if images.ndim != 4:
         msg = "The model is one of features, which make no pictures: take the numbers from the model's own methods."
         raise ValueError(msg)
-    if not len(images):
-        msg = "rows names no cell: name one or more to draw."
-        raise ValueError(msg)
+    require_cells(images)
     n = images.shape[1]
     if channels is None:
         return list(range(3)) if n == 3 else [0]
@@ -37,6 +35,13 @@ def channels_shown(channels: Sequence[int] | int | None, images: np.ndarray) -> 
         )
         raise ValueError(msg)
     return shown.tolist()
+
+
+def require_cells(rows: np.ndarray) -> None:
+    """Raise a ``ValueError`` if these are of no cell."""
+    if not len(rows):
+        msg = "rows names no cell: name one or more to draw."
+        raise ValueError(msg)
 
 
 def draw_picture(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:

@@ -8,11 +8,15 @@ import numpy as np
 import pandas as pd
 
 from scbd.pl._looks import legend, look
+from scbd.pl._names import height_of, inches, names_beside, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.axes import Axes
+
+# of the axes before they are there, what names of complexes take
+_NAMES = 0.7
 
 
 def relationship_curve(
@@ -43,6 +47,7 @@ def relationship_curve(
 
     if isinstance(curves, pd.DataFrame):
         curves = {"": curves}
+    own = ax is None
     if ax is None:
         _, ax = plt.subplots(figsize=(4.6, 3.6), layout="constrained")
     for i, (name, curve) in enumerate(curves.items()):
@@ -50,7 +55,7 @@ def relationship_curve(
     if prevalence is not None:
         ax.axhline(prevalence, color="0.5", lw=1, label="no information")
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
-    legend(ax)
+    legend(ax, own=own)
     return ax
 
 
@@ -79,16 +84,19 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     import matplotlib.pyplot as plt
 
     shown = table.head(n).iloc[::-1]
+    names = [f"{name} ({size})" for name, size in zip(shown.index.astype(str), shown["size"], strict=True)]
     if ax is None:
-        _, ax = plt.subplots(figsize=(6.5, 0.28 * len(shown) + 1), layout="constrained")
+        _, ax = plt.subplots(figsize=(6.5, 1), layout="constrained")
+        needed = max(0.28 * len(shown), height_of(names, _NAMES * inches(ax)[0]))
+        ax.figure.set_figheight(needed + 1)  # type: ignore[union-attr]
     found = (shown["fdr"] < 0.05).to_numpy()
-    names = [f"{name[:48]} ({size})" for name, size in zip(shown.index.astype(str), shown["size"], strict=True)]
-    places = np.arange(len(names))  # names that were cut may be alike
+    places = np.arange(len(names))  # names may be alike
     ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
-    ax.set_yticks(places, names)
+    names_beside(ax, names, _NAMES * inches(ax)[0])
     ax.scatter(
         shown["mean_cosine"], places, c=np.where(found, "#0072B2", "w"), edgecolors="#0072B2", zorder=3, clip_on=False
     )
-    ax.set(xlabel="mean cosine between its genes", xlim=(min(0, shown["mean_cosine"].min()), 1))
+    ax.set(xlim=(min(0, shown["mean_cosine"].min()), 1))
+    ax.set_xlabel(wrapped("mean cosine between its genes", 0.5 * inches(ax)[0]))
     ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # a line for each, however few there are
     return ax

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd.pl._looks import legend, look
+from scbd.pl._names import inches, names_below, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ def sweep(
     import matplotlib.pyplot as plt
 
     _require(frame, [setting, *scores])
+    own_figure = ax is None
     if ax is None:
         _, ax = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
     places, names = _places(frame[setting])
@@ -71,9 +73,9 @@ def sweep(
             ax.axhline(control[column], color=own.color, ls=own.ls, lw=0.8, alpha=0.6)
     if control is not None:
         ax.plot([], [], color="0.5", lw=0.8, label="never trained")
-    ax.set_xticks(range(len(names)), names)
-    ax.set(xlabel=setting)
-    legend(ax)
+    names_below(ax, names)
+    ax.set_xlabel(wrapped(setting, inches(ax)[0]))
+    legend(ax, own=own_figure)
     return ax
 
 
@@ -187,6 +189,7 @@ def trade_off(
     import matplotlib.pyplot as plt
 
     _require(frame, [x, y, system, setting])
+    own = ax is None
     if ax is None:
         _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     # what is traced has the first colours: they are the strongest
@@ -197,8 +200,9 @@ def trade_off(
         line = "-" if name in traced else "none"
         point: dict[str, Any] = {"color": color, "marker": marker, "ls": line, "ms": 6, "mec": "k", "mew": 0.5}
         ax.errorbar(mean[x], mean[y], xerr=sd[x], yerr=sd[y], elinewidth=0.6, lw=1, label=str(name), **point)
-    ax.set(xlabel=x, ylabel=y)
-    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))  # beside, not on, the points
+    width, height = inches(ax)
+    ax.set_xlabel(wrapped(x, width))
+    ax.set_ylabel(wrapped(y, height - legend(ax, inside=False, own=own)))
     return ax
 
 
@@ -240,13 +244,18 @@ def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own
     frame
         Rows of an experiment, one a run.
     ins, outs
-        Columns.
+        Columns. Runs without a score in one of them are left out.
     ax
         Axes to draw on.
 
     Returns
     -------
     The axes.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
 
     Examples
     --------
@@ -255,11 +264,15 @@ def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own
     """
     import matplotlib.pyplot as plt
 
+    _require(frame, [ins, outs])
     if ax is None:
         _, ax = plt.subplots(figsize=(3.6, 3.4), layout="constrained")
-    x, y = frame[ins].to_numpy(float), frame[outs].to_numpy(float)
+    x, y = frame[[ins, outs]].astype(float).dropna().to_numpy().T
     ax.scatter(x, y, color="#0072B2", edgecolors="k", s=28, linewidths=0.5)
+    width, height = inches(ax)
     if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0:
-        ax.set_title(f"correlation {np.corrcoef(x, y)[0, 1]:.2f}, {len(x)} runs", fontsize="medium")
-    ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution")
+        title = f"correlation {np.corrcoef(x, y)[0, 1]:.2f}, {len(x)} runs"
+        ax.set_title(wrapped(title, width), fontsize="medium")
+    ax.set_xlabel(wrapped("accuracy in distribution", width))
+    ax.set_ylabel(wrapped("accuracy out of distribution", height))
     return ax

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.pl._names import LARGEST, wrapped
 from scbd.pl._pictures import bare, channels_shown, draw_picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
+
+# in inches, of a picture and of a line of text
+_PICTURE, _LINE = 0.8, 0.2
 
 
 def traverse(
@@ -71,12 +75,14 @@ def traverse(
     change = (paths[:, -1] - paths[:, 0]).mean(1)
     most = np.abs(change).max() or 1.0
     n, width = paths.shape[0], n_steps + 2
-    figure, axes = plt.subplots(n, width, figsize=(0.95 * width, 1.0 * n + 0.3), squeeze=False, layout="constrained")
+    goal = wrapped(to, _PICTURE, LARGEST)
+    above = 0.3 + _LINE * goal.count("\n")
+    figure, axes = plt.subplots(n, width, figsize=(0.95 * width, 1.0 * n + above), squeeze=False, layout="constrained")
     for line, original, path, difference in zip(axes, originals, paths, change, strict=True):
         for ax, image in zip(line, [original, *path], strict=False):
             draw_picture(ax, image, low, high)
         line[-1].imshow(difference, cmap="RdBu_r", vmin=-most, vmax=most)
         bare(line[-1])
-    for ax, name in zip(axes[0, [0, 1, -2, -1]], ("cell", "decoded", to, "change"), strict=True):
-        ax.set_title(name, fontsize="small")
+    for ax, name in zip(axes[0, [0, 1, -2, -1]], ("cell", "decoded", goal, "change"), strict=True):
+        ax.set_title(name, fontsize=LARGEST)
     return axes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.pl._looks import look
+from scbd.pl._looks import legend_below, look
+from scbd.pl._names import height_of, inches, names_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
 _COLUMNS = ["representation", "key", "factor", "share", "chance", "alone"]
 # of the space between two factors, that all representations take
 _HEIGHT = 0.7
-_LEGEND_COLUMNS = 5
-# in inches, behind the label of the axis
-_LEGEND_BELOW = 0.5
+# of the axes before they are there, what names of factors take
+_NAMES = 0.5
 
 
 def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -55,9 +55,11 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         msg = f"The table {what}: give what scbd.metrics.variance_table returns."
         raise ValueError(msg)
     factors, names = (list(dict.fromkeys(table[column])) for column in ("factor", "representation"))
+    own = ax is None
     if ax is None:
-        height = 1.2 + len(factors) * max(0.4, 0.16 * len(names))
-        _, ax = plt.subplots(figsize=(6, height), layout="constrained")
+        _, ax = plt.subplots(figsize=(6, 1), layout="constrained")
+        lines = max(len(factors) * max(0.4, 0.16 * len(names)), height_of(factors, _NAMES * inches(ax)[0]))
+        ax.figure.set_figheight(0.8 + lines)  # type: ignore[union-attr]
     place = {factor: i for i, factor in enumerate(factors)}
     for i, name in enumerate(names):
         mine, (color, marker, _) = table[table["representation"] == name], look(i)
@@ -72,12 +74,12 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             ax.plot(mine["share"], mine["factor"].map(at), ls="", marker=".", ms=2, color="k", zorder=4)
     ax.plot([], [], ls="", marker="o", ms=8, mfc="none", color="0.4", label="alone")
     ax.plot([], [], ls="", marker="|", ms=9, mew=1.5, color="k", label="chance")
-    ax.set(xlabel="share of the variance", xlim=(0, None), yticks=range(len(factors)), yticklabels=factors)
+    ax.set(xlabel="share of the variance", xlim=(0, None))
+    names_beside(ax, factors, _NAMES * inches(ax)[0])
     ax.set_ylim(len(factors) - 0.5, -0.5)  # the first on top
     for border in range(1, len(factors)):
         ax.axhline(border - 0.5, color="0.9", lw=0.8, zorder=0)
-    # below: on the axes, it would lie on the marks
-    below = -_LEGEND_BELOW * ax.figure.dpi / ax.get_window_extent().height
-    how: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, below), "fontsize": 9, "frameon": False}
-    ax.legend(ncols=min(len(names) + 2, _LEGEND_COLUMNS), **how)
+    below = legend_below(ax, share=1 - _NAMES)  # on the axes, it would lie on the marks
+    if own:
+        ax.figure.set_figheight(ax.figure.get_figheight() + below)  # type: ignore[union-attr]
     return ax
