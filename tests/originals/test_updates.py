@@ -109,6 +109,8 @@ def test_irm_without_a_fresh_optimiser_goes_elsewhere():
 def fish(found: ClassifierModule, meta_lr: float, *, coupled: bool) -> FishAdamW:
     optimizer = FishAdamW(found.parameters(), meta_lr=meta_lr, n_environments=3, pretrain_steps=0, **HOW)
     for group in optimizer.param_groups:
+        if coupled and "decoupled_weight_decay" not in group:
+            pytest.skip("this torch has AdamW with decoupled weight decay alone")
         group["decoupled_weight_decay"] = not coupled
     return optimizer
 

@@ -178,7 +178,7 @@ def test_a_table_of_features_is_trained_on_as_it_lies(tmp_path, capsys, monkeypa
     said = inspect("wells.csv", y_key="compound", e_key="plate").splitlines()[-1]
     typed = shlex.split(said.removeprefix("Next: scbd "))
     assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
-    assert "feature PCA" in capsys.readouterr().out and Path("results/metrics.csv").is_file()
+    assert "features, standardised by plate" in capsys.readouterr().out and Path("results/metrics.csv").is_file()
 
 
 def test_what_is_said_next_can_be_typed(tmp_path, capsys, monkeypatch):
