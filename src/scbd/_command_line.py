@@ -91,6 +91,9 @@ def _add_inspect(commands: Any) -> None:
         "inspect", help="say what a file or folder is, and what to type next", formatter_class=values.Help
     )
     inspect.add_argument("path", type=Path, help="anything")
+    inspect.add_argument(
+        "--image-key", help="obsm key of the images (single_cell_images; else the first array of four dimensions)"
+    )
     inspect.add_argument("--y-key", nargs="+", help="column(s) of the perturbation")
     inspect.add_argument("--e-key", nargs="+", help="column(s) of the environment")
     inspect.add_argument("--sheet", type=Path, help="PNG to draw ten cells to")

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # what is said names arguments, for those who use Python
     options = options_of(parser, arguments.command.replace("_", "-"))
     if arguments.command in ("inspect", "convert"):  # which say what to type next
-        options = options_of(parser, "run") | options
+        options = options_of(parser, "convert") | options_of(parser, "run") | options
     said = partial(in_options, options=options)
     warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {said(str(message))}\n"
     _progress.wording = said
@@ -75,9 +75,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from scbd.workflows import UNREADABLE, inspect
 
-    told = inspect(arguments.path, **_named(arguments, "y_key e_key sheet"))
-    print(told)
-    return 2 if UNREADABLE in told else 0
+    told = inspect(arguments.path, **_named(arguments, "image_key y_key e_key sheet"))
+    facts, unreadable, why = told.partition(UNREADABLE)
+    print(facts + unreadable + _progress.wording(why))
+    return 2 if unreadable else 0
 
 
 def _convert(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from PIL import Image
 from plates import make_plate
 
 from scbd.cli import main
-from scbd.data import write_screen
+from scbd.data import read_crops, write_screen
 from scbd.workflows import inspect
 
 KEY = "single_cell_images"
@@ -275,3 +275,37 @@ def test_several_columns_of_the_perturbation_are_typed_one_after_the_other(tmp_p
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     said = inspect(tmp_path / "cells.h5ad", y_key=["gene", "well"], e_key="well").splitlines()[-1]
     assert said.endswith("cells.h5ad --y-key gene well --e-key well --out results")
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(", "ignore:zarr v3 autosharding")
+@pytest.mark.parametrize("name", ["cells.h5ad", "cells.zarr"])
+def test_images_under_another_key_are_found_and_named_in_the_command(tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    cells = make_cells()
+    cells.obsm["crops"], cells.obsm["X_pca"] = cells.obsm.pop(KEY), np.ones((cells.n_obs, 3), "float32")
+    cells.X = np.ones((cells.n_obs, 2), "float32")  # images go before features, as they do under their usual key
+    cells.write_h5ad("one.h5ad")
+    crops = read_crops("one.h5ad", image_key="crops")
+    write_screen(name, crops, y_key="gene", image_key="crops")
+    said = inspect(name, y_key="gene", e_key="well").splitlines()
+    assert said[1] == "Its images are at obsm['crops']." and "96 cells of 2 × 16 × 16 uint8" in said
+    assert said[-1] == f"Next: scbd run {name} --image-key crops --y-key gene --e-key well --out results"
+    typed = shlex.split(said[-1].removeprefix("Next: scbd "))
+    assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
+
+
+def test_of_several_images_one_is_chosen_by_its_key(tmp_path, capsys):
+    cells = make_cells()
+    cells.obsm["crops"] = cells.obsm.pop(KEY)
+    cells.obsm["masks"] = cells.obsm["crops"][:, :1].copy()
+    cells.X = np.ones((cells.n_obs, 2), "float32")
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    said = inspect(tmp_path / "cells.h5ad").splitlines()
+    assert said[1] == "Its images are at obsm['crops'] (others may be at masks)."
+    said = inspect(tmp_path / "cells.h5ad", image_key="masks").splitlines()
+    assert said[1] == "96 cells of 1 × 16 × 16 uint8" and "--image-key masks --y-key" in said[-1]
+    assert main(["inspect", str(tmp_path / "cells.h5ad"), "--image-key", "mask"]) == 2
+    assert "They may be at --image-key crops or --image-key masks." in capsys.readouterr().out
+    np.savez(tmp_path / "cells.npz", crops=cells.obsm["crops"], masks=cells.obsm["masks"])
+    assert main(["inspect", str(tmp_path / "cells.npz"), "--image-key", "masks"]) == 0
+    assert f"scbd convert {tmp_path / 'cells.npz'} --image-key masks --table" in capsys.readouterr().out

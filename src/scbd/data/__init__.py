@@ -91,6 +91,7 @@ from scbd.data._inputs import Inputs as Inputs
 from scbd.data._inputs import check_like_registered as check_like_registered
 from scbd.data._inputs import image_source as image_source
 from scbd.data.fields._opening import open_field as open_field
+from scbd.data.stores import image_keys as image_keys
 
 __getattr__, __dir__ = lazy_names(
     __name__,

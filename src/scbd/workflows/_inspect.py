@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +11,11 @@ from anndata import AnnData
 from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd._messages import head
-from scbd.data import Crops, image_columns, kind_of, open_screen, read_crops
+from scbd.data import Crops, image_columns, image_keys, kind_of, open_screen, read_crops
 from scbd.data.profiles import odd_names, read_features
 from scbd.model import contrasts_told
 from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
-from scbd.workflows._opening import LABELS, TABLES, conversion, typed
+from scbd.workflows._opening import LABELS, TABLES, conversion, key_option, typed
 
 if TYPE_CHECKING:
     import os
@@ -33,6 +32,7 @@ UNREADABLE = "It cannot be read as it is: "
 def inspect(
     path: str | os.PathLike[str],
     *,
+    image_key: str | None = None,
     y_key: str | Sequence[str] | None = None,
     e_key: str | Sequence[str] | None = None,
     sheet: str | os.PathLike[str] | None = None,
@@ -43,6 +43,9 @@ def inspect(
     ----------
     path
         Anything; see :func:`scbd.data.read_crops` and :func:`scbd.data.read_profiles` for what can be read.
+    image_key
+        Where in ``obsm`` of an AnnData, or in an ``.npz``, images are. By default ``"single_cell_images"``; without
+        these, the first array of four dimensions in ``obsm``, which the next command then names.
     y_key, e_key
         Columns of perturbation and environment, where they are known: says how much of the one can be told from the
         other.
@@ -87,7 +90,10 @@ def inspect(
         if reader is None:
             lines += of_fields(path, kind.name) if kind.name in FIELDS else []
             return "\n".join([*lines, f"Next: {kind.remedy}."])
-        cells = reader(path)
+        if kind.name == "anndata" and image_key is None:
+            image_key, told = _found_key(path)
+            lines += told
+        cells = reader(path, image_key)
         sample = _Sample.of(cells) if isinstance(cells, Crops) else None
     except (OSError, KeyError, TypeError, ValueError, ImportError) as error:
         return "\n".join([*lines, f"{UNREADABLE}{error.args[-1] if error.args else error}"])
@@ -95,23 +101,32 @@ def inspect(
     lines += _of_labels(cells.obs)
     if y_key is not None and e_key is not None:
         lines.append(_of_design(cells.obs, as_columns(y_key), as_columns(e_key)))
-    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, y_key, e_key)}"])
+    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, y_key, e_key, image_key)}"])
 
 
-def _reader(kind: str, columns: list[str], labels: list[str]) -> Callable[[Path], Crops | AnnData] | None:
+def _reader(kind: str, columns: list[str], labels: list[str]) -> Callable[[Path, str | None], Crops | AnnData] | None:
     if kind in LABELS:
-        return lambda path: read_crops(path, file_columns=columns or "path")
+        return lambda path, key: read_crops(path, image_key=key or IMAGE_KEY, file_columns=columns or "path")
     if kind in TABLES:
-        return partial(read_features, labels=labels)
+        return lambda path, _: read_features(path, labels=labels)
     return _of_anndata if kind == "anndata" else None
 
 
-def _of_anndata(path: Path) -> Crops | AnnData:
+def _found_key(path: Path) -> tuple[str | None, list[str]]:
+    """Where images are if nobody says so, and what is told of it; nowhere, if no array has the dimensions of images."""
+    keys = image_keys(path)
+    if not keys or IMAGE_KEY in keys:
+        return (IMAGE_KEY if keys else None), []
+    others = f" (others may be at {head(keys[1:])})" if keys[1:] else ""
+    return keys[0], [f"Its images are at obsm[{keys[0]!r}]{others}."]
+
+
+def _of_anndata(path: Path, image_key: str | None) -> Crops | AnnData:
     """Images where it has them, else features."""
     try:
-        return read_crops(path)
+        return read_crops(path, image_key=image_key or IMAGE_KEY)
     except KeyError as error:
-        if "layer='X'" not in str(error):
+        if image_key is not None or "layer='X'" not in str(error):
             raise
         return open_screen(path, layer="X")
 
@@ -183,17 +198,19 @@ def _of_design(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[
     )
 
 
-def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any) -> str:
+def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any, image_key: str | None) -> str:
     known = LABELS.get(kind)
     if y_key is None and known in cells.obs:
         y_key = known
     y, e = (typed(as_columns(key) if key is not None else ()) for key in (y_key, e_key))
     if isinstance(cells, Crops) and not _is_screen(path, kind, cells):
-        return conversion(path, kind, y=y, table=not len(cells.obs.columns))  # arrays alone have no labels
-    features = "--layer X " if kind == "anndata" and not isinstance(cells, Crops) else ""
+        no_labels = not len(cells.obs.columns)  # arrays alone
+        return conversion(path, kind, y=y, table=no_labels, image_key=image_key)
+    layer = "--layer X " if kind == "anndata" else ""
+    where = key_option(image_key) if isinstance(cells, Crops) else layer
     odd = odd_names(cells.var_names) if kind in TABLES and isinstance(cells, AnnData) else []
     kept_out = f"--obs-columns {typed(odd)} " if odd else ""
-    return f"scbd run {typed([path])} {features}--y-key {y} --e-key {e} {kept_out}--out results"
+    return f"scbd run {typed([path])} {where}--y-key {y} --e-key {e} {kept_out}--out results"
 
 
 def _is_screen(path: Path, kind: str, cells: Crops) -> bool:

@@ -24,7 +24,9 @@ TABLES = ("profiles", "deepprofiler", "cellprofiler")
 LABELS: dict[str, str | None] = {"image_table": None, "image_folder": "label", "lmdb": "gene", "arrays": None}
 
 
-def conversion(path: str | os.PathLike[str], kind: str, *, y: str | None = None, table: bool = False) -> str:
+def conversion(
+    path: str | os.PathLike[str], kind: str, *, y: str | None = None, table: bool = False, image_key: str | None = None
+) -> str:
     """The command that makes a screen of images, as a shell takes it.
 
     Parameters
@@ -37,11 +39,19 @@ def conversion(path: str | os.PathLike[str], kind: str, *, y: str | None = None,
         Columns of the perturbation, as they are typed; by default the one that is known, if any.
     table
         Whether a table of the cells has to be given.
+    image_key
+        Where the images are, of a kind that has keys.
     """
     columns = image_columns(path) if kind == "image_table" else []
     files = f"--file-columns {typed(columns)} " if columns else ""
+    files += key_option(image_key)
     keys = y or LABELS.get(kind) or typed(())
     return f"scbd convert {typed([path])} {files}{'--table … ' * table}--y-key {keys} --out screen.h5ad"
+
+
+def key_option(image_key: str | None) -> str:
+    """What is typed of the key of the images: nothing, where it is the one that is taken without."""
+    return "" if image_key in (None, IMAGE_KEY) else f"--image-key {typed([image_key])} "
 
 
 def typed(words: Iterable[object]) -> str:
@@ -86,7 +96,8 @@ def open_cells(
     if kind is not None and kind.name in LABELS:
         table = Path(path).suffix == ".npy"
         y = None if y_key is None else shlex.join(as_columns(y_key))
-        msg = f"{path} is {kind.about}: make a screen of it first ({conversion(path, kind.name, y=y, table=table)})."
+        made = conversion(path, kind.name, y=y, table=table, image_key=image_key)
+        msg = f"{path} is {kind.about}: make a screen of it first ({made})."
         raise ValueError(msg)
     if kind is None or kind.name not in TABLES:
         if obs_columns:

@@ -22,4 +22,5 @@ __all__ = [
 # for other packages of scbd; no part of the API
 from scbd.data.stores._block_file import BlockFile as BlockFile
 from scbd.data.stores._block_file import exists as exists
+from scbd.data.stores._opening import image_keys as image_keys
 from scbd.data.stores._tables import storable as storable

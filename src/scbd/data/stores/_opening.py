@@ -181,6 +181,18 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     return AnnData(**parts | {"obsm": parts["obsm"] | {key: mapped(dataset) for key, dataset in on_disk.items()}})
 
 
+def image_keys(path: str | os.PathLike[str] | Store) -> list[str]:
+    """Keys of ``obsm`` in a store that images may be at: those of arrays of four dimensions.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As :func:`open_screen` does, of a store that cannot be opened.
+    """
+    group = _opened(path, _CONVERT_IMAGES)
+    return _image_keys(group["obsm"] if "obsm" in group else {})
+
+
 def open_tables(path: str | os.PathLike[str] | Store, image_key: str) -> tuple[dict[str, Any], Images]:
     """What :func:`open_screen` makes an AnnData of, and the images; of an open file if only HDF5 can read them."""
     group, images = open_store(path, image_key)
@@ -241,9 +253,15 @@ def _images(group: Any, path: Any, image_key: str) -> Any:
     obsm = group["obsm"] if "obsm" in group else {}
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
+        if others := _image_keys(obsm):
+            msg += f" They may be at {' or '.join(f'image_key={key!r}' for key in others)}."
         has_x = "X" in group and _holds(group["X"])
         raise KeyError(msg + " It has X: open it as features with layer='X' (scbd.data.open_screen)." * has_x)
     return obsm[image_key]
+
+
+def _image_keys(obsm: Any) -> list[str]:
+    return [key for key in obsm if len(getattr(obsm[key], "shape", ())) == 4]
 
 
 def _tables(group: Any, *on_disk: str) -> dict[str, Any]:
