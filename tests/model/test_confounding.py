@@ -29,6 +29,26 @@ def test_confounded_labels_warn_with_the_table(cells):
         SCBDModel.setup_anndata(make_cells(), "gene", "well")
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("design", ["one plate a gene", "one gene a well", "both", "nearly"])
+def test_what_is_shown_of_a_large_table_holds_cells(design, turned):
+    genes, rng = np.arange(60).repeat(10), np.random.default_rng(0)
+    y, e = {
+        "one plate a gene": (genes, (59 - genes) // 3),
+        "one gene a well": (genes[::-1] // 3, np.arange(600)),
+        "both": (np.r_[genes, genes % 40, np.zeros(600, int)], np.r_[genes * 0, np.arange(600) % 7, 10 + genes]),
+        "nearly": (genes, np.where(rng.random(600) < 0.95, genes * 7 % 20, rng.integers(20, size=600))),
+    }[design]
+    y, e = (e, y) if turned else (y, e)
+    obs = pd.DataFrame({"gene": [f"g{i:03}" for i in y], "plate": [f"p{i:03}" for i in e]})
+    with pytest.warns(UserWarning, match="y and e are confounded") as caught:
+        warn_if_confounded(obs, ["gene"], ["plate"])
+    lines = str(caught[0].message).splitlines()
+    counts = np.array([line.split()[1:] for line in lines[3:]], dtype=int)
+    assert max(counts.shape) <= 12 and counts.any(0).all() and counts.any(1).all()
+    assert f", {counts.shape[0]} × {counts.shape[1]} of " in lines[0]
+
+
 def codes(followed: float, n_y: int, n_e: int) -> tuple[np.ndarray, np.ndarray]:
     """So many of the cells are where a rule puts them, the finer label in one of the coarser; others anywhere."""
     rng = np.random.default_rng(0)

@@ -88,8 +88,7 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
         found.append(f"{poor_e.size} of {table.shape[0]} environments were seen with one perturbation only")
     if poor_y.size:
         found.append(f"{poor_y.size} of {table.shape[1]} perturbations were seen in one environment only")
-    rows = poor_e[:_SHOWN] if poor_e.size else np.arange(min(table.shape[0], _SHOWN))
-    columns = poor_y[:_SHOWN] if poor_y.size else np.arange(min(table.shape[1], _SHOWN))
+    rows, columns = _shown(table, poor_e, poor_y)
     shown = pd.DataFrame(
         table[np.ix_(rows, columns)],
         index=pd.Index(e.cat.categories[rows], name=" × ".join(e_columns)),
@@ -103,6 +102,18 @@ def warn_if_confounded(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: S
         f"perturbation, {len(rows)} × {len(columns)} of {table.shape[0]} × {table.shape[1]}:\n{shown.to_string()}"
     )
     warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+def _shown(table: np.ndarray, poor_e: np.ndarray, poor_y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows and columns are shown: all of a small table, else some that are meant, and what these hold."""
+    if max(table.shape) <= _SHOWN:
+        return np.arange(table.shape[0]), np.arange(table.shape[1])
+    if not (poor_e.size or poor_y.size):  # of the fewer most cells are in one place
+        fewer = np.arange(min(table.shape))
+        poor_e, poor_y = (fewer, poor_y) if table.shape[0] <= table.shape[1] else (poor_e, fewer)
+    n = _SHOWN // 2 if poor_e.size and poor_y.size else _SHOWN
+    rows, columns = poor_e[:n], poor_y[:n]
+    return np.union1d(rows, table[:, columns].argmax(0)), np.union1d(columns, table[rows].argmax(1))
 
 
 def warn_if_ordered_alike(obs: pd.DataFrame, y_columns: Sequence[str], column: str) -> None:
