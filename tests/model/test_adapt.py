@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from anndata import AnnData
 from conftest import IMAGE_KEY, make_cells, make_wells
 from torch import nn
 
@@ -105,6 +106,35 @@ def test_each_layer_is_left_by_controls_as_in_training(cells):
         wanted = model.looks_["controls"]["moments"][name][0]
         assert np.abs(raw[name] - wanted).max() > 0.5
         np.testing.assert_allclose(values.numpy(), wanted, atol=0.05)
+
+
+def test_cells_without_inputs_are_sent_to_the_file_that_has_them(model, cells, tmp_path):
+    """The advice was to name images with an argument that no method of a trained model has."""
+    results = AnnData(obs=cells.obs.assign(plate="new"), obsm={"X_scbd_c": np.ones((cells.n_obs, 3), "float32")})
+    said = (
+        r"at obsm\['single_cell_images'\], which these cells do not have \(obsm has: X_scbd_c\).*cells.h5ad of scbd run"
+    )
+    for use in (model.get_latent_representation, lambda adata: model.adapt(adata, "plate")):
+        with pytest.raises(KeyError, match=said):
+            use(results)
+    results.obsm["crops"] = cells.obsm[IMAGE_KEY]
+    with pytest.raises(
+        KeyError, match=r"If they are at 'crops': adata.obsm\['single_cell_images'\] = adata.obsm\['crops'\]"
+    ):
+        model.adapt(results, "plate")
+
+
+def test_controls_of_another_name_are_asked_for(model, cells):
+    new = photographed(cells)
+    new.obs["gene"] = new.obs["gene"].cat.rename_categories({CONTROL: "Gene-0"})
+    said = r"fewer in next month \(0\). .* 'gene_0' of 'gene', which holds Gene-0, gene_1, .* Did you mean 'Gene-0'"
+    with pytest.raises(ValueError, match=said):
+        model.adapt(new, "plate")
+    new.obs["gene"] = new.obs["gene"].cat.rename_categories({"Gene-0": "DMSO"})
+    with pytest.raises(
+        ValueError, match="which holds DMSO, gene_1, gene_2, gene_3 there. Name them as in the training"
+    ):
+        model.adapt(new, "plate")  # nothing is like it but what the model knows already
 
 
 def test_adapting_leaves_the_model_and_other_cells_as_they_were(model, cells):
@@ -357,7 +387,7 @@ def test_bad_settings_get_a_sentence(model, cells, change, error, said):
 def test_what_cannot_be_adapted_to_leaves_the_model_as_it_was(model, cells):
     new = photographed(cells)
     of_one = new[new.obs["gene"] != CONTROL].copy()
-    with pytest.raises(ValueError, match=r"two controls; there are fewer in next month \(0\)\. using='all' takes"):
+    with pytest.raises(ValueError, match=r"two controls; there are fewer in next month \(0\)\. .* using='all', which"):
         model.adapt(of_one, "plate", using="controls")
     broken = new.copy()
     broken.obsm[IMAGE_KEY][np.flatnonzero(new.obs["gene"] == CONTROL)[3]] = np.nan

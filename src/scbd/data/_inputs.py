@@ -67,7 +67,7 @@ class Inputs(NamedTuple):
             channels = told_by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
         if given or image_key:
             return cls(image_key, layer, obsm_key, channels)
-        others = [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
+        others = _of_four(adata)
         if others or adata.X is None:
             also = " It has no X either, whose features could be learned from (layer='X')." if not others else ""
             raise KeyError(missing_key("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key") + also)
@@ -104,6 +104,29 @@ class Inputs(NamedTuple):
             keys = [known for known in slot if known is not None]  # that is X since anndata 0.13
             raise KeyError(missing_key("layers" if self.layer else "obsm", str(key), keys, argument))
         return slot[key]
+
+    def check_there(self, adata: AnnData) -> None:
+        """Raise if cells lack what a model embeds, which was set up with others, and so cannot be told another key.
+
+        Raises
+        ------
+        KeyError
+            If they do: what is missing, and which cells have it.
+        """
+        try:
+            self.array(adata)
+        except KeyError as error:
+            what = "features" if self.image_key is None else "images"
+            keys = ", ".join(adata.obsm.keys()) or "nothing"
+            msg = (
+                f"The model embeds {what} at {self.where}, which these cells do not have (obsm has: {keys}). Give the "
+                f"cells with their {what}, from the file that they were made from: cells.h5ad of scbd run, and what "
+                "embed_to writes, keep all but these."
+            )
+            others = [] if self.image_key is None else _of_four(adata)
+            if others:
+                msg += f" If they are at {others[0]!r}: adata.{self.where} = adata.obsm[{others[0]!r}]."
+            raise KeyError(msg) from error
 
     def source(self, adata: AnnData) -> ImageSource:
         """Ready to be read by row; of images the channels that are taken.
@@ -143,6 +166,11 @@ class Inputs(NamedTuple):
             return adata.var_names.astype(str).tolist()
         array = self.array(adata)
         return [str(name) for name in array.columns] if isinstance(array, pd.DataFrame) else None
+
+
+def _of_four(adata: AnnData) -> list[str]:
+    """Keys of ``obsm`` that images may be at."""
+    return [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
 
 
 def image_source(adata: AnnData, image_key: str) -> ImageSource:

@@ -48,6 +48,7 @@ class AdaptMixin:
         _codes: Any
         _controls: Any
         _lacks_for_controls: Any
+        _other_controls: Any
         _registered: Any
         _source: Any
 
@@ -278,7 +279,10 @@ class AdaptMixin:
         if few := [f"{name} ({len(rows)})" for name, rows in chosen.items() if len(rows) < _LEAST]:
             what = "controls" if kind == "controls" else "cells"
             msg = f"Each environment needs at least two {what}; there are fewer in {head(few)}."
-            raise ValueError(msg + (" using='all' takes all cells." if kind == "controls" else ""))
+            if kind == "controls":
+                there = adata.obs[np.isin(values, [name for name, rows in chosen.items() if len(rows) < _LEAST])]
+                msg += f" {self._other_controls(there)}, or give using='all', which takes all cells."
+            raise ValueError(msg)
         return chosen
 
     def _groups(self, adata: AnnData) -> np.ndarray:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from scbd._labels import control_names, control_texts, label_text, label_values
+from scbd._messages import closest, head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,6 +43,17 @@ def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np
     labels = label_values(obs, y_columns, allow_missing=True)
     mask: np.ndarray = labels.isin(control_labels(control, labels.cat.categories)).to_numpy()
     return mask
+
+
+def called_otherwise(obs: pd.DataFrame, y_key: str | Sequence[str], control: Any, known: Iterable[Any]) -> str:
+    """What labels there are in rows that lack controls, those first, and asked for, that the model does not know."""
+    names, trained = control_texts(control), {label_text(label) for label in known}
+    labels = [label_text(label) for label in label_values(obs, y_key, allow_missing=True).cat.categories]
+    new = [label for label in labels if label not in trained]
+    meant = next((question for name in names if (question := closest(name, new))), "")
+    there = head([*new, *(label for label in labels if label in trained)])
+    fact = f"Controls are {head(map(repr, names))} of {y_key!r}, which holds {there} there."
+    return f"{fact}{meant} Name them as in the training"
 
 
 def _ask_for_control(labels: pd.Series) -> None:

@@ -12,7 +12,7 @@ from scvi.model.base import BaseModelClass
 from scbd._keys import FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._labels import as_columns
 from scbd.data import Inputs, LabelField, NumberField
-from scbd.model._controls import control_labels, controls_of
+from scbd.model._controls import called_otherwise, control_labels, controls_of
 from scbd.model._environments import check_inferred_there
 from scbd.model._parts import TRAIN_SIZE
 from scbd.model._preparation import encoder_for, preparation, transform_for
@@ -21,6 +21,7 @@ from scbd.nn import IdentityLinear
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pandas as pd
     from anndata import AnnData
     from torch import nn
 
@@ -135,6 +136,11 @@ class RegistryMixin(BaseModelClass):
         setup = self.registry_[_SETUP_ARGS_KEY]
         named = setup.get("control") is not None
         return [column for column in as_columns(setup["y_key"]) if named and column not in adata.obs]
+
+    def _other_controls(self, obs: pd.DataFrame) -> str:
+        """What is said where these rows hold too few controls, see :func:`called_otherwise`."""
+        setup, known = self.registry_[_SETUP_ARGS_KEY], self._registered(Y_REGISTRY)["categories"]
+        return called_otherwise(obs, setup["y_key"], setup["control"], known)
 
     @property
     def _control_codes(self) -> np.ndarray | None:

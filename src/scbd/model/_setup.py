@@ -262,6 +262,7 @@ class SetupMixin(RegistryMixin):
     def _source(self, adata: AnnData) -> ImageSource:
         """Inputs of a table, checked against what the model takes. Reads none of them."""
         inputs, registered = self._inputs, self._registered_inputs
+        inputs.check_there(adata)
         if inputs.image_key is None:
             return known_features(adata, inputs, registered)
         source, resize = inputs.source(adata), self.module.preprocess.image_size is not None

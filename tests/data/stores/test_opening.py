@@ -220,3 +220,17 @@ def test_features_of_a_table_in_obsm_keep_their_names(tmp_path):
     wells.write_h5ad(tmp_path / "wells.h5ad")
     opened = open_screen(tmp_path / "wells.h5ad", obsm_key="dino")
     pd.testing.assert_frame_equal(opened.obsm["dino"], wells.obsm["dino"])
+
+
+def test_a_file_of_embeddings_is_sent_to_what_it_was_made_from(tmp_path):
+    cells = make_cells()
+    cells.obsm["X_scbd_c"] = np.ones((cells.n_obs, 3), "float32")
+    cells.obsm["crops"] = cells.obsm.pop("single_cell_images")
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    with pytest.raises(KeyError, match="They may be at image_key='crops'") as raised:
+        open_screen(tmp_path / "cells.h5ad")
+    assert "embeddings alone" not in str(raised.value)
+    del cells.obsm["crops"]
+    cells.write_h5ad(tmp_path / "results.h5ad")
+    with pytest.raises(KeyError, match="It has embeddings alone, .*: give the file that was given to these"):
+        open_screen(tmp_path / "results.h5ad")

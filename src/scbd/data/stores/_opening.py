@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import h5py
 import numpy as np
 
-from scbd._keys import IMAGE_KEY
+from scbd._keys import CONTENT_KEY, IMAGE_KEY
 from scbd.data._formats import kind_of, taken_elsewhere
 from scbd.data.stores._copying import with_copy
 from scbd.data.stores._guard import check_inside, guarded
@@ -253,9 +253,11 @@ def _images(group: Any, path: Any, image_key: str) -> Any:
     obsm = group["obsm"] if "obsm" in group else {}
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
-        if others := _image_keys(obsm):
+        others, has_x = _image_keys(obsm), "X" in group and _holds(group["X"])
+        if others:
             msg += f" They may be at {' or '.join(f'image_key={key!r}' for key in others)}."
-        has_x = "X" in group and _holds(group["X"])
+        elif CONTENT_KEY in obsm and not has_x:
+            msg += " It has embeddings alone, as scbd run and embed_to write: give the file that was given to these."
         raise KeyError(msg + " It has X: open it as features with layer='X' (scbd.data.open_screen)." * has_x)
     return obsm[image_key]
 
