@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scbd import _argument_values as values
-from scbd._shared_options import add_cells, add_model, add_training
+from scbd._shared_options import add_cells, add_missing, add_model, add_training
 
 # of `scbd reproduce`, in the order of its list, which takes seconds to import; a test compares them
 EXPERIMENTS = (
@@ -96,6 +96,7 @@ def _add_inspect(commands: Any) -> None:
     )
     inspect.add_argument("--y-key", nargs="+", help="column(s) of the perturbation")
     inspect.add_argument("--e-key", nargs="+", help="column(s) of the environment")
+    add_missing(inspect)
     inspect.add_argument("--sheet", type=Path, help="PNG to draw ten cells to")
     inspect.set_defaults(command="inspect")
 

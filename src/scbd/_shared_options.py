@@ -38,6 +38,7 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
         help="for a table of features: columns of numbers that are no features, such as doses (those that other "
         "options name are none either)",
     )
+    add_missing(parser)
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
     parser.add_argument("--image-key", default="single_cell_images", help="obsm key of the images")
     parser.add_argument("--channels", nargs="+", help="channels of the images to take, by name or number")
@@ -45,6 +46,16 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--obsm-key", help="features in place of images: an obsm key")
     parser.add_argument("--control", nargs="+", help="perturbation of the controls, or several")
     parser.add_argument("--position-key", help="obs column of the position on the plate")
+
+
+def add_missing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--missing",
+        choices=["drop", "median"],
+        default="drop",
+        help="for a table of features: leave out rows with missing values, or fill in the feature's median (features "
+        "that lack more than 5% are left out before)",
+    )
 
 
 def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

@@ -75,7 +75,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from scbd.workflows import UNREADABLE, inspect
 
-    told = inspect(arguments.path, **_named(arguments, "image_key y_key e_key sheet"))
+    told = inspect(arguments.path, **_named(arguments, "image_key y_key e_key missing sheet"))
     facts, unreadable, why = told.partition(UNREADABLE)
     print(facts + unreadable + _progress.wording(why))
     return 2 if unreadable else 0
@@ -160,7 +160,7 @@ def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
         obs_columns=arguments.obs_columns or (),
         labels=labels,
         y_key=arguments.y_key,
-        **_named(arguments, "image_key layer obsm_key"),
+        **_named(arguments, "image_key layer obsm_key missing"),
     )
     if "image_key" in where:
         where |= _named(arguments, "channels")

@@ -309,3 +309,24 @@ def test_of_several_images_one_is_chosen_by_its_key(tmp_path, capsys):
     np.savez(tmp_path / "cells.npz", crops=cells.obsm["crops"], masks=cells.obsm["masks"])
     assert main(["inspect", str(tmp_path / "cells.npz"), "--image-key", "masks"]) == 0
     assert f"scbd convert {tmp_path / 'cells.npz'} --image-key masks --table" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(", "ignore:.* replaced by the feature's median")
+def test_rows_with_missing_values_are_kept_on_request(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wells = make_wells()
+    table = wells.to_df().join(wells.obs)
+    table.iloc[7, 2] = np.nan
+    table.to_csv("wells.csv", index=False)
+    with pytest.warns(UserWarning, match=r"1 of 72 rows have .* left out \(7\); missing='median' keeps them"):
+        assert "71 cells or wells of 10 features" in inspect("wells.csv")
+    said = inspect("wells.csv", y_key="compound", e_key="plate", missing="median").splitlines()
+    assert said[1] == "72 cells or wells of 10 features"
+    assert said[-1].endswith("--y-key compound --e-key plate --missing median --out results")
+    typed = shlex.split(said[-1].removeprefix("Next: scbd "))
+    assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
+    assert read_h5ad("results/cells.h5ad").n_obs == 72
+    wells.write_h5ad("wells.h5ad")
+    typed = ["run", "wells.h5ad", "--layer", "X", *typed[2:-1], "again"]
+    assert main(typed) == 2
+    assert "is no table of features, and is read as it is: leave --missing median out" in capsys.readouterr().err

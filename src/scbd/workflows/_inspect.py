@@ -12,7 +12,7 @@ from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd._messages import head
 from scbd.data import Crops, image_columns, image_keys, kind_of, open_screen, read_crops
-from scbd.data.profiles import odd_names, read_features
+from scbd.data.profiles import Missing, odd_names, read_features
 from scbd.model import contrasts_told
 from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
 from scbd.workflows._opening import LABELS, TABLES, conversion, key_option, typed
@@ -35,6 +35,7 @@ def inspect(
     image_key: str | None = None,
     y_key: str | Sequence[str] | None = None,
     e_key: str | Sequence[str] | None = None,
+    missing: Missing = "drop",
     sheet: str | os.PathLike[str] | None = None,
 ) -> str:
     """Say what a file or folder is, what would be read of it, and what to type next. Nothing is written but the sheet.
@@ -49,6 +50,8 @@ def inspect(
     y_key, e_key
         Columns of perturbation and environment, where they are known: says how much of the one can be told from the
         other.
+    missing
+        Of a table of features: what becomes of missing and infinite values, see :func:`scbd.data.read_profiles`.
     sheet
         PNG to draw ten random cells to.
 
@@ -80,7 +83,7 @@ def inspect(
     lines = [f"{path} is {kind.about}."]
     columns = image_columns(path) if kind.name == "image_table" else []
     labels = [column for key in (y_key, e_key) if key is not None for column in as_columns(key)]
-    reader = _reader(kind.name, columns, labels)
+    reader = _reader(kind.name, columns, labels, missing)
     if kind.name == "unknown":
         return f"{lines[0]}\n{UNREADABLE}{kind.remedy}."
     if sheet is not None and reader is None:
@@ -101,14 +104,16 @@ def inspect(
     lines += _of_labels(cells.obs)
     if y_key is not None and e_key is not None:
         lines.append(_of_design(cells.obs, as_columns(y_key), as_columns(e_key)))
-    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, y_key, e_key, image_key)}"])
+    return "\n".join([*lines, f"Next: {_next(path, kind.name, cells, y_key, e_key, image_key, missing)}"])
 
 
-def _reader(kind: str, columns: list[str], labels: list[str]) -> Callable[[Path, str | None], Crops | AnnData] | None:
+def _reader(
+    kind: str, columns: list[str], labels: list[str], missing: Missing
+) -> Callable[[Path, str | None], Crops | AnnData] | None:
     if kind in LABELS:
         return lambda path, key: read_crops(path, image_key=key or IMAGE_KEY, file_columns=columns or "path")
     if kind in TABLES:
-        return lambda path, _: read_features(path, labels=labels)
+        return lambda path, _: read_features(path, labels=labels, missing=missing)
     return _of_anndata if kind == "anndata" else None
 
 
@@ -198,7 +203,9 @@ def _of_design(obs: pd.DataFrame, y_columns: Sequence[str], e_columns: Sequence[
     )
 
 
-def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any, image_key: str | None) -> str:
+def _next(
+    path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any, image_key: str | None, missing: Missing
+) -> str:
     known = LABELS.get(kind)
     if y_key is None and known in cells.obs:
         y_key = known
@@ -210,6 +217,8 @@ def _next(path: Path, kind: str, cells: Crops | AnnData, y_key: Any, e_key: Any,
     where = key_option(image_key) if isinstance(cells, Crops) else layer
     odd = odd_names(cells.var_names) if kind in TABLES and isinstance(cells, AnnData) else []
     kept_out = f"--obs-columns {typed(odd)} " if odd else ""
+    if kind in TABLES and missing != "drop":
+        kept_out += f"--missing {missing} "
     return f"scbd run {typed([path])} {where}--y-key {y} --e-key {e} {kept_out}--out results"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns
 from scbd.data import image_columns, kind_of, open_screen
-from scbd.data.profiles import read_features
+from scbd.data.profiles import Missing, read_features
 
 if TYPE_CHECKING:
     import os
@@ -68,6 +68,7 @@ def open_cells(
     obs_columns: str | Sequence[str] = (),
     labels: Sequence[str] = (),
     y_key: str | Sequence[str] | None = None,
+    missing: Missing = "drop",
 ) -> tuple[AnnData, dict[str, str]]:
     """Cells, and the arguments of ``setup_anndata`` that say where their images or features are.
 
@@ -85,6 +86,8 @@ def open_cells(
         screen.
     y_key
         Columns of the perturbation, for the command that an error names.
+    missing
+        Of a table: what becomes of missing and infinite values, see :func:`scbd.data.read_profiles`.
 
     Raises
     ------
@@ -103,8 +106,11 @@ def open_cells(
         if obs_columns:
             msg = f"{path} is no table of features, and has its columns in obs already: leave obs_columns out."
             raise ValueError(msg)
+        if missing != "drop":
+            msg = f"{path} is no table of features, and is read as it is: leave missing={missing!r} out."
+            raise ValueError(msg)
         return open_screen(path, image_key=image_key, **where), where or {"image_key": image_key}
     if where not in ({}, {"layer": "X"}):
         msg = f"{path} is a table of features, which has no {' and '.join(where)}: leave that out."
         raise ValueError(msg)
-    return read_features(path, obs_columns=obs_columns, labels=labels), {"layer": "X"}
+    return read_features(path, obs_columns=obs_columns, labels=labels, missing=missing), {"layer": "X"}

@@ -58,7 +58,7 @@ def test_what_is_missing_is_counted():
     broken.loc[:2, "b"] = np.nan
     message = (
         r"t: 1 of 4 features are missing in more than 5% of the rows, and are left out \(b\); 3 of 40 rows have "
-        r"missing or infinite values, and are left out"
+        r"missing or infinite values, and are left out \(0, 1, 3\); missing='median' keeps them\.$"
     )
     with pytest.warns(UserWarning, match=message):
         cells = profiles_of(broken, (), "drop", "t")
@@ -76,15 +76,39 @@ def test_whole_plates_that_are_lost_are_named():
     files = np.repeat(["1.csv", "2.csv", "3.csv"], [38, 2, 40])
     broken = whole.copy()
     broken.loc[[38, 39, 50], "a"] = np.nan
-    with pytest.warns(UserWarning, match=r"3 of 80 rows .*left out, among them all rows of Metadata_Plate P2; missing"):
+    with pytest.warns(
+        UserWarning, match=r"3 of 80 rows .*left out \(38, 39, 50\), among them all rows of Metadata_Plate P2; missing"
+    ):
         assert profiles_of(broken, (), "drop", "t").n_obs == 77
     broken = whole.copy()  # each row of a file lacks another feature
     broken.loc[38, "a"] = broken.loc[39, "b"] = np.nan
     with pytest.warns(UserWarning, match="among them all rows of Metadata_Plate P2 and of file 2.csv; missing"):
         assert profiles_of(broken, (), "drop", "t", files).shape == (78, 3)
     broken.loc[39, "b"], broken.loc[40, "b"] = 1.0, np.nan
-    with pytest.warns(UserWarning, match="2 of 80 rows .*are left out; missing"):
+    with pytest.warns(UserWarning, match=r"2 of 80 rows .*are left out \(38, 40\); missing"):
         profiles_of(broken, (), "drop", "t", files)
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ([*range(3, 9)], r"7, …\), above all of Metadata_Plate P1 \(6 of 20\); missing"),
+        ([*range(5), 30, *range(60, 67)], r"…\), above all of Metadata_Plate P4 \(7 of 20\), P1 \(5 of 20\); missing"),
+        (
+            [*range(20), *range(30, 34)],
+            r"rows of Metadata_Plate P1, above all of Metadata_Plate P2 \(4 of 20\)",
+        ),
+        ([0, 20, 40, 990, 991], r"\(0, 20, 40, 990, 991\); missing"),
+        ([0, 1, 60], r"\(0, 1, 60\); missing"),
+    ],
+)
+def test_plates_that_have_lost_more_than_others_are_named(lost, said):
+    broken = pd.DataFrame(np.arange(2000.0).reshape(1000, 2), columns=["a", "b"])
+    broken["Metadata_Plate"] = np.minimum(np.arange(1000) // 20, 4) + 1
+    broken["Metadata_Plate"] = "P" + broken["Metadata_Plate"].astype(str)
+    broken.loc[lost, "a"] = np.nan
+    with pytest.warns(UserWarning, match=said):
+        assert profiles_of(broken, (), "drop", "t").n_obs == 1000 - len(lost)
 
 
 @pytest.mark.parametrize("missing", ["drop", "median"])

@@ -47,6 +47,8 @@ _PLATE = re.compile(r"^(Image_)?(Metadata_)?plate$", re.IGNORECASE)
 # features that are missing in more of the rows are left out, rather than the rows
 _MOSTLY_THERE = 0.05
 _FILE = "file"
+# rows that a plate has lost if it is named, and standard errors by which these are more than others have
+_SEVERAL, _ERRORS = 3, 3.0
 
 
 def profiles_of(
@@ -99,7 +101,7 @@ def profiles_of(
     if missing != "keep":
         groups = {column: obs[column].to_numpy() for column in obs if _PLATE.search(column)}
         groups |= {} if files is None else {_FILE: np.asarray(files)}
-        rows, kept = _mended(values, features, missing, where, groups)
+        rows, kept = _mended(values, features, missing, where, groups, table.index)
     cells = AnnData(X=values[np.ix_(rows, kept)], obs=_tidy(obs[rows]))
     cells.var_names = features[kept]
     return cells
@@ -146,7 +148,12 @@ def _check(table: pd.DataFrame, obs_columns: Sequence[str], where: str) -> None:
 
 
 def _mended(
-    values: np.ndarray, features: pd.Index, missing: Missing, where: str, groups: Mapping[str, np.ndarray]
+    values: np.ndarray,
+    features: pd.Index,
+    missing: Missing,
+    where: str,
+    groups: Mapping[str, np.ndarray],
+    names: pd.Index,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which rows and features are kept; what is missing in those is filled in place where that was asked for."""
     absent = np.isnan(values)
@@ -160,11 +167,13 @@ def _mended(
         rows[:] = True
     elif not rows.all():
         said.append(
-            f"{(~rows).sum():,} of {len(rows):,} rows have missing or infinite values, and are left out"
-            f"{_lost(rows, groups)}; missing='median' keeps them"
+            f"{(~rows).sum():,} of {len(rows):,} rows have missing or infinite values, and are left out "
+            f"({head(names[~rows])}){_lost(rows, groups)}; missing='median' keeps them"
         )
     if not (kept.any() and rows.any()):
-        msg = f"{where}: {'; '.join(said)}. Nothing is left: read it with missing='keep', and look at it."
+        msg = (
+            f"{where}: {'; '.join(said)}. Nothing is left: look at it with scbd.data.read_profiles(…, missing='keep')."
+        )
         raise ValueError(msg)
     if said:
         warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=4)
@@ -201,12 +210,21 @@ def _lacking(absent: np.ndarray, files: np.ndarray) -> dict[int, list[str]]:
 
 
 def _lost(rows: np.ndarray, groups: Mapping[str, np.ndarray]) -> str:
-    """Files and plates of which no row is kept."""
-    said = []
+    """Files and plates of which no row is kept, and those that have lost more than others."""
+    said, many = [], []
     for kind, names in groups.items():
-        kept = pd.Series(rows).groupby(names, sort=False).any()
-        said += [f"{kind} {head(kept.index[~kept])}"] if not kept.all() else []
-    return f", among them all rows of {' and of '.join(said)}" if said else ""
+        of_each = pd.Series(~rows).groupby(names, sort=False).agg(["sum", "size"])
+        whole = of_each["sum"] == of_each["size"]
+        said += [f"{kind} {head(of_each.index[whole])}"] if whole.any() else []
+        others = of_each[~whole]
+        by_chance = others["size"] * others["sum"].sum() / max(1, others["size"].sum())
+        worst = others[(others["sum"] >= _SEVERAL) & (others["sum"] > by_chance + _ERRORS * np.sqrt(by_chance))]
+        lost = worst.sort_values("sum", ascending=False, kind="stable")
+        if len(lost):
+            each = zip(lost.index, lost["sum"], lost["size"], strict=True)
+            many.append(f"{kind} {head(f'{name} ({n:,} of {n_rows:,})' for name, n, n_rows in each)}")
+    whole_said = f", among them all rows of {' and of '.join(said)}" if said else ""
+    return whole_said + (f", above all of {' and of '.join(many)}" if many else "")
 
 
 def _tidy(obs: pd.DataFrame) -> pd.DataFrame:

@@ -76,7 +76,8 @@ def read_profiles(
     Warns
     -----
     UserWarning
-        If features or rows are left out, or values filled in: how many, and which. If features may be no measurements
+        If features or rows are left out, or values filled in: how many, which, and of which plates or files if these
+        have most of them. If features may be no measurements
         by their names: named unlike most of them, or like a dose or a label.
 
     References
@@ -110,13 +111,17 @@ def read_profiles(
 
 
 def read_features(
-    path: str | os.PathLike[str], *, obs_columns: str | Sequence[str] = (), labels: Sequence[str] = ()
+    path: str | os.PathLike[str],
+    *,
+    obs_columns: str | Sequence[str] = (),
+    labels: Sequence[str] = (),
+    missing: Missing = "drop",
 ) -> AnnData:
     """Features of one path, where it is known which columns are used as labels.
 
     Parameters
     ----------
-    path, obs_columns
+    path, obs_columns, missing
         See :func:`read_profiles`.
     labels
         Columns that are no features either. If there is no such column, that is for those to say who use it.
@@ -128,7 +133,7 @@ def read_features(
     """
     found, levels, _ = _put_together([Path(path)])
     about = [*_listed(obs_columns), *(name for name in labels if name in found), *levels]
-    cells = profiles_of(found, about, "drop", str(path))
+    cells = profiles_of(found, about, missing, str(path))
     _warn_of_odd(cells.var_names, str(path))
     return cells
 
