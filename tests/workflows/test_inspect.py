@@ -99,7 +99,7 @@ def write_broken(path: Path) -> None:
         (
             "wells.parquet",
             lambda path: make_wells().to_df().assign(feature_10=1.0, gene="a").to_parquet(path),
-            ["72 cells or wells of 11 features (1 of one value: feature_10)", "  features: feature_0, feature_1, "],
+            ["72 cells or wells of 11 features", "  features: feature_0, feature_1, ", "of one value: 1 (feature_10)"],
             "scbd run {} --y-key gene --e-key well --out results",
         ),
         (
@@ -145,7 +145,7 @@ def test_numbers_that_may_be_labels_are_shown_and_kept_out(tmp_path, capsys, mon
     table.rename(columns={"dose": "dose uM"}).to_csv("wells.csv", index=False)
     with pytest.warns(UserWarning, match=r"2 of 12 features .*obs_columns=\['donor', 'dose uM'\]"):
         said = inspect("wells.csv", y_key="compound", e_key="plate").splitlines()
-    assert "  perhaps no measurements: donor, dose uM" in said
+    assert "  perhaps no measurements: 2 (donor, dose uM)" in said
     assert said[-1].endswith("--y-key compound --e-key plate --obs-columns donor 'dose uM' --out results")
     typed = shlex.split(said[-1].removeprefix("Next: scbd "))
     assert main([*typed, "--max-steps", "3", "--accelerator", "cpu"]) == 0
@@ -330,3 +330,19 @@ def test_rows_with_missing_values_are_kept_on_request(tmp_path, capsys, monkeypa
     typed = ["run", "wells.h5ad", "--layer", "X", *typed[2:-1], "again"]
     assert main(typed) == 2
     assert "is no table of features, and is read as it is: leave --missing median out" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Transforming to str index")
+def test_features_that_are_set_aside_are_told(tmp_path):
+    wells = make_wells()
+    table = wells.to_df().join(wells.obs).assign(ImageNumber=1, Metadata_Site=np.arange(72) % 3, empty=np.nan)
+    table.to_csv(tmp_path / "wells.csv", index=False)
+    with pytest.warns(UserWarning, match=r"1 of 11 features are missing .* left out \(empty\)"):
+        said = inspect(tmp_path / "wells.csv")
+    assert "  numbers that are no features, by their names: 2 (ImageNumber, Metadata_Site)\n" in said
+    wells.X[:, 4], wells.X[:, 6], wells.X[3, 2] = 1, np.nan, np.inf  # what training says of a file that is no table
+    wells.obs["Metadata_Site"] = 1
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    said = inspect(tmp_path / "wells.h5ad")
+    assert "  left out in training, of one value: 1 (feature_4)\n" in said and "by their names" not in said
+    assert "  refused, with missing or infinite values in 72 rows: 2 (feature_2, feature_6)\n" in said

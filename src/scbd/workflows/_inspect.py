@@ -12,7 +12,7 @@ from scbd._keys import IMAGE_KEY
 from scbd._labels import as_columns, label_values
 from scbd._messages import head
 from scbd.data import Crops, image_columns, image_keys, kind_of, open_screen, read_crops
-from scbd.data.profiles import Missing, odd_names, read_features
+from scbd.data.profiles import Missing, is_about, odd_names, read_features
 from scbd.model import contrasts_told
 from scbd.workflows._inspect_fields import FIELDS, channel_line, of_fields
 from scbd.workflows._opening import LABELS, TABLES, conversion, key_option, typed
@@ -58,9 +58,9 @@ def inspect(
     Returns
     -------
     Lines: kind, number of cells, channels with the range of their pixels in 64 cells (or number of features, the first
-    few, and those that may be labels by their names), columns that could be labels with how many cells each value has,
-    and the next command. Of fields of view and plates: their number, size, and channels with the range in the middle of
-    the first. If it cannot be read, why.
+    few, and such as are none by their names, may be none, are left out in training, or refused), columns that could be
+    labels with how many cells each value has, and the next command. Of fields of view and plates: their number, size,
+    and channels with the range in the middle of the first. If it cannot be read, why.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def inspect(
         sample = _Sample.of(cells) if isinstance(cells, Crops) else None
     except (OSError, KeyError, TypeError, ValueError, ImportError) as error:
         return "\n".join([*lines, f"{UNREADABLE}{error.args[-1] if error.args else error}"])
-    lines += _of_features(cells, sheet) if sample is None else _of_images(sample, sheet)
+    lines += _of_features(cells, sheet, kind.name in TABLES) if sample is None else _of_images(sample, sheet)
     lines += _of_labels(cells.obs)
     if y_key is not None and e_key is not None:
         lines.append(_of_design(cells.obs, as_columns(y_key), as_columns(e_key)))
@@ -169,19 +169,25 @@ def _of_images(sample: _Sample, sheet: str | os.PathLike[str] | None) -> list[st
     return lines
 
 
-def _of_features(cells: AnnData, sheet: str | os.PathLike[str] | None) -> list[str]:
+def _of_features(cells: AnnData, sheet: str | os.PathLike[str] | None, is_table: bool) -> list[str]:
     if sheet is not None:
         msg = "There are no images to draw: leave the sheet out."
         raise ValueError(msg)
     values = np.asarray(cells.X)
-    constant = cells.var_names[(values == values[:1]).all(axis=0)]
-    told = f" ({len(constant)} of one value: {head(constant)})" if len(constant) else ""
+    absent = ~np.isfinite(values)
+    # numbers in obs of a table are there by their names, or because they are used as labels
+    numbers = [column for column in cells.obs if cells.obs[column].dtype.kind in "fiu" and is_about(column)]
+    sets = {
+        "numbers that are no features, by their names": numbers if is_table else [],
+        "left out in training, of one value": cells.var_names[(values == values[:1]).all(axis=0)],
+        "perhaps no measurements": odd_names(cells.var_names),
+        f"refused, with missing or infinite values in {absent.any(1).sum():,} rows": cells.var_names[absent.any(0)],
+    }
     lines = [
-        f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features{told}",
+        f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features",
         f"  features: {head(cells.var_names)}",
     ]
-    odd = odd_names(cells.var_names)
-    return [*lines, f"  perhaps no measurements: {head(odd, 10)}"] if odd else lines
+    return lines + [f"  {what}: {len(names)} ({head(names, 10)})" for what, names in sets.items() if len(names)]
 
 
 def _of_labels(obs: pd.DataFrame) -> list[str]:
