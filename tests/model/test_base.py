@@ -25,7 +25,11 @@ from scbd.baselines import (
 )
 
 # a few steps, or none
-EXPECTED = ("z_c has collapsed", "z_c has learned nothing", "Trying to query inferred values from an untrained model")
+EXPECTED = (
+    "z_c has collapsed",
+    "z_c has learned to tell few",
+    "Trying to query inferred values from an untrained model",
+)
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{warning}") for warning in EXPECTED]
 
 QUICK: dict[str, Any] = {

@@ -19,6 +19,7 @@ from small_models import QUICK, make_model
 from torch import nn
 
 from scbd import SCBDModel
+from scbd.metrics import label_probe
 from scbd.model._health import environment_left
 
 
@@ -41,7 +42,7 @@ def test_a_collapsed_embedding_warns_and_names_the_remedy():
 
 def test_an_embedding_that_tells_nothing_warns_without_being_a_point():
     model = make_model(alpha=0, encoder=Noise())
-    with pytest.warns(UserWarning, match=r"z_c has learned nothing \(spread 0\.[1-9]"):
+    with pytest.warns(UserWarning, match=r"z_c has learned to tell few .*: it has -\d+% of .* \(spread 0\.[1-9]"):
         model.train(**QUICK)
     assert model.health["collapsed"] == 0 and model.health["learned_c"] <= 0
 
@@ -63,18 +64,36 @@ def test_a_linear_map_of_single_cells_is_told_of_another_encoder():
     obs = pd.DataFrame({"drug": rng.integers(8, size=800), "plate": rng.integers(2, size=800)}).astype(str)
     cells = AnnData(rng.normal(size=(800, 6)).astype(np.float32), obs=obs.set_index(obs.index.astype(str)))
     SCBDModel.setup_anndata(cells, y_key="drug", e_key="plate", layer="X")
-    with pytest.warns(UserWarning, match="learned nothing .* Of single cells, encoder='mlp' learns more"):
+    with pytest.warns(
+        UserWarning, match="few .* Of single cells, encoder='mlp' learns more .* If many cells are controls"
+    ):
         SCBDModel(cells).train(**QUICK | {"batch_size": 64})
 
 
-def test_memorised_cells_are_told_from_an_embedding_that_learned_nothing():
+def test_memorised_cells_are_told_from_an_embedding_that_tells_nothing():
     """Labels that images do not show are told of training cells all the same."""
     noise = make_cells()
     noise.obs["gene"] = np.random.default_rng(0).permutation(noise.obs["gene"])
     model = make_model(noise, alpha=0, smoothing=0, style_target=None)
-    said = r"learned nothing that holds for validation cells .* memorised the training cells: .* \d+% .* augment=True"
+    said = r"few perturbations of validation cells apart, .* memorised the training cells: .* \d+% .* augment=True"
     with pytest.warns(UserWarning, match=said):
         model.train(**QUICK | {"max_steps": 300, "lr": 3e-3, "batch_size": 48}, validate_every=300)
+
+
+def test_an_embedding_that_tells_a_few_of_many_is_not_said_to_have_learned_nothing():
+    """Three of forty are told apart, twice as often as by chance; the loss of the others is above that of a point."""
+    rng = np.random.default_rng(0)
+    drug, values = rng.integers(40, size=2000), rng.normal(size=(2000, 20)).astype(np.float32)
+    values[drug < 3, 0] += 6 * (drug[drug < 3] + 1)
+    obs = pd.DataFrame({"drug": drug, "plate": rng.integers(2, size=2000)}).astype(str)
+    cells = AnnData(values, obs=obs.set_index(obs.index.astype(str)))
+    SCBDModel.setup_anndata(cells, y_key="drug", e_key="plate", layer="X")
+    model = SCBDModel(cells, encoder="linear")
+    with pytest.warns(UserWarning, match="few .* Whether some are told apart, scbd.metrics.label_probe") as caught:
+        model.train(**QUICK | {"max_steps": 20, "batch_size": 256})
+    assert not any("nothing" in str(warning.message) for warning in caught)
+    assert model.health["spread"] > 0.5 and model.health["supervised_c"] > model.health["ceiling"]
+    assert label_probe(model.get_latent_representation(), cells.obs["drug"])["accuracy"] > 1.5 / 40
 
 
 def test_a_living_embedding_does_not_warn():
@@ -91,9 +110,9 @@ def test_a_living_embedding_does_not_warn():
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_a_run_without_a_logged_step_is_judged():
-    """Where z_c learned nothing, the warning asks what was logged of training cells."""
+    """Where z_c tells nothing, the warning asks what was logged of training cells."""
     model = make_model(alpha=0, encoder=Noise())
-    with pytest.warns(UserWarning, match="learned nothing"):
+    with pytest.warns(UserWarning, match="z_c has learned to tell few perturbations apart"):
         model.train(**QUICK | {"max_steps": 5}, log_every_n_steps=50, validate_every=5)
     assert "train_loss" not in model.history
 

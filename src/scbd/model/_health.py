@@ -37,8 +37,13 @@ class Verdict(NamedTuple):
 
     collapsed: bool
     """z_c is a point."""
-    tells_nothing: bool
-    """It tells no more of the labels than a point."""
+    told: float
+    """Share of what the labels say that it tells: 0 if it is a point, less if cells are like those of other labels."""
+
+    @property
+    def tells_nothing(self) -> bool:
+        """It tells no more of the labels than a point, over all: a few of many it may tell."""
+        return self.told <= 0
 
 
 def shape_of(z_c: Tensor) -> dict[str, float]:
@@ -61,9 +66,9 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
         "environment_c": float(seen),
     } | shape_of(z_c)
     collapsed = found["spread"] < _COLLAPSED_SPREAD * module.temperature
-    nothing = float(module.told(z_c, labels, supervised.log_normaliser)) <= 0
+    told = float(module.told(z_c, labels, supervised.log_normaliser))
     found |= {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
-    return found, Verdict(collapsed, nothing)
+    return found, Verdict(collapsed, told)
 
 
 def complaint(
@@ -92,19 +97,26 @@ def complaint(
     if not (verdict.collapsed or verdict.tells_nothing):
         return ""
     by_heart = not verdict.collapsed and learned_of_training > _BY_HEART
-    what = "collapsed to nearly the same embedding for all cells" if verdict.collapsed else "learned nothing"
-    what += " that holds for validation cells" * by_heart
+    numbers = (
+        f"spread {health['spread']:.3f}, from 0 (a point) to 1; supervised loss {health['supervised_c']:.2f}; a "
+        f"collapsed embedding has {health['ceiling']:.2f}"
+    )
+    if verdict.collapsed:
+        fact = f"z_c has collapsed to nearly the same embedding for all cells ({numbers})."
+    else:
+        whose = "perturbations of validation cells" if by_heart else "perturbations"
+        fact = (
+            f"z_c has learned to tell few {whose} apart, if any: it has {verdict.told:.0%} of what their labels say, "
+            f"where a collapsed embedding has 0% ({numbers})."
+        )
     if by_heart:
         remedy = (
             f"It has memorised the training cells: it tells {learned_of_training:.0%} of what their labels say. "
             "Use more cells, augment=True, or fewer steps (early_stopping=True)."
         )
     else:
-        remedy = _remedy(module, n_steps, batch_size)
-    return (
-        f"z_c has {what} (spread {health['spread']:.3f}, from 0 (a point) to 1; supervised loss "
-        f"{health['supervised_c']:.2f}; a collapsed embedding has {health['ceiling']:.2f}). {remedy}"
-    )
+        remedy = _remedy(module, verdict, n_steps, batch_size)
+    return f"{fact} {remedy}"
 
 
 def environment_left(health: dict[str, float], module: SCBDModule) -> str:
@@ -126,8 +138,8 @@ def learned_lately(history: dict[str, pd.DataFrame]) -> float:
     return 0.0 if logged is None else float(logged.iloc[-_LAST:, 0].astype(float).mean())
 
 
-def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
-    """What to do about an embedding that learned nothing of any cells: a short run is the first suspect, then alpha."""
+def _remedy(module: SCBDModule, verdict: Verdict, n_steps: int, batch_size: int) -> str:
+    """What to do about an embedding that tells nothing of any cells: a short run is the first suspect, then alpha."""
     alpha = float(module.current_alpha)
     short = n_steps < _FEW_STEPS
     if not alpha:
@@ -141,8 +153,13 @@ def _remedy(module: SCBDModule, n_steps: int, batch_size: int) -> str:
             instead = f"'auto', or about {min(alpha / 10, GENTLE_ALPHA):g}"
         else:
             instead = f"invariance='variance' with alpha='auto', or about {alpha / 10:g}"
-        settings = f"alpha {alpha:g} is too high for batches of {batch_size:,}: try {instead}."
-    if not short:
+        is_high = "is" if verdict.collapsed else "may be"
+        settings = f"alpha {alpha:g} {is_high} too high for batches of {batch_size:,}: try {instead}."
+    if short:
+        steps = f"{n_steps:,} {'step' if n_steps == 1 else 'steps'}"
+        settings = f"First train for longer: {steps} may be too few for any settings. If it stays so: {settings}"
+    if verdict.collapsed:
         return settings
-    steps = f"{n_steps:,} {'step' if n_steps == 1 else 'steps'}"
-    return f"First train for longer: {steps} may be too few for any settings. If it stays so: {settings}"
+    # cells of no effect, which are like those of any label, hide what is told of others
+    name = "" if module.controls is not None else " If many cells are controls, name them (control=… in setup_anndata)."
+    return f"{settings}{name} Whether some are told apart, scbd.metrics.label_probe says."
