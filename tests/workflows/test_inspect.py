@@ -5,6 +5,7 @@ import sqlite3
 import warnings
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -126,7 +127,7 @@ def write_broken(path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Transforming to str index")
 def test_ten_odd_files(tmp_path, name, write, lines, command):
     write(tmp_path / name)
-    keys = {"y_key": "gene", "e_key": "well"} if name == "screen.h5ad" else {}
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well"} if name == "screen.h5ad" else {}
     said = inspect(tmp_path / name, **keys)
     assert all(line in said for line in lines), said
     wanted = (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from conftest import make_cells, make_wells
@@ -46,7 +48,8 @@ def test_labels_that_are_numbers_are_no_features(tmp_path):
 
 def test_what_a_table_does_not_have_is_said(tmp_path):
     make_wells().to_df().to_csv(tmp_path / "wells.csv")
-    for asked in ({"layer": "scaled"}, {"obsm_key": "X_dino"}):
+    places: list[dict[str, Any]] = [{"layer": "scaled"}, {"obsm_key": "X_dino"}]
+    for asked in places:
         with pytest.raises(ValueError, match=f"is a table of features, which has no {next(iter(asked))}: leave that"):
             open_cells(tmp_path / "wells.csv", **asked)
     with pytest.raises(FileNotFoundError):
