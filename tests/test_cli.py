@@ -507,3 +507,12 @@ def test_the_package_is_the_command():
     assert asked.stdout == f"scbd {scbd.__version__}\n"
     wrong = subprocess.run([sys.executable, "-m", "scbd", "fly"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2 and wrong.stderr.startswith("usage: scbd ")
+
+
+def test_help_says_what_a_command_does_and_has_no_broken_sign(capsys):
+    """A percent sign that is not doubled prints what argparse knows of the option."""
+    for command in "demo inspect convert run select-alpha reproduce completion".split():
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = capsys.readouterr().out
+        assert f"\nscbd {command}: " in said and "option_strings" not in said and "%%" not in said

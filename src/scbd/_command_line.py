@@ -21,6 +21,10 @@ EXPERIMENTS = (
     "breinig2015 new-plates new-plates-cpjump1"
 ).split()
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
+_WRITES = """
+What it writes to --out: cells.h5ad (the labels and both embeddings of all cells), metrics.csv (how well perturbation
+and environment are predicted), umap.png, training_curves.png, history.csv, settings.json, checkpoints and the model.
+"""
 _HOW_LONG = """
 How long a run takes: images without a GPU are learned by the small encoder in 300 steps, about a quarter of an hour on
 two CPU cores for 4,000 cells or more of 4 × 64 × 64 pixels. With a GPU the default is a ResNet-18 and 400 passes over
@@ -46,6 +50,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_demo, _add_inspect, _add_convert, _add_run, _add_select_alpha, _add_reproduce, _add_completion):
         add(commands)
+    for listed in commands._choices_actions:  # each says itself what the list of all says of it
+        commands.choices[listed.dest].description = f"scbd {listed.dest}: {listed.help}."
     return parser
 
 
@@ -90,7 +96,7 @@ def _add_inspect(commands: Any) -> None:
     inspect = commands.add_parser(
         "inspect", help="say what a file or folder is, and what to type next", formatter_class=values.Help
     )
-    inspect.add_argument("path", type=Path, help="anything")
+    inspect.add_argument("path", type=Path, help="file or folder of any kind")
     inspect.add_argument(
         "--image-key", help="obsm key of the images (single_cell_images; else the first array of four dimensions)"
     )
@@ -119,7 +125,9 @@ def _add_convert(commands: Any) -> None:
         "--out", type=values.path_or_url, required=True, help=".h5ad, .zarr, or the URL of a Zarr store"
     )
     convert.add_argument("--y-key", required=True, nargs="+", help="column(s) of the perturbation, to sort by")
-    convert.add_argument("--image-key", default="single_cell_images", help="key of the images")
+    convert.add_argument(
+        "--image-key", default="single_cell_images", help="key of the images, where they are read and written"
+    )
     convert.add_argument("--table", type=Path, help="table with one row per image, for a single plate")
     convert.add_argument("--file-columns", nargs="+", default=["path"], help="columns of a table that name image files")
     convert.add_argument("--root", type=Path, help="folder that paths in a table are relative to (that of the table)")
@@ -137,7 +145,7 @@ def _add_convert(commands: Any) -> None:
         type=float,
         nargs=2,
         metavar=("LOW", "HIGH"),
-        help="become lowest and highest value",
+        help="values of pixels that become the lowest and the highest of --dtype (percentiles of each channel)",
     )
     convert.add_argument("--compression", choices=["lz4", "zstd"], help="compression of a Zarr store")
     convert.add_argument("--seed", type=values.seed, default=0, help="seed of the order")
@@ -152,7 +160,7 @@ def _add_run(commands: Any) -> None:
         "run",
         help="train on your cells, embed, evaluate, write",
         formatter_class=values.Help,
-        epilog=f"{_HOW_LONG}\nIf it is killed, call it again with --resume: it goes on where it stopped.",
+        epilog=f"{_WRITES}{_HOW_LONG}\nIf it is killed, call it again with --resume: it goes on where it stopped.",
     )
     add_cells(run)
     run.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")

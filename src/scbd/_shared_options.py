@@ -44,8 +44,13 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", nargs="+", help="channels of the images to take, by name or number")
     parser.add_argument("--layer", help="features in place of images: a layer, or X")
     parser.add_argument("--obsm-key", help="features in place of images: an obsm key")
-    parser.add_argument("--control", nargs="+", help="perturbation of the controls, or several")
-    parser.add_argument("--position-key", help="obs column of the position on the plate")
+    parser.add_argument(
+        "--control", nargs="+", help="label(s) of the controls, such as DMSO, in the columns of --y-key"
+    )
+    parser.add_argument(
+        "--position-key",
+        help="for features, with --control: obs column of the position on the plate, whose effect is taken away",
+    )
 
 
 def add_missing(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,7 @@ def add_missing(parser: argparse.ArgumentParser) -> None:
         choices=["drop", "median"],
         default="drop",
         help="for a table of features: leave out rows with missing values, or fill in the feature's median (features "
-        "that lack more than 5% are left out before)",
+        "that lack more than 5 %% are left out before)",
     )
 
 
@@ -86,14 +91,19 @@ def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         default="variance",
         help="form of the invariance loss ('listing': as published); each has its own scale of alpha",
     )
-    model.add_argument("--image-size", type=values.image_size, metavar="SIDE|HxW", help="resize to this many pixels")
     model.add_argument(
-        "--intensity", choices=["auto", "scale", "arcsinh", "none"], default="auto", help="transform of pixels"
+        "--image-size", type=values.image_size, metavar="SIDE|HxW", help="for images: resize to this many pixels"
+    )
+    model.add_argument(
+        "--intensity",
+        choices=["auto", "scale", "arcsinh", "none"],
+        default="auto",
+        help="for images: transform of pixels",
     )
     model.add_argument(
         "--no-standardize", dest="standardize", action="store_false", help="keep each channel's mean and scale"
     )
-    model.add_argument("--augment", action="store_true", help="random flips and right-angle rotations")
+    model.add_argument("--augment", action="store_true", help="for images: random flips and right-angle rotations")
     model.add_argument("--clip", type=float, default=20.0, help="for features: clip at this many standard deviations")
     model.add_argument(
         "--whitening", type=values.word, default="auto", help="for features: within, controls, lda, plda or none"
