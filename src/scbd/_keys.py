@@ -9,9 +9,13 @@ IMAGE_KEY = "single_cell_images"
 CONTENT_KEY = "X_scbd_c"
 STYLE_KEY = "X_scbd_s"
 
-# obs, of what a run writes: the part of the split that a cell is in, and whether its perturbation was trained on
+# obs, of what a run writes: the part of the split that a cell is in, whether its perturbation was trained on, and the
+# first component of the z_c that this holds for
 SPLIT_KEY = "scbd_split"
 SEEN_KEY = "scbd_seen"
+SEEN_OF_KEY = "scbd_seen_of"
+# what the column of the split says of cells that are in no part
+LEFT_OUT = "left out"
 
 # the keys under which a model's registry holds its inputs: images or features, labels, numbers, positions
 IMAGE_REGISTRY = "image"

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from scbd._keys import CONTENT_KEY, SEEN_KEY, STYLE_KEY
+from scbd._keys import SEEN_KEY, SEEN_OF_KEY
 from scbd._messages import head
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-def seen_rows(obs: pd.DataFrame, embedding_key: str) -> np.ndarray | None:
-    """A mask ``(N,)`` of rows whose perturbation was trained on, or `None` where nothing says so.
+def mark_seen(obs: pd.DataFrame, seen: np.ndarray, z_c: np.ndarray) -> None:
+    """Write whose perturbation z_c ``(N, D)`` was trained on, a mask ``(N,)``, such that :func:`seen_rows` finds it."""
+    obs[SEEN_KEY], obs[SEEN_OF_KEY] = seen, z_c[:, 0].astype(np.float32)
 
-    ``scbd run`` says it in ``obs["scbd_seen"]``, of embeddings under the names that it gives.
+
+def seen_rows(obs: pd.DataFrame, values: Any) -> np.ndarray | None:
+    """A mask ``(N,)`` of rows whose perturbation an embedding was trained on, or `None` where nothing says so.
+
+    ``scbd run`` says it in ``obs["scbd_seen"]``, of the z_c that it wrote: of others, such as that of a model that was
+    trained later, it does not hold, whatever their name is.
     """
-    if embedding_key not in (CONTENT_KEY, STYLE_KEY) or SEEN_KEY not in obs:
+    if SEEN_KEY not in obs or SEEN_OF_KEY not in obs or not values.shape[1]:
+        return None
+    if not np.array_equal(np.asarray(values[:, 0], dtype=np.float32), obs[SEEN_OF_KEY].to_numpy(np.float32)):
         return None
     return obs[SEEN_KEY].astype(str).to_numpy() == "True"
 

@@ -13,6 +13,7 @@ import pytest
 from anndata import AnnData
 
 import scbd
+from scbd._seen import mark_seen
 from scbd.data import to_mantispy
 
 KEYS: dict[str, Any] = {"y_key": "compound", "plate_key": "plate", "well_key": "well"}
@@ -255,12 +256,20 @@ def _assert_scored_alike(mantispy: Any, wells: AnnData) -> None:
 def test_perturbations_that_were_trained_on_are_marked_and_warned_of(alone):
     plates = make_plates(cells=2)
     to_mantispy(plates, control="DMSO", **KEYS)
-    plates.obs["scbd_seen"] = plates.obs["compound"].isin(["c1", "c5", "DMSO"])
+    mark_seen(plates.obs, plates.obs["compound"].isin(["c1", "c5", "DMSO"]).to_numpy(), plates.obsm["X_scbd_c"])
     with pytest.warns(UserWarning, match=r"trained on 2 of 8 perturbations that are scored \(c1, c5\)"):
         wells = to_mantispy(plates, control="DMSO", **KEYS)
     marked = wells.obs.loc[wells.obs["Metadata_scbd_seen"], "Metadata_Perturbation"]
     assert set(marked) == {"c1", "c5", "DMSO"}
     new = plates[~plates.obs["scbd_seen"]]
     assert not to_mantispy(new, **KEYS).obs["Metadata_scbd_seen"].any()
-    plates.obsm["mine"] = plates.obsm["X_scbd_c"]
+    plates.obsm["mine"] = -plates.obsm["X_scbd_c"]
     assert "Metadata_scbd_seen" not in to_mantispy(plates, "mine", **KEYS).obs
+
+
+def test_a_frame_is_an_embedding_like_any_other(alone):
+    plates = make_plates()
+    expected = to_mantispy(plates, **KEYS).X
+    frame = pd.DataFrame(plates.obsm["X_scbd_c"], index=plates.obs_names).astype("Float64")
+    plates.obsm["X_scbd_c"] = frame.rename(columns=str)
+    np.testing.assert_array_equal(to_mantispy(plates, **KEYS).X, expected)

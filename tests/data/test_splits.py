@@ -150,3 +150,8 @@ def test_each_validation_cell_is_matched_by_another_training_cell_of_its_label(c
             left[label] -= 1
             expected.append(label)
     assert labels[rows].tolist() == expected
+
+
+def test_cells_that_a_run_left_out_are_left_out_in_silence():
+    obs = pd.DataFrame({"scbd_split": ["train", "left out", "test"]})
+    assert repr(split_by_column(obs, "scbd_split")) == "Split of 2 cells: train 1, validation 0, test 1"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference import retrieval as naive
 
 from scbd._linear_maps import LinearMap, covariance, mean_and_factor, whitening
+from scbd._seen import mark_seen
 from scbd.datasets import cpjump1
 from scbd.metrics import replicate_retrieval
 
@@ -165,6 +166,18 @@ def test_negatives_that_were_fitted_on_are_warned_of():
     controls = (wells.obs["y"] == "DMSO").to_numpy()
     with pytest.warns(UserWarning, match=r"Negatives were used in the fit: 18 of 18 controls.* half of the positions"):
         replicate_retrieval(wells, "Z", **KEYS, trained_on=controls, n_permutations=10)
+    is_a = (wells.obs["y"] == "a").to_numpy()
+    fitted = is_a | (controls & (np.arange(33) < 11))
+    with pytest.warns(UserWarning, match="Negatives were used in the fit: 6 of 18 controls"):
+        replicate_retrieval(wells, "Z", **KEYS, trained_on=fitted, queries=~is_a, n_permutations=10)
+
+
+def test_an_encoder_that_was_trained_on_all_controls_is_no_transform(recwarn):
+    """Held-out perturbations are scored against controls that are kept in the training, as the split advises."""
+    wells = make_wells()
+    trained = wells.obs["y"].isin(["DMSO", "a", "b"]).to_numpy()
+    found = replicate_retrieval(wells, "Z", **KEYS, trained_on=trained, queries=~trained, n_permutations=10)
+    assert found.table.index.tolist() == ["c", "d"] and not len(recwarn)
 
 
 def test_perturbations_that_were_trained_on_are_warned_of():
@@ -180,15 +193,20 @@ def test_perturbations_that_were_trained_on_are_warned_of():
 
 def test_what_a_run_wrote_says_what_was_trained_on():
     wells = make_wells()
-    wells.obsm["X_scbd_c"] = wells.obsm["Z"]
-    wells.obs["scbd_seen"] = wells.obs["y"].isin(["a", "DMSO"])
+    wells.obsm["X_scbd_c"] = wells.obsm["Z"].astype(np.float32)
+    mark_seen(wells.obs, wells.obs["y"].isin(["a", "DMSO"]).to_numpy(), wells.obsm["X_scbd_c"])
     with pytest.warns(UserWarning, match=r"trained on 1 of 4 perturbations that are scored \(a\)") as told:
         replicate_retrieval(wells, "X_scbd_c", **KEYS, n_permutations=10)
     assert len(told) == 1 and told[0].filename == __file__  # of controls it does not say which rows
-    for rep in ("Z", wells.obsm["Z"]):  # nothing that the run trained
-        replicate_retrieval(wells, rep, **KEYS, n_permutations=10)
+    with pytest.warns(UserWarning, match="trained on 1 of 4 perturbations"):
+        replicate_retrieval(wells, wells.obsm["X_scbd_c"], **KEYS, n_permutations=10)
     unseen = wells[~wells.obs["scbd_seen"] | (wells.obs["y"] == "DMSO")]
     replicate_retrieval(unseen, "X_scbd_c", **KEYS, n_permutations=10)
+    no_a = (wells.obs["y"] != "a").to_numpy()
+    replicate_retrieval(wells, "X_scbd_c", **KEYS, trained_on="scbd_seen", queries=no_a, n_permutations=10)
+    # of a model that was trained later, it says nothing
+    wells.obsm["X_scbd_c"] = -wells.obsm["X_scbd_c"]
+    replicate_retrieval(wells, "X_scbd_c", **KEYS, n_permutations=10)
 
 
 def test_one_position_a_perturbation_is_warned_of():

@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 from anndata import AnnData
 
+from scbd._seen import mark_seen
 from scbd.metrics import (
     aggregate,
     batch_mixing,
@@ -299,7 +300,8 @@ def test_wells_find_their_replicates_and_mechanisms():
     assert row["low"] < row["value"] < row["high"]
     targets = retrieval(wells, "x", label_key="target", y_key="drug", control="DMSO")
     assert scores.loc["retrieval_target_map", "value"] == targets.mean_average_precision
-    wells.obsm["X_scbd_c"], wells.obs["scbd_seen"] = wells.obsm["x"], wells.obs["drug"] == "drug 3"
+    wells.obsm["X_scbd_c"] = -wells.obsm["x"].astype(np.float32)
+    mark_seen(wells.obs, (wells.obs["drug"] == "drug 3").to_numpy(), wells.obsm["X_scbd_c"])
     with pytest.warns(UserWarning, match=r"trained on 1 of 8 perturbations that are scored \(drug 3\)"):
         benchmark(wells, ["x", "X_scbd_c"], **keys, replicates=True)
     without = benchmark(wells, ["x"], y_key="drug", control="DMSO")

@@ -20,7 +20,7 @@ from scbd.metrics import (
     replicate_retrieval,
     retrieval,
 )
-from scbd.metrics._table import coded_labels, label_names
+from scbd.metrics._table import coded_labels, label_names, trained_rows
 
 # of the order of their names
 NUMBERS = {"DMSO": 0, "EtOH": 1, "a": 2, "b": 3, "c": 4, "d": 5}
@@ -153,3 +153,13 @@ def test_an_embedding_may_be_a_frame_and_not_sparse(compute):
     adata.obsm["Z"] = sparse.csr_matrix(z)
     with pytest.raises(ValueError, match=r"is a sparse matrix, and a dense one is needed: give .*toarray\(\)"):
         compute(adata)
+
+
+def test_rows_that_were_trained_on_may_all_be_elsewhere():
+    """A table of held-out rows says of each that it was not trained on; a column of other words says nothing."""
+    adata = AnnData(obs=pd.DataFrame({"part": ["test", "left out"], "other": ["x", "y"]}, index=["0", "1"]))
+    assert not trained_rows(adata, "part").any()
+    with pytest.raises(ValueError, match=r"No row of obs\['other'\] says True or 'train'"):
+        trained_rows(adata, "other")
+    with pytest.raises(ValueError, match="train_indices is float64"):
+        trained_rows(adata, np.array([0.5]), "train_indices")

@@ -12,6 +12,7 @@ from conftest import make_cells, make_wells
 
 import scbd
 from scbd import SCBDModel
+from scbd._seen import seen_rows
 from scbd.data import Inputs
 from scbd.metrics import label_probe
 from scbd.model._module import SCBDModule
@@ -172,7 +173,12 @@ def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
     how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN}
     table = run(cells, y_key=["gene", "dose"], e_key=e_key, out=tmp_path, **how)
     pd.testing.assert_frame_equal(cells.obs[given.columns], given)
-    assert cells.obs.columns.difference(given.columns).tolist() == ["gene × dose", "scbd_seen", "scbd_split"]
+    assert cells.obs.columns.difference(given.columns).tolist() == [
+        "gene × dose",
+        "scbd_seen",
+        "scbd_seen_of",
+        "scbd_split",
+    ]
     assert set(table["label"]) == {"gene × dose", *([e_key] if isinstance(e_key, str) else e_key)}
     assert anndata.read_h5ad(tmp_path / "cells.h5ad").obs["plateno"].tolist() == given["plateno"].tolist()
 
@@ -297,7 +303,10 @@ def test_it_is_written_which_perturbations_were_trained_on(tmp_path):
     cells.obs["part"] = np.where(cells.obs["gene"] == genes[0], "test", "train")
     cells.obs.loc[cells.obs.index[:5], "part"] = "validation"
     run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN | {"split": "part"})
-    obs = anndata.read_h5ad(tmp_path / "cells.h5ad").obs
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    obs = written.obs
+    found = seen_rows(obs, written.obsm["X_scbd_c"])
+    assert found is not None and (found == obs["scbd_seen"]).all() and seen_rows(obs, written.obsm["X_scbd_s"]) is None
     assert (obs["scbd_split"].astype(str) == obs["part"].astype(str)).all()
     assert (obs["scbd_seen"] == (obs["gene"] != genes[0])).all()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY
 from scbd._labels import control_names, label_text, label_values, obs_column
+from scbd._matrices import dense
 from scbd._messages import head, missing_key
 from scbd._seen import seen_rows, warn_of_seen
 
@@ -127,7 +128,7 @@ def to_mantispy(
     if is_control is not None:
         obs[_CONTROL] = is_control[first]
         obs[_CONTROL_TYPE] = pd.Categorical(np.where(is_control[first], "negcon", "treatment"))
-    seen = seen_rows(adata.obs, embedding_key)
+    seen = seen_rows(adata.obs, x)
     if seen is not None:
         obs[_SEEN] = np.isin(names[_PERTURBATION], names[_PERTURBATION][seen])[first]
         perturbed = slice(None) if is_control is None else ~is_control
@@ -144,8 +145,7 @@ def to_mantispy(
 def _embedding(adata: AnnData, key: str) -> np.ndarray:
     if key not in adata.obsm:
         raise KeyError(missing_key("obsm", key, adata.obsm, "embedding_key"))
-    values: Any = adata.obsm[key]
-    x = np.asarray(values)
+    x = np.asarray(dense(adata.obsm[key], f"obsm[{key!r}]"))
     if x.ndim != 2 or x.dtype.kind not in "fiu":
         msg = f"obsm[{key!r}] is {x.dtype.name} of shape {x.shape}: give a dense matrix of numbers, one row a cell."
         raise ValueError(msg)

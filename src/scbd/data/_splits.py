@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from scbd._keys import LEFT_OUT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -133,7 +135,8 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
     Warns
     -----
     UserWarning
-        If there are other values, which may be typing errors. Cells without a value are left out in silence.
+        If there are other values, which may be typing errors. Cells without a value, or with ``"left out"``, are left
+        out in silence.
 
     Examples
     --------
@@ -151,7 +154,7 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
         there = ", ".join(map(repr, [*values[:5]]))
         msg = f"obs[{column!r}] must hold 'train', 'validation' and 'test'; it holds {there} and no 'train'."
         raise ValueError(msg)
-    unknown = [i for i, name in enumerate(names) if name is None and str(values[i]).strip()]
+    unknown = [i for i, name in enumerate(names) if name is None and str(values[i]).strip() not in ("", LEFT_OUT)]
     if unknown:
         counts = np.bincount(codes[codes >= 0], minlength=len(values))
         found = ", ".join(f"{values[i]!r} × {counts[i]:,}" + _near(str(values[i])) for i in unknown[:5])

@@ -117,7 +117,7 @@ def perturbation_effects(
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)
     _warn_of_cells(y[~is_control], e[~is_control])
-    warn_of_seen(y, learned_rows(adata, rep, trained_on), y[~is_control])
+    warn_of_seen(y, learned_rows(adata, x, trained_on), y[~is_control])
     rng = np.random.default_rng(seed)
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))

@@ -70,8 +70,8 @@ def replicate_retrieval(
         controls of the same environments as queries.
     trained_on
         Rows that the embedding, or a transform of it, was trained or fitted on: a mask ``(N,)``, row numbers, or a
-        column of ``obs`` that says ``True`` or ``"train"`` there. By default, what ``scbd run`` wrote to
-        ``obs["scbd_seen"]``, for embeddings under the names that it gives.
+        column of ``obs`` that says ``True`` or ``"train"`` there. By default, of the z_c that ``scbd run`` wrote, what
+        ``obs["scbd_seen"]`` says.
     n_permutations
         Random orders for p values, of which none is below ``1 / (n_permutations + 1)``: with more than a twentieth as
         many perturbations, a single one cannot be called.
@@ -95,8 +95,8 @@ def replicate_retrieval(
     Warns
     -----
     UserWarning
-        If perturbations that are scored, or controls that serve as negatives, were trained on, or every perturbation
-        has a single position.
+        If perturbations that are scored were trained on; if a transform was fitted on controls that serve as negatives
+        (on some of them, or on nothing else); or if every perturbation has a single position.
 
     References
     ----------
@@ -115,7 +115,7 @@ def replicate_retrieval(
     x = representation(adata, rep)
     wells = _wells(adata, unit_rows(x), y_key, e_key, control, position_key)
     asked = chosen_rows("queries", queries, len(x)) & ~wells.is_control
-    learned = learned_rows(adata, rep, trained_on)
+    learned = learned_rows(adata, x, trained_on)
     if learned is not None and trained_on is not None:
         _warn_of_fitted(wells, learned)
     null = Null(n_permutations, seed)
@@ -240,11 +240,12 @@ def _across_positions(wells: _Wells, position: _Labels, queries: np.ndarray) -> 
 
 def _warn_of_fitted(wells: _Wells, fitted: np.ndarray) -> None:
     n, n_fitted = wells.is_control.sum(), (wells.is_control & fitted).sum()
-    if n_fitted:
+    # all controls, and perturbations: an encoder, which has controls for one label of many
+    if n_fitted and (n_fitted < n or not (fitted & ~wells.is_control).any()):
         msg = (
-            f"Negatives were used in the fit: {n_fitted} of {n} controls. A transform that was fitted on controls sets "
-            "these apart, and scores against them rise by themselves. Fit it on half of the positions of controls, and "
-            "leave these wells out here."
+            f"Negatives were used in the fit: {n_fitted} of {n} controls. A correction that was fitted on controls, such "
+            "as sphering, sets these apart, and scores against them rise by themselves. Fit it on half of the positions "
+            "of controls, and leave these wells out here. (An encoder has them for one label of many.)"
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
 

@@ -206,7 +206,7 @@ def benchmark(
             keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "position_key": position_key, "control": control}
             replicated = replicate_retrieval(table, "x", **keys, seed=seed)
             names = label_names(adata, y_key)
-            warn_of_seen(names, seen_rows(adata.obs, embedding.key), replicated.table.index)
+            warn_of_seen(names, seen_rows(adata.obs, embedding.values), replicated.table.index)
             scores |= prefixed("replicate", replicate_scores(replicated, **drawn))
         if e_key is not None:
             scores |= _of_environments(table, e_key, kinds, max_cells, **drawn)

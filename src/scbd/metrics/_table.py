@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scbd._keys import LEFT_OUT
 from scbd._labels import as_columns, label_text, label_values
 from scbd._labels import control_names as control_names  # for the metrics, beside labels
 from scbd._matrices import dense
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
     from numpy.typing import ArrayLike
+
+
+# what a column says of rows that were not learned from
+_NOT_TRAINED = ("False", "validation", "test", LEFT_OUT)
 
 
 def embedding_and_labels(
@@ -121,7 +126,7 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     return mask
 
 
-def trained_rows(adata: AnnData, trained_on: str | ArrayLike) -> np.ndarray:
+def trained_rows(adata: AnnData, trained_on: str | ArrayLike, name: str = "trained_on") -> np.ndarray:
     """A mask ``(N,)`` of rows that were learned from: given so, by number, or as a column that says it.
 
     Raises
@@ -129,19 +134,20 @@ def trained_rows(adata: AnnData, trained_on: str | ArrayLike) -> np.ndarray:
     KeyError
         If there is no such column.
     ValueError
-        If it marks no row, or see :func:`chosen_rows`.
+        If a column says of no row whether it was, or see :func:`chosen_rows`.
     """
     if not isinstance(trained_on, str):
-        return chosen_rows("trained_on", trained_on, adata.n_obs)
-    trained = np.isin(label_names(adata, trained_on), ["True", "train"])
-    if not trained.any():
+        return chosen_rows(name, trained_on, adata.n_obs)
+    said = label_names(adata, trained_on)
+    trained = np.isin(said, ["True", "train"])
+    if not (trained.any() or np.isin(said, _NOT_TRAINED).any()):
         msg = f"No row of obs[{trained_on!r}] says True or 'train': mark the rows that the embedding was trained on."
         raise ValueError(msg)
     return trained
 
 
-def learned_rows(adata: AnnData, rep: str | ArrayLike, trained_on: str | ArrayLike | None) -> np.ndarray | None:
-    """A mask ``(N,)`` of rows that were learned from, or of their perturbations; `None` where nobody said.
+def learned_rows(adata: AnnData, x: np.ndarray, trained_on: str | ArrayLike | None) -> np.ndarray | None:
+    """A mask ``(N,)`` of rows that an embedding learned from, or of their perturbations; `None` where nobody said.
 
     Raises
     ------
@@ -150,7 +156,7 @@ def learned_rows(adata: AnnData, rep: str | ArrayLike, trained_on: str | ArrayLi
     """
     if trained_on is not None:
         return trained_rows(adata, trained_on)
-    return seen_rows(adata.obs, rep) if isinstance(rep, str) else None
+    return seen_rows(adata.obs, x)
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:

@@ -110,7 +110,7 @@ class RegistryMixin(BaseModelClass):
         ):
             msg = (
                 "position_key is not used: effects of positions are removed only from features, with control=… and "
-                "whitening='within', 'lda' or 'plda'. encoder='linear', the default up to 10,000 rows, has a whitening."
+                "whitening='within', 'lda' or 'plda'. encoder='linear', the default below 10,000 rows, has a whitening."
             )
             warnings.warn(msg, UserWarning, stacklevel=5)
         return transform

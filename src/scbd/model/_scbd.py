@@ -52,7 +52,7 @@ class SCBDModel(TraverseMixin, ImageModel):
         Of images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (tiny images, quick runs); of
         features, ``"linear"``, which begins as the identity, or ``"mlp"``; or any module from inputs to features.
         ``"auto"`` is ``"resnet18"`` of images where :meth:`setup_anndata` found an accelerator (a GPU), else
-        ``"small"``, a ninth of the work; of features ``"linear"`` up to 10,000 rows, ``"mlp"`` beyond.
+        ``"small"``, a ninth of the work; of features ``"linear"`` below 10,000 rows, ``"mlp"`` from there on.
     n_latent
         Dimension of both embeddings. By default 64, and for ``"linear"`` 300 at most, or without whitening as many as
         there are features. The paper uses 64 for batch correction, 128 for domain generalisation.

@@ -130,7 +130,7 @@ class SetupMixin(RegistryMixin):
             of features are centred on them. What was learned is asked of the other cells.
         position_key
             Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control``, and a
-            linear map before the encoder (``whitening`` of the model; by default up to 10,000 rows), what controls
+            linear map before the encoder (``whitening`` of the model; by default below 10,000 rows), what controls
             differ by from position to position is taken out of features.
         **kwargs
             Used by scvi-tools when it sets up the data of a loaded model.

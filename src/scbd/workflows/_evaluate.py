@@ -80,7 +80,7 @@ def evaluate(
     """
     embeddings = _EMBEDDINGS if embeddings is None else embeddings
     check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
-    train = None if train_indices is None else trained_rows(adata, train_indices)
+    train = None if train_indices is None else trained_rows(adata, train_indices, "train_indices")
     if train is not None and (left := int((~train).sum())) < _HELD_OUT_CELLS:
         train = None
         msg = (

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from scbd._files import named_when_whole
-from scbd._keys import CONTENT_KEY, SEEN_KEY, SPLIT_KEY, STYLE_KEY
+from scbd._keys import CONTENT_KEY, LEFT_OUT, SPLIT_KEY, STYLE_KEY
 from scbd._labels import CROSS, as_columns, label_values
 from scbd._outputs import check_directory, save_figure, write_table, write_text
+from scbd._seen import mark_seen
 from scbd.data.stores import storable
 from scbd.model import SCBDModel
 from scbd.workflows._datasets import Dataset
@@ -52,7 +53,8 @@ def run(
     Writes ``model/`` and ``settings.json`` as soon as the model is trained, then ``cells.h5ad`` (all of ``adata`` but
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, UMAPs of both, and a PCA of
     the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``; ``obs["scbd_split"]``, the part of the split that
-    a cell is in, and ``obs["scbd_seen"]``, whether its perturbation was trained on; columns of dates, intervals or
+    a cell is in, and ``obs["scbd_seen"]``, whether its perturbation was trained on (of the z_c whose first component is
+    ``obs["scbd_seen_of"]``); columns of dates, intervals or
     mixed values are written as text), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and
     ``checkpoints/``, which an interrupted run goes on from and a finished one can do without.
 
@@ -125,7 +127,7 @@ def run(
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
     components = input_pca(adata, inputs, seed)
     adata.obsm[PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY] = components
-    _mark_trained(adata.obs, model, label_values(adata.obs, y_key))
+    _mark_trained(adata.obs, model, label_values(adata.obs, y_key), adata.obsm[CONTENT_KEY])
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
@@ -156,13 +158,13 @@ def _trained(model: SCBDModel, asked: dict[str, Any], out: Path, resume: bool) -
     return model
 
 
-def _mark_trained(obs: pd.DataFrame, model: SCBDModel, y: pd.Series) -> None:
+def _mark_trained(obs: pd.DataFrame, model: SCBDModel, y: pd.Series, z_c: np.ndarray) -> None:
     """Say which cells were trained on, and which perturbations: scores of replicates mean nothing for these."""
-    part = np.full(len(obs), "left out", dtype=object)
+    part = np.full(len(obs), LEFT_OUT, dtype=object)
     for name in ("train", "validation", "test"):
         part[getattr(model, f"{name}_indices")] = name
     obs[SPLIT_KEY] = pd.Categorical(part)
-    obs[SEEN_KEY] = y.isin(y.iloc[model.train_indices].unique()).to_numpy()
+    mark_seen(obs, y.isin(y.iloc[model.train_indices].unique()).to_numpy(), z_c)
 
 
 def _pictures(
