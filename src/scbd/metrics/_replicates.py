@@ -243,9 +243,9 @@ def _warn_of_fitted(wells: _Wells, fitted: np.ndarray) -> None:
     # all controls, and perturbations: an encoder, which has controls for one label of many
     if n_fitted and (n_fitted < n or not (fitted & ~wells.is_control).any()):
         msg = (
-            f"Negatives were used in the fit: {n_fitted} of {n} controls. A correction that was fitted on controls, such "
-            "as sphering, sets these apart, and scores against them rise by themselves. Fit it on half of the positions "
-            "of controls, and leave these wells out here. (An encoder has them for one label of many.)"
+            f"Negatives were used in the fit: {n_fitted} of {n} controls. A correction that was fitted on controls, "
+            "such as sphering, sets these apart, and scores against them rise by themselves. Fit it on half of the "
+            "positions of controls, and leave these wells out here. (An encoder has them for one label of many.)"
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
 
