@@ -121,12 +121,13 @@ class Divergence(Callback):
         step = first or trainer.global_step
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         msg = f"{what} at step {step:,} of {trainer.max_steps:,} (lr {lr:g}, precision {trainer.precision}). "
+        look = "look for missing or extreme values of pixels or features"
         if first == 1:
-            msg += "No update had been made yet: look for extreme pixels, or take out a setting that is out of range. "
+            msg += f"No update had been made yet: {look}, or take out a setting that is out of range. "
         else:
             msg += f"Try lr={lr / 10:g}"
             msg += "" if trainer.precision == "32-true" else ", precision='32-true'"
-            msg += ", or gradient_clip_val=1.0; or look for extreme pixels. "
+            msg += f", or gradient_clip_val=1.0; or {look}. "
         kept = f"those of step {self.step:,}, the last found good" if self.step else "those from before the run"
         return f"{msg}The weights are {kept}; history has the losses."
 
