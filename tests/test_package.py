@@ -52,7 +52,7 @@ ROOMS = {
     "_command_line": {"_argument_values", "_shared_options"},
     "baselines": {"_checks", "_keys", "_labels", "_linear_maps", "_matrices", "_messages", "nn", "data", "model"},
     "workflows": {
-        *("_checks", "_files", "_jobs", "_keys", "_labels", "_matrices", "_messages", "_outputs"),
+        *("_checks", "_files", "_jobs", "_keys", "_labels", "_messages", "_outputs"),
         *("_seen", "data", "datasets", "metrics", "model", "baselines", "nn", "pl"),
     },
     "paper": {"_keys", "_outputs", "baselines", "datasets", "model", "pl", "workflows"},

@@ -63,8 +63,7 @@ def cellprofiler_pca(
     TypeError
         If a column of features holds no numbers.
     ValueError
-        If features are sparse, no cell is a control, an environment has fewer than two, or no feature
-        varies.
+        If features are sparse, no cell is a control, an environment has fewer than two, or no feature varies.
 
     References
     ----------

@@ -78,4 +78,5 @@ from scbd.metrics._report import of_net as of_net
 from scbd.metrics._report import reduced as reduced
 from scbd.metrics._table import check_keys as check_keys
 from scbd.metrics._table import label_names as label_names
+from scbd.metrics._table import stored_embedding as stored_embedding
 from scbd.metrics._table import trained_rows as trained_rows

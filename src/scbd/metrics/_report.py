@@ -181,10 +181,7 @@ def benchmark(
         raise ValueError(msg)
     nets = nets_by_name(net)
     labels = () if label_key is None else as_columns(label_key)
-    _check_asked(y_key, e_key, gene_key, control, nets, labels, replicates)
-    if position_key is not None and not replicates:
-        msg = "position_key is for the floor of replicates: give replicates=True, or leave it out."
-        raise ValueError(msg)
+    _check_asked(y_key, e_key, gene_key, control, nets, labels, replicates, position_key)
     check_kinds(*kinds)
     compared = named_embeddings(adata, embeddings)
     check_reference_of(reference, [embedding.representation for embedding in compared], n_bootstrap)
@@ -269,7 +266,14 @@ def reduced(x: Any, n_pcs: int | None, seed: int) -> Any:
 
 
 def _check_asked(
-    y_key: Any, e_key: Any, gene_key: Any, control: Any, nets: Mapping[str, Any], labels: Any, replicates: bool
+    y_key: Any,
+    e_key: Any,
+    gene_key: Any,
+    control: Any,
+    nets: Mapping[str, Any],
+    labels: Any,
+    replicates: bool,
+    position_key: Any,
 ) -> None:
     """Raise unless something is asked for, with the columns that it needs."""
     if not nets and y_key is None and e_key is None:
@@ -285,6 +289,9 @@ def _check_asked(
         msg = (
             "replicates=True needs y_key, e_key and control: replicates are looked for among controls of other plates."
         )
+        raise ValueError(msg)
+    if position_key is not None and not replicates:
+        msg = "position_key is for the floor of replicates: give replicates=True, or leave it out."
         raise ValueError(msg)
 
 

@@ -32,12 +32,8 @@ def embedding_and_labels(
 
     Raises
     ------
-    KeyError
-        If a key is missing.
-    TypeError
-        If a column of the embedding holds no numbers.
-    ValueError
-        If the embedding is sparse, or a cell has no label.
+    KeyError, TypeError, ValueError
+        See :func:`stored_embedding`; or if the column is missing, or a cell has no label.
     """
     return np.asarray(stored_embedding(adata, embedding_key)), label_names(adata, label_key)
 

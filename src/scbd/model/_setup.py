@@ -244,8 +244,11 @@ class SetupMixin(RegistryMixin):
         """Note whether the cells that are attached are those the model was trained on."""
         trained_on = getattr(self, "training_settings_", {}).get("images")
         images = cell_digests(self._source(adata), adata.obs[[]])["images"]
-        self._has_other_cells = trained_on not in (None, images)
-        self._compared = adata.obs_names
+        self._know_cells(adata, others=trained_on not in (None, images))
+
+    def _know_cells(self, adata: AnnData, *, others: bool) -> None:
+        """Note whether these cells are others than those the model was trained on, and what they are called now."""
+        self._has_other_cells, self._compared = others, adata.obs_names
 
     def _has_others(self) -> bool:
         """Whether cells are attached that the model was not trained on: rows may have been taken out in place."""

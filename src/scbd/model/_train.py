@@ -82,12 +82,11 @@ class TrainMixin(OfWeightsMixin):
         train_indices: np.ndarray
         validation_indices: np.ndarray
         test_indices: np.ndarray
-        _has_other_cells: bool
-        _compared: pd.Index | None
         training_settings_: dict[str, Any]
         registry_: dict[str, Any]
         init_params_: dict[str, Any]
         _require: Any
+        _know_cells: Any
         _encoder: Any
         _inputs: Any
         _registered: Any
@@ -282,7 +281,7 @@ class TrainMixin(OfWeightsMixin):
         if run.moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
-            self._has_other_cells, self._compared = False, self.adata.obs_names
+            self._know_cells(self.adata, others=False)
             self.training_settings_ = run.settings
             self.is_trained_ = True
             self._forget()

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._keys import CONTENT_KEY, STYLE_KEY
-from scbd._matrices import dense
-from scbd.metrics import check_keys, label_probe, trained_rows
+from scbd.metrics import check_keys, label_probe, stored_embedding, trained_rows
 from scbd.workflows._simple import PIXEL_PCA_KEY
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ def evaluate(
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     spaces = {
-        name: dense(adata.obsm[given], f"obsm[{given!r}]") if isinstance(given, str) else given
-        for name, given in embeddings.items()
+        name: stored_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
     }
     rows = []
     for label in label_keys:

@@ -54,9 +54,9 @@ def run(
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, UMAPs of both, and a PCA of
     the inputs, ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``; ``obs["scbd_split"]``, the part of the split that
     a cell is in, and ``obs["scbd_seen"]``, whether its perturbation was trained on (of the z_c whose first component is
-    ``obs["scbd_seen_of"]``); columns of dates, intervals or
-    mixed values are written as text), ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``, and
-    ``checkpoints/``, which an interrupted run goes on from and a finished one can do without.
+    ``obs["scbd_seen_of"]``); columns of dates, intervals or mixed values are written as text), ``metrics.csv``,
+    ``history.csv``, ``training_curves.png``, ``umap.png``, and ``checkpoints/``, which an interrupted run goes on from
+    and a finished one can do without.
 
     Parameters
     ----------

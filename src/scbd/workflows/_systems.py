@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd import baselines
-from scbd._matrices import dense
-from scbd.metrics import check_keys
+from scbd.metrics import stored_embedding
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.workflows._known import known_of
 from scbd.workflows._seeding import seed_everything
@@ -46,8 +45,7 @@ SYSTEMS: dict[str, type[ImageModel]] = {
 
 def _stored(adata: AnnData, *, obsm_key: str) -> np.ndarray:
     """An embedding of any origin, which the table holds."""
-    check_keys(adata, [obsm_key])
-    return np.asarray(dense(adata.obsm[obsm_key], f"obsm[{obsm_key!r}]"))
+    return np.asarray(stored_embedding(adata, obsm_key))
 
 
 # embeddings that are computed, not learned

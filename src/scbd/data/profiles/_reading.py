@@ -77,8 +77,8 @@ def read_profiles(
     -----
     UserWarning
         If features or rows are left out, or values filled in: how many, which, and of which plates or files if these
-        have most of them. If features may be no measurements
-        by their names: named unlike most of them, or like a dose or a label.
+        have most of them. If features may be no measurements by their names: named unlike most of them, or like a dose
+        or a label.
 
     References
     ----------
