@@ -6,7 +6,8 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scbd.nn import gather, invariance_statistic, supervised_contrastive_loss
+from scbd.nn import invariance_statistic, supervised_contrastive_loss
+from scbd.nn._distributed import gather
 
 WORLD = 2
 BATCH = 12

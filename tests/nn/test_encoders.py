@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import copy
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from scbd.nn import ENCODERS, Block, build_encoder
+from scbd.nn import Block, Encoder, build_encoder
+from scbd.nn._encoders import ENCODERS, SmallMapConv2d, find_stages, pooled
 
 
 @pytest.mark.parametrize(
@@ -69,3 +76,259 @@ def test_bad_input_gets_a_sentence():
         Block(nn.Conv2d(4, 8, 3), (3, 32, 32), 4)
     with pytest.raises(ValueError, match=r"must return features \(batch, n_features\), it returned \(2, 8, 30, 30\)"):
         Block(nn.Conv2d(3, 8, 3), (3, 32, 32), 4)
+
+
+KINDS = {"batch": nn.BatchNorm2d, "instance": nn.InstanceNorm2d, "group": nn.GroupNorm}
+
+
+@pytest.mark.parametrize("norm", KINDS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_all_activations_of_a_network_have_the_norm(name, norm):
+    encoder = build_encoder(name, 4, norm=norm)
+    found = [module for module in encoder.modules() if isinstance(module, tuple(KINDS.values()))]
+    assert len(found) >= 4 and {type(module) for module in found} == {KINDS[norm]}
+    n_parameters = [sum(p.numel() for p in build_encoder(name, 4, norm=one).parameters()) for one in ("batch", norm)]
+    assert n_parameters[0] == n_parameters[1]
+
+
+@pytest.mark.parametrize("norm", ["instance", "group"])
+def test_the_gain_of_an_image_is_gone(norm):
+    """What a brighter lamp does to all channels; statistics of training cells would let it through."""
+    torch.manual_seed(0)
+    images = torch.rand(3, 2, 64, 64)
+    own, shared = (build_encoder("small", 2, norm=one).eval() for one in (norm, "batch"))
+    with torch.no_grad():
+        torch.testing.assert_close(own(3 * images), own(images), rtol=1e-3, atol=1e-3)
+        assert (shared(3 * images) - shared(images)).norm() > shared(images).norm()
+
+
+@pytest.mark.parametrize("norm", ["instance", "group"])
+def test_a_cell_is_embedded_without_regard_to_others_while_training(norm):
+    torch.manual_seed(0)
+    block = Block("small", (2, 32, 32), n_latent=4, norm=norm)
+    images = torch.randn(6, 2, 32, 32)
+    torch.testing.assert_close(block(images)[:2], block(images[:2]))
+    assert not list(block.encoder.buffers())
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"encoder": "small", "norm": "layer"}, "norm='layer' is not known: use one of batch, instance, group"),
+        (
+            {"encoder": nn.Flatten(), "norm": "group"},
+            "norm='group' is for encoders of images by name, and not",
+        ),
+        ({"encoder": "mlp", "of_features": True, "norm": "instance"}, "and not for encoders of features: leave it out"),
+        ({"encoder": "resnet18", "weights": "w.pt", "norm": "instance"}, "and not for weights"),
+    ],
+)
+def test_a_norm_that_cannot_be_is_said(how, message):
+    with pytest.raises(ValueError, match=message):
+        build_encoder(n_channels=3, **how)
+
+
+def test_maps_of_one_pixel_have_no_variance():
+    with pytest.raises(ValueError, match=r"does not take images of shape \(3, 32, 32\).*more than 1 spatial element"):
+        Encoder("resnet18", (3, 32, 32), norm="instance")
+    assert Encoder("resnet18", (3, 64, 64), norm="instance").n_features == 512
+
+
+@pytest.mark.parametrize(
+    ("encoder", "channels"),
+    [("small", [32, 64, 128]), ("resnet18", [64, 64, 128, 256]), ("densenet121", [64, 128, 256, 512])],
+)
+def test_stages_of_known_encoders(encoder, channels):
+    block = Block(encoder, (2, 64, 64), 5)
+    z, passed = block.eval().watched(images := torch.rand(3, 2, 64, 64))
+    assert [tuple(p.shape) for p in passed[:-1]] == [(3, c) for c in channels]
+    torch.testing.assert_close(passed[-1], block.encoder(images))
+    torch.testing.assert_close(z, block(images))
+
+
+def test_a_stage_is_the_last_map_at_its_resolution():
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2), nn.Flatten())
+    images = torch.rand(2, 1, 16, 16)
+    features, stages = find_stages(layers.eval(), images)
+    assert stages == [layers[1], layers[2]]
+    torch.testing.assert_close(features, layers(images))
+
+
+def test_a_module_without_maps_has_no_stage():
+    block = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8))
+    assert block.n_stages == 0
+    assert [p.shape for p in block.watched(torch.rand(2, 1, 8, 8))[1]] == [(2, 3)]
+
+
+def test_finding_stages_leaves_no_hook():
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())
+    find_stages(layers.eval(), torch.rand(2, 1, 8, 8))
+    assert not any(module._forward_hooks for module in layers.modules())
+
+
+def test_nothing_is_kept_unless_asked():
+    block = Encoder("small", (1, 16, 16))
+    _, passed = block.watched(torch.rand(2, 1, 16, 16))
+    block(torch.rand(5, 1, 16, 16))
+    assert len(passed) == block.n_stages + 1
+    assert {len(p) for p in passed} == {2}
+
+
+def test_copies_keep_their_own():
+    block = Encoder("small", (1, 16, 16)).eval()
+    other = copy.deepcopy(block)
+    images = torch.rand(2, 1, 16, 16)
+    _, passed = other.watched(images)
+    assert len(passed) == block.n_stages + 1
+    # an encoder that has served elsewhere brings no eavesdropper along
+    again = Encoder(block.encoder, (1, 16, 16)).eval()
+    assert len(again.watched(images)[1]) == again.n_stages + 1 == len(block.watched(images)[1])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
+def test_stages_are_seen_by_compiled_code():
+    block = Block("small", (1, 16, 16), 4).eval()
+    images = torch.rand(3, 1, 16, 16)
+    expected = block.watched(images)
+    block.compile(backend="eager")  # traced as for a compiler, without one
+    block(images)
+    for _ in range(2):
+        torch.testing.assert_close(block.watched(images), expected)
+
+
+def test_averages_are_over_pixels():
+    maps = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(pooled(maps), maps.mean((2, 3)))
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
+    """Kernels, strides and paddings of any shape, on maps from a single pixel up."""
+    pair = lambda low, high: draw(st.tuples(st.integers(low, high), st.integers(low, high)))
+    kernel, stride, padding, smallest = pair(1, 4), pair(1, 3), pair(0, 3), pair(1, 6)
+    size = [max(s, k - 2 * p) for s, k, p in zip(smallest, kernel, padding, strict=True)]
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    convolution = nn.Conv2d(3, 5, kernel, stride, padding, bias=draw(st.booleans())).double()
+    return convolution, torch.randn(2, 3, *size, dtype=torch.float64)
+
+
+@given(convolutions())
+@settings(max_examples=200)
+def test_any_convolution_is_exact(case):
+    convolution, images = case
+    ours = SmallMapConv2d.of(copy.deepcopy(convolution)) or convolution
+    results = []
+    for module in (convolution, ours):
+        x = images.clone().requires_grad_()
+        y = module(x)
+        (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+        results.append([y.detach(), x.grad, *(p.grad for p in module.parameters())])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_keep_their_numbers_and_names(name):
+    """A whole step in float64: outputs, all gradients, and BatchNorm's statistics."""
+    torch.manual_seed(0)
+    plain = ENCODERS[name](3).double()
+    torch.manual_seed(0)
+    ours = build_encoder(name, 3).double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert any(isinstance(module, SmallMapConv2d) for module in ours.modules())
+    images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    for network in (plain, ours):
+        network(images.contiguous(memory_format=torch.channels_last)).square().sum().backward()
+    assert plain.state_dict().keys() == ours.state_dict().keys()
+    for one, two in zip(plain.state_dict().values(), ours.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    for (parameter, one), two in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        assert one.grad is not None
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-6, atol=1e-9, msg=parameter)
+
+
+def test_no_padding_is_multiplied():
+    """On a single pixel eight of nine taps are never touched: whatever they hold, even NaN, is not seen."""
+    convolution = SmallMapConv2d.of(nn.Conv2d(2, 2, 3, padding=1))
+    assert convolution is not None
+    with torch.no_grad():
+        convolution.weight[:, :, 0] = torch.nan
+    assert torch.isfinite(convolution(torch.randn(1, 2, 1, 1))).all()
+
+
+def test_what_is_left_alone():
+    class Own(nn.Conv2d):
+        pass
+
+    kept = [
+        nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(4, 4, 3),
+        Own(4, 4, 3, padding=1),
+    ]
+    assert [SmallMapConv2d.of(module) for module in kept] == [None] * len(kept)
+
+
+def test_a_user_s_module_is_used_as_it_is():
+    mine = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert type(Block(mine, (1, 4, 4), 2).encoder[0]) is nn.Conv2d  # type: ignore[index]
+
+
+def test_autocast_reaches_small_maps():
+    convolution = SmallMapConv2d.of(nn.Conv2d(8, 8, 3, padding=1))
+    assert convolution is not None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert convolution(torch.randn(2, 8, 2, 2)).dtype == torch.bfloat16
+
+
+def as_torchvision(name: str, path: Path, *, old: bool = False) -> Path:
+    """An encoder of random weights as torchvision would keep it, classifier included."""
+    state = build_encoder(name, 3).state_dict()
+    if name == "densenet121":
+        state = {re.sub(r"^0\.", "features.", key).replace(".layers.", "."): value for key, value in state.items()}
+    if old:  # as in the files that torchvision has on its server
+        state = {re.sub(r"(norm|conv)([12])\.", r"\1.\2.", key): value for key, value in state.items()}
+        state = {key: value for key, value in state.items() if "num_batches" not in key}
+    linear = {f"{'classifier' if name == 'densenet121' else 'fc'}.weight": torch.zeros(1000, 8)}
+    torch.save(state | linear, path)
+    return path
+
+
+@pytest.mark.parametrize(("name", "old"), [("resnet18", False), ("densenet121", False), ("densenet121", True)])
+def test_an_encoder_has_the_weights_of_the_file(name, old, tmp_path):
+    torch.manual_seed(1)
+    path = as_torchvision(name, tmp_path / "weights.pth", old=old)
+    torch.manual_seed(1)
+    wanted = build_encoder(name, 3).eval()
+    found = build_encoder(name, 3, weights=path).eval()
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(found(images), wanted(images), rtol=0, atol=0)
+        assert not torch.equal(build_encoder(name, 3).eval()(images), wanted(images))
+
+
+@pytest.mark.parametrize(("name", "channels"), [("resnet50", 3), ("resnet18", 4)])
+def test_weights_of_another_network_are_refused(name, channels, tmp_path):
+    path = as_torchvision("resnet18", tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=f"no weights of torchvision's {name}"):
+        build_encoder(name, channels, weights=path)
+
+
+@pytest.mark.parametrize("encoder", ["small", nn.Flatten()])
+def test_encoders_that_torchvision_does_not_have_take_no_weights(encoder, tmp_path):
+    with pytest.raises(ValueError, match="weights"):
+        build_encoder(encoder, 3, weights=tmp_path / "weights.pth")
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), {"conv1.weight": 1}, b"nothing", b""])
+def test_what_is_no_state_dict_is_refused(content, tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ValueError, match=r"weights\.pth holds no weights"):
+        build_encoder("resnet18", 3, weights=path)
+
+
+def test_weights_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.pth"):
+        build_encoder("resnet18", 3, weights=tmp_path / "none.pth")

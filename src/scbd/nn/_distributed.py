@@ -26,7 +26,7 @@ def gather(rows: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> scbd.nn.gather(torch.ones(3, 2)).shape  # on one device, as it is; on n, n times as many rows
+    >>> gather(torch.ones(3, 2)).shape  # on one device, as it is; on n, n times as many rows
     torch.Size([3, 2])
     """
     if world()[1] == 1:

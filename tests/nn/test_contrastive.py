@@ -1,0 +1,571 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import losses as naive
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from scbd.data import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd.nn import (
+    Groups,
+    effective_rank,
+    explained_variance,
+    invariance_loss,
+    invariance_statistic,
+    log_normaliser,
+    supervised_contrastive_loss,
+)
+from scbd.nn._contrastive import contrastive_ceiling, log_sums, mean_over, pair_codes, share_learned, spread, sum_over
+
+UNKNOWN: Any = "all"
+FORMS = ["listing", "formula", "mean", "mass"]
+
+
+def unit(n: int, d: int = 5, seed: int = 0) -> torch.Tensor:
+    return F.normalize(torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Few labels or many, balanced or not, anchors without positives and duplicated examples among them."""
+    n = draw(st.integers(2, 12))
+    labels = torch.tensor(draw(st.lists(st.integers(0, draw(st.integers(0, 4))), min_size=n, max_size=n)))
+    z = unit(n, draw(st.integers(1, 6)), draw(st.integers(0, 1000)))
+    if draw(st.booleans()):
+        z[1] = z[0]
+    return z, labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.9])
+@given(batches(), st.floats(0.05, 2), st.booleans())
+def test_supervised_equals_the_double_loop(smoothing, batch, temperature, include_self):
+    z, labels = batch
+    kwargs: dict[str, Any] = {"temperature": temperature, "include_self": include_self, "smoothing": smoothing}
+    expected = torch.stack(naive.supervised(z, labels, **kwargs))
+    for reduction, value in (("mean", expected.mean()), ("sum", expected.sum())):
+        ours = supervised_contrastive_loss(z, labels, **kwargs | {"reduction": reduction})
+        torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+@given(batches(), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=50)
+def test_positives_of_other_environments_equal_the_double_loop(smoothing, batch, random, include_self):
+    z, labels = batch
+    e = torch.tensor([random.randrange(3) for _ in labels])
+    kwargs: dict[str, Any] = {"environments": e, "include_self": include_self, "smoothing": smoothing}
+    expected = torch.stack(naive.supervised(z, labels, temperature=0.2, **kwargs))
+    z = z.requires_grad_()
+    ours = supervised_contrastive_loss(z, labels, temperature=0.2, **kwargs)
+    torch.testing.assert_close(ours, expected.mean(), rtol=1e-9, atol=1e-9)
+    ours.backward()
+    assert z.grad is not None
+    assert z.grad.isfinite().all()
+
+
+def test_with_a_cell_of_each_environment_all_positives_are_of_others():
+    z, labels = unit(12), torch.arange(12) % 3
+    everyone = supervised_contrastive_loss(z, labels)
+    torch.testing.assert_close(supervised_contrastive_loss(z, labels, environments=torch.arange(12)), everyone)
+
+
+def test_what_the_cells_of_one_environment_share_is_worth_nothing():
+    label, well = torch.arange(8) % 2, torch.arange(8) // 4
+    corners = F.one_hot(2 * label + well, 4).double()  # one for each pair, as far from its label's as from any other
+    point = corners[:1].expand(8, 4)
+    form: dict[str, Any] = {"temperature": 1.0, "include_self": False}
+    assert supervised_contrastive_loss(corners, label, **form) < supervised_contrastive_loss(point, label, **form) - 0.1
+    for z in (corners, point):
+        cost = supervised_contrastive_loss(z, label, environments=well, **form)
+        torch.testing.assert_close(cost, torch.tensor(math.log(6), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("reduction", FORMS)
+@given(batches(), st.floats(0.05, 2), st.booleans())
+@settings(max_examples=50)
+def test_invariance_equals_the_double_loop(reduction, batch, temperature, include_self):
+    z, e = batch
+    ours = invariance_loss(z, e, temperature=temperature, include_self=include_self, reduction=reduction)
+    expected = naive.invariance(z, e, temperature, include_self, reduction)
+    torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("n_labels", [2, 7, 34])
+def test_defaults_are_the_published_listing(n_labels):
+    z = unit(200, 16).requires_grad_()
+    u = torch.arange(200) % n_labels
+    for ours, theirs in (
+        (supervised_contrastive_loss(z, u), naive.listing_supervised(z, u, 0.1)),
+        (invariance_loss(z, u), naive.listing_invariance(z, u, 0.1)),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        gradients = [torch.autograd.grad(loss, z, retain_graph=True)[0] for loss in (ours, theirs)]
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_gradients(include_self):
+    z = unit(9, 4).requires_grad_()
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])  # the last anchor has no partner
+    assert torch.autograd.gradcheck(lambda z: supervised_contrastive_loss(z, labels, include_self=include_self), z)
+    for reduction in FORMS:
+        assert torch.autograd.gradcheck(
+            lambda z, r=reduction: invariance_loss(z, labels, include_self=include_self, reduction=r), z
+        )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "mass"])
+def test_a_batch_of_one_environment_costs_nothing(reduction):
+    z = unit(6).requires_grad_()
+    loss = invariance_loss(z, torch.zeros(6, dtype=torch.long), reduction=reduction)
+    loss.backward()
+    assert loss == 0
+    assert z.grad is not None
+    assert torch.equal(z.grad, torch.zeros_like(z))
+
+
+def test_a_batch_of_one_environment_costs_what_the_listing_says():
+    z, e = unit(6), torch.zeros(6, dtype=torch.long)
+    loss = invariance_loss(z, e)
+    assert loss > 0
+    torch.testing.assert_close(loss, naive.listing_invariance(z, e, 0.1))
+
+
+@pytest.mark.parametrize("reduction", FORMS)
+def test_an_environment_of_its_own_for_every_cell_has_finite_gradients(reduction):
+    z = unit(6).requires_grad_()
+    invariance_loss(z, torch.arange(6), reduction=reduction).backward()
+    assert z.grad is not None
+    assert torch.isfinite(z.grad).all()
+
+
+def test_anchors_without_positives_count_as_zero_in_the_mean():
+    z = unit(4)
+    labels = torch.tensor([0, 0, 1, 2])
+    pair = naive.supervised(z, labels, 0.1, True)
+    torch.testing.assert_close(supervised_contrastive_loss(z, labels), (pair[0] + pair[1]) / 4)
+    assert supervised_contrastive_loss(z, torch.arange(4)) == 0
+    # nor does smoothing ask anything of them: without partners to match, it would only pull all cells together
+    pair = naive.supervised(z, labels, 0.1, True, smoothing=0.5)
+    torch.testing.assert_close(supervised_contrastive_loss(z, labels, smoothing=0.5), (pair[0] + pair[1]) / 4)
+    assert supervised_contrastive_loss(z, torch.arange(4), smoothing=0.5) == 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "mass"])
+def test_sound_forms_vanish_where_environments_are_mixed_and_unbalanced(reduction):
+    """The same points occur in each of three unequal environments: nothing tells environments apart."""
+    points = unit(5, 4)
+    z = torch.cat([points] * 6)
+    e = torch.repeat_interleave(torch.tensor([0, 1, 1, 2, 2, 2]), 5)
+    mixed = invariance_loss(z, e, reduction=reduction)
+    # an anchor's own environment lacks the anchor itself: a finite-sample remainder, far below that of real structure
+    apart = invariance_loss(torch.cat([unit(5, 4, s) for s in (1, 2, 2, 3, 3, 3)]), e, reduction=reduction)
+    assert mixed < 0.6 * apart
+    # where the listing's sums cannot agree, however well mixed
+    assert invariance_loss(z, e, reduction="formula") > 100 * mixed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    z, labels = unit(64, 8).to(dtype), torch.arange(64) % 5
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = supervised_contrastive_loss(z, labels)
+        mixed = invariance_loss(z, labels)
+    assert loss.dtype == mixed.dtype == torch.float32
+    torch.testing.assert_close(loss, supervised_contrastive_loss(z.float(), labels), rtol=0, atol=0)
+    torch.testing.assert_close(mixed, invariance_loss(z.float(), labels), rtol=0, atol=0)
+
+
+def test_float32_stays_close_to_float64():
+    z, labels = unit(512, 64), torch.arange(512) % 20
+    for loss in (supervised_contrastive_loss, invariance_loss):
+        np.testing.assert_allclose(float(loss(z.float(), labels)), float(loss(z, labels)), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: supervised_contrastive_loss(unit(3), torch.zeros(2)), r"z must be \(B, D\) and labels \(B,\)"),
+        (lambda: supervised_contrastive_loss(unit(1), torch.zeros(1)), "give it at least 2"),
+        (
+            lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), temperature=0),
+            "temperature must be a number above 0.0029",
+        ),
+        (lambda: invariance_loss(unit(3) * 2, torch.zeros(3)), "row . is 2: use torch.nn.functional.normalize"),
+        (lambda: log_normaliser(unit(3)[0]), r"z must be \(B, D\), got \(5,\)"),
+        (lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), reduction=UNKNOWN), "use 'mean'"),
+        (lambda: invariance_loss(unit(3), torch.zeros(3, 1)), r"environments \(B,\)"),
+        (
+            lambda: supervised_contrastive_loss(unit(3), torch.zeros(3), environments=torch.zeros(2)),
+            r"environments \(B,\)",
+        ),
+        (lambda: log_normaliser(unit(3), without=torch.zeros(2)), r"without \(B,\)"),
+        (
+            lambda: invariance_loss(unit(3), torch.zeros(3), reduction=UNKNOWN),
+            "use one of listing, formula, mean, mass",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("off", [-1.0, -0.5, -0.011, 0.011, 1.0])
+def test_vectors_that_are_too_short_or_too_long_are_refused(off):
+    z, labels = unit(6), torch.arange(6) % 2
+    z[4] *= 1 + off
+    said = f"that of row 4 is {1 + off:.3g}: use torch.nn.functional.normalize"
+    for loss in (lambda: log_normaliser(z), lambda: supervised_contrastive_loss(z, labels)):
+        with pytest.raises(ValueError, match=said):
+            loss()
+    with pytest.raises(ValueError, match=said):
+        invariance_loss(z, labels)
+
+
+@pytest.mark.parametrize("factor", [0.991, 1.009])
+def test_rounding_is_no_mistake(factor):
+    assert torch.isfinite(supervised_contrastive_loss(unit(6) * factor, torch.arange(6) % 2))
+    for dtype in (torch.bfloat16, torch.float16):
+        for width in (1, 3, 64, 2048):
+            assert torch.isfinite(log_normaliser(unit(200, width).to(dtype))).all()
+
+
+def test_of_what_is_not_a_number_the_loss_is_none():
+    """Training looks for that, and knows what to say."""
+    z = unit(6)
+    z[2] = torch.nan
+    assert torch.isnan(supervised_contrastive_loss(z, torch.arange(6) % 2))
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_a_point_costs_the_ceiling(include_self):
+    z = unit(1).expand(32, -1)
+    labels = torch.arange(32) % 4
+    loss = supervised_contrastive_loss(z, labels, include_self=include_self)
+    assert float(loss) == pytest.approx(contrastive_ceiling(32, include_self=include_self))
+    assert contrastive_ceiling(32) == pytest.approx(math.log(32))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5, 2 / 3])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_the_share_learned_is_0_for_a_point_and_1_at_best(smoothing, include_self):
+    labels = torch.tensor([0] * 200 + [1] * 200)
+    settings: dict[str, Any] = {"smoothing": smoothing, "include_self": include_self}
+
+    def share(z: torch.Tensor, temperature: float) -> float:
+        loss = supervised_contrastive_loss(z, labels, temperature=temperature, **settings)
+        return float(share_learned(loss, labels, **settings))
+
+    point, apart = (
+        F.normalize(torch.ones(400, 4, dtype=torch.float64), dim=1),
+        torch.eye(4, dtype=torch.float64)[labels],
+    )
+    assert share(point, 0.1) == pytest.approx(0, abs=1e-5)
+    # labels in places of their own; a temperature can suit the smoothing of two equally frequent ones exactly
+    best = max(share(apart, temperature) for temperature in np.geomspace(0.03, 3, 200))
+    assert 0.999 < best <= 1 + 1e-6
+    # random directions tell less than nothing
+    assert share(unit(400, 4), 0.1) < 0
+
+
+def test_of_some_anchors_it_is_their_own_share():
+    """Most cells are of one label that z does not tell from noise: what the others tell is asked of them."""
+    labels = torch.arange(200).clamp(max=60) // 15
+    anchors = labels < 4
+    z = F.normalize(4 * torch.eye(8, dtype=torch.float64)[labels] * anchors[:, None] + unit(200, 8), dim=1)
+
+    def share(z: torch.Tensor, **how: Any) -> float:
+        return float(share_learned(supervised_contrastive_loss(z, labels, **how), labels, **how))
+
+    assert share(z, anchors=anchors) > 0.5 > 0 > share(z)
+    point = F.normalize(torch.ones(200, 8, dtype=torch.float64), dim=1)
+    assert share(point, anchors=anchors) == pytest.approx(0, abs=1e-5)
+    assert share(z, anchors=torch.zeros(200, dtype=torch.bool)) == 0
+    for smoothing in (0.0, 0.5):
+        every = [
+            supervised_contrastive_loss(z, labels, smoothing=smoothing, anchors=torch.arange(200) == i)
+            for i in range(60)
+        ]
+        loss = supervised_contrastive_loss(z, labels, smoothing=smoothing, anchors=anchors)
+        torch.testing.assert_close(loss, torch.stack(every).mean())
+
+
+def test_the_share_learned_is_of_what_the_labels_say():
+    labels = torch.tensor([0, 0, 0, 1])
+    # by hand: the entropy of the labels, without smoothing; the last has no partner, and says nothing
+    entropy = -0.75 * math.log(0.75)
+    assert float(share_learned(torch.tensor(0.9), labels)) == pytest.approx((0.75 * math.log(4) - 0.9) / entropy)
+    # the one without a partner is asked nothing with smoothing either
+    asked, frequency = 0.5 + 0.5 * 2 / 3, 2 / 3
+    divergence = asked * math.log(asked / frequency) + (1 - asked) * math.log((1 - asked) / (1 - frequency))
+    found = share_learned(torch.tensor(0.9), labels, smoothing=0.5, include_self=False)
+    assert float(found) == pytest.approx((0.75 * math.log(3) - 0.9) / (0.75 * divergence))
+    for nothing in (torch.zeros(4, dtype=torch.long), torch.arange(4)):
+        assert float(share_learned(torch.tensor(1.0), nothing)) == 0
+
+
+def share_of_batches(n_labels: int, batch_size: int, cells_per_label: int | None) -> float:
+    """Of one noisy embedding in batches that are shuffled, or hold so many cells of a label."""
+    labels = torch.arange(n_labels).repeat(max(16, 20_000 // n_labels))
+    middle, noise = F.one_hot(torch.tensor(0), 32), 0.3 * torch.randn(len(labels), 32, generator=torch.manual_seed(0))
+    z = F.normalize(middle + 0.8 * unit(n_labels, 32)[labels] + noise / math.sqrt(32), dim=1)
+    rows = np.arange(len(labels))
+    if cells_per_label is None:
+        batches: BatchSampler = ShuffleSampler(rows, batch_size, n_steps=5)
+    else:
+        per_batch, codes = batch_size // cells_per_label, labels.numpy()
+        batches = PerturbationSampler(
+            rows, per_batch * cells_per_label, labels=codes, perturbations_per_batch=per_batch, n_steps=5
+        )
+    shares = []
+    for batch in batches:
+        of_batch, smoothing = labels[batch], 2 / 3
+        loss = supervised_contrastive_loss(z[batch], of_batch, smoothing=smoothing)
+        shares.append(float(share_learned(loss, of_batch, smoothing=smoothing)))
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize(
+    ("n_labels", "batch_size", "as_rare"),
+    # cells of a label in a batch, of labels that have two
+    [(200, 400, 3), (500, 400, 2), (1000, 400, 2), (5000, 400, 2), (200, 2048, 11), (500, 2048, 5), (5000, 2048, 2)],
+)
+def test_the_share_learned_is_one_number_where_labels_are_equally_rare(n_labels, batch_size, as_rare):
+    """However many cells of a shuffled batch have no partner."""
+    shuffled, drawn = (share_of_batches(n_labels, batch_size, of_label) for of_label in (None, as_rare))
+    assert 0.4 < drawn < 0.8
+    assert shuffled == pytest.approx(drawn, rel=0.03)
+
+
+def test_the_share_learned_where_labels_are_rarer():
+    """By hand, of labels in corners: a cell of its own is matched ``odds`` times as readily as another."""
+    temperature, smoothing, odds = 0.5, 0.5, math.exp(2)
+    for n_labels in (4, 40):
+        labels = torch.arange(400) % n_labels
+        z = F.one_hot(labels, 40).double()
+        settings: dict[str, Any] = {"smoothing": smoothing}
+        loss = supervised_contrastive_loss(z, labels, temperature=temperature, **settings)
+        asked, frequency = 0.5 + 0.5 * (400 / n_labels - 1) / 399, 1 / n_labels
+        found = odds * frequency / (1 + (odds - 1) * frequency)
+
+        def apart(q: float, p: float = asked) -> float:
+            return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+        expected = 1 - apart(found) / apart(frequency)
+        assert float(share_learned(loss, labels, **settings)) == pytest.approx(expected, rel=1e-6)
+
+
+def masked_sums(z: torch.Tensor, temperature: float, labels: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The whole matrix, masked, row by row."""
+    logits = z @ z.T / temperature
+    others = ~torch.eye(len(z), dtype=torch.bool)
+    if labels is None:
+        masks = [others]
+    else:
+        same = labels[:, None] == labels[None, :]
+        masks = [same & others, ~same]
+    return tuple(torch.logsumexp(logits.masked_fill(~mask, -torch.inf), 1) for mask in masks)
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> tuple[int, tuple[int, int], int]:
+    """Batches smaller than a tile, of whole tiles and of torn ones; nothing, some or all kept for the way back."""
+    tile = draw(st.tuples(st.integers(1, 9), st.integers(1, 12)).filter(lambda t: t[1] >= t[0]))
+    return draw(st.integers(2, 40)), tile, draw(st.sampled_from([0, 500, 10**6]))
+
+
+@given(tilings(), st.booleans(), st.integers(0, 1000))
+def test_any_tiling_equals_the_whole_matrix(tiling, split, seed):
+    n, tile, kept = tiling
+    labels = torch.randint(0, 4, (n,), generator=torch.Generator().manual_seed(seed)) if split else None
+    z = unit(n, 3, seed).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scbd.nn._contrastive._TILE", {"cpu": tile})
+        patch.setattr("scbd.nn._contrastive._KEPT_BYTES", kept)
+        ours = log_sums(z, 0.1, labels)
+        expected = masked_sums(z, 0.1, labels)
+        weights = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+        gradients = []
+        for parts in (ours, expected):
+            # an anchor without partners has no finite sum and takes no gradient
+            total = sum(torch.where(torch.isfinite(part), part, 0.0) @ weights for part in parts)
+            assert isinstance(total, torch.Tensor)
+            gradients.append(torch.autograd.grad(total, z)[0] if total.requires_grad else torch.zeros_like(z))
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gradients[0], gradients[1].nan_to_num(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.026, 0.024, 0.011, 0.004])
+def test_low_temperatures_keep_their_digits(temperature):
+    """Opposite vectors are exp(-500) of equal ones at 0.004; exp(90) of equal ones at 0.011 is beyond float32."""
+    z = unit(5, 4, 0)
+    z = torch.cat([z, z[:1], -z[:1]]).float()
+    (ours,) = log_sums(z, temperature)
+    (expected,) = masked_sums(z.double(), temperature, None)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_two_opposite_points_at_the_lowest_temperature():
+    z = torch.tensor([[1.0], [-1.0]])
+    (ours,) = log_sums(z, 0.003)
+    torch.testing.assert_close(ours, torch.full((2,), -1 / 0.003))
+
+
+def test_the_matrix_is_never_whole():
+    """Neither pass allocates anything near B × B, whichever of its tensors one looks at."""
+    z = unit(3000, 8, 0).float().requires_grad_()
+    largest = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest.append(result.numel())
+            return result
+
+    with Watch():
+        log_normaliser(z).sum().backward()
+    assert max(largest) <= 128 * 2048
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_two_losses_share_one_normaliser(include_self):
+    z, y, e = unit(50, 8, 0).requires_grad_(), torch.arange(50) % 7, torch.arange(50) % 3
+    shared = log_normaliser(z, include_self=include_self)
+    together = supervised_contrastive_loss(z, y, include_self=include_self, log_normaliser=shared)
+    together = together + 3 * invariance_loss(z, e, include_self=include_self, log_normaliser=shared)
+    apart = supervised_contrastive_loss(z, y, include_self=include_self)
+    apart = apart + 3 * invariance_loss(z, e, include_self=include_self)
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad(loss, z, retain_graph=True)[0] for loss in (together, apart)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    z = unit(6, 3, 0).requires_grad_()
+    (first,) = torch.autograd.grad(log_normaliser(z).sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+codes = st.lists(st.integers(-3, 5), min_size=1, max_size=12)
+
+
+@given(codes)
+def test_sums_and_counts_are_those_of_the_label(labels):
+    values = torch.arange(2.0 * len(labels)).view(-1, 2)
+    groups = Groups(torch.tensor(labels))
+    for i, label in enumerate(labels):
+        same = [j for j, other in enumerate(labels) if other == label]
+        assert groups.n_others[i] == len(same) - 1
+        torch.testing.assert_close(groups.sums(values)[i], values[same].sum(0))
+
+
+@given(codes, st.randoms())
+def test_pairs_share_a_code_where_both_are_shared(labels, random):
+    environments = [random.randint(-2, 3) for _ in labels]
+    pairs = pair_codes(torch.tensor(labels), torch.tensor(environments)).tolist()
+    both = list(zip(labels, environments, strict=True))
+    for i, one in enumerate(both):
+        for j, other in enumerate(both):
+            assert (pairs[i] == pairs[j]) == (one == other)
+
+
+@given(st.data())
+def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
+    """As the codes of few categories are in pandas: their pairs are more than there are numbers."""
+    labels, others = (data.draw(st.lists(st.integers(0, 120), min_size=60, max_size=60)) for _ in range(2))
+    dtype = data.draw(st.sampled_from([torch.int8, torch.uint8, torch.int16, torch.int32]))
+    wide, narrow = (
+        Groups(torch.tensor(labels, dtype=kind)).crossed(Groups(torch.tensor(others, dtype=kind)))
+        for kind in (torch.int64, dtype)
+    )
+    assert torch.equal(narrow.n_others, wide.n_others)
+    assert torch.equal(narrow.labels, wide.labels)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=9))
+def test_means_are_those_of_what_is_chosen(cells):
+    values, anchors = (torch.tensor(part) for part in zip(*cells, strict=True))
+    torch.testing.assert_close(sum_over(values, anchors), values[anchors].sum())
+    torch.testing.assert_close(mean_over(values, anchors), values[anchors].mean() if anchors.any() else torch.zeros(()))
+    assert torch.equal(mean_over(values, None), values.mean()) and torch.equal(sum_over(values, None), values.sum())
+
+
+class ChoosesByMask(TorchDispatchMode):
+    """Counts where a tensor is asked for the rows of a mask: how many there are, the processor must wait for."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index.Tensor:
+            self.n += any(index is not None and index.dtype == torch.bool for index in args[1])
+        self.n += func in (torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default)
+        return func(*args, **kwargs or {})
+
+
+def test_nothing_waits_for_how_many_anchors_there_are():
+    labels, anchors = Groups(torch.arange(12) % 4), torch.arange(12) % 3 > 0
+    z = F.normalize(torch.randn(12, 3, generator=torch.manual_seed(0)), dim=1).requires_grad_()
+    with ChoosesByMask() as asked:
+        z[anchors]
+        assert asked.n == 1  # it would be seen
+        for reduction in ("mean", "sum"):
+            loss = supervised_contrastive_loss(z, labels, smoothing=0.1, anchors=anchors, reduction=reduction)
+            loss.backward()
+            share_learned(loss.detach(), labels, smoothing=0.1, anchors=anchors)
+    assert asked.n == 1
+
+
+def test_a_point():
+    z = F.normalize(torch.ones(50, 8), dim=1)
+    assert spread(z) == pytest.approx(0, abs=1e-12)
+    assert effective_rank(z) == 0
+
+
+def test_equal_axes_use_all_directions():
+    z = torch.cat([torch.eye(6), -torch.eye(6)])
+    assert spread(z) == pytest.approx(1)
+    assert effective_rank(z) == pytest.approx(6)
+
+
+def test_a_line_has_rank_one():
+    angles = torch.linspace(0, 1e-3, 40)
+    z = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
+    assert effective_rank(z) == pytest.approx(1, abs=1e-3)
+
+
+def test_directions_that_are_not_used_have_no_say():
+    """Their share of the variance is zero but for rounding, on either side."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        z = torch.randn(40, 2, generator=generator) @ torch.randn(2, 8, generator=generator)
+        assert 1 < effective_rank(z) <= 2 + 1e-6
+
+
+def test_what_is_not_finite_has_no_rank():
+    z = torch.cat([torch.eye(6), torch.full((1, 6), float("nan"))])
+    assert math.isnan(effective_rank(z)) and math.isnan(spread(z))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", [3, (3, 2)], ids=["a cell", "a value"])
+def test_no_measure_hides_what_is_not_a_number(bad, where):
+    """Of an embedding that is none, "invariant" would be wrong; training stops at the loss that it makes."""
+    z, label, well = torch.randn(64, 8, generator=torch.manual_seed(0)), torch.arange(64) % 4, torch.arange(64) // 4 % 4
+    broken = z.clone()
+    broken[where] = bad
+    assert math.isnan(effective_rank(broken))
+    for partners in ("within", "across"):
+        assert math.isnan(explained_variance(broken, well, label, partners=partners).share)
+    assert math.isnan(invariance_statistic([broken], well, label))
+    assert math.isnan(invariance_statistic([z, broken, z], well, label))
