@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from scbd.baselines._batches import AlternatingBatches, EnvironmentBatches
-from scbd.data import ArraySource, BatchLoader, ImageDataModule, PerturbationSampler, Split
+from scbd.data import ArraySource, ImageDataModule, PerturbationSampler, Split
+from scbd.data._loading import BatchLoader
 
 ENVIRONMENTS = np.repeat(np.arange(4), [90, 60, 30, 60])
 

@@ -1,5 +1,3 @@
-"""The classifiers of domain generalisation, against their definitions."""
-
 from __future__ import annotations
 
 import math
@@ -12,13 +10,14 @@ import torch
 from conftest import make_cells
 from torch.nn import functional as F
 
-from scbd.baselines import CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel
+from scbd.baselines import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel
 from scbd.baselines._batches import AlternatingSampler
-from scbd.baselines._classifier import Outputs
-from scbd.baselines._dann import ReversedGradient
-from scbd.model._callbacks import BestWeights
+from scbd.baselines._classifiers import FishAdamW, Outputs, ReversedGradient
+from scbd.model import Losses
+from scbd.model._train import BestWeights
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
+QUICK |= {"precision": "32-true"}
 MODELS = [CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel]
 
 
@@ -72,7 +71,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
     half, resumed, whole = (make(model_class, **settings) for _ in range(3))
     how: dict[str, Any] = QUICK | {"precision": "32-true"}
     half.train(max_steps=4, checkpoint_dir=tmp_path, **how)
-    resumed.train(max_steps=7, checkpoint_dir=tmp_path, ckpt_path="last", **how)
+    resumed.train(max_steps=7, checkpoint_dir=tmp_path, resume=True, **how)
     whole.train(max_steps=7, **how)
     for name, value in whole.module.state_dict().items():
         torch.testing.assert_close(resumed.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
@@ -91,7 +90,7 @@ def test_a_run_is_not_resumed_with_another_objective(model_class, before, after,
     make(model_class, **before).train(max_steps=1, checkpoint_dir=tmp_path, **QUICK)
     ((name, value),) = after.items()
     with pytest.raises(ValueError, match=f"other settings .*{name}: {before[name]} → {value}"):
-        make(model_class, **after).train(max_steps=2, checkpoint_dir=tmp_path, ckpt_path="last", **QUICK)
+        make(model_class, **after).train(max_steps=2, checkpoint_dir=tmp_path, resume=True, **QUICK)
 
 
 def test_an_environment_with_few_cells_takes_part():
@@ -172,13 +171,8 @@ def test_irm_may_begin_its_optimiser_anew_where_the_penalty_sets_in(reset, steps
     one.train(max_steps=5, **QUICK)
     assert ages(one) == {steps}
     other.train(max_steps=3, checkpoint_dir=tmp_path, **QUICK)
-    other.train(max_steps=5, checkpoint_dir=tmp_path, ckpt_path="last", **QUICK)
+    other.train(max_steps=5, checkpoint_dir=tmp_path, resume=True, **QUICK)
     assert ages(other) == {steps}
-
-
-def test_irm_models_that_counted_steps_themselves_are_read():
-    model = make(IRMModel)
-    model.module.load_state_dict(model.module.state_dict() | {"updates": torch.tensor(7)})
 
 
 def test_group_dro_moves_weights_to_the_worst():
@@ -256,7 +250,7 @@ def test_settings_out_of_range_are_refused(model_class, settings, message):
 def test_weights_of_before_the_own_objective_are_not_the_best(model_class, how, begins, monkeypatch):
     """What was kept as IRM had never met its penalty, which raises the loss."""
     losses = {step: float(step) for step in range(1, 9)}  # lowest at the first validation
-    plan = model_class._plan
+    plan = model_class.traits.plan
     of_cells = plan.validation_step
 
     def rising(self, batch, batch_idx):
@@ -268,7 +262,7 @@ def test_weights_of_before_the_own_objective_are_not_the_best(model_class, how, 
     kept, restore = [], BestWeights.restore
 
     def watched(self, plan):
-        kept.append(self.loss)
+        kept.append(float(self.best_model_score))
         restore(self, plan)
 
     monkeypatch.setattr(BestWeights, "restore", watched)
@@ -289,3 +283,210 @@ def test_a_run_that_ends_before_its_own_objective_begins_says_so(model_class, ho
     with caplog.at_level("WARNING", logger="scbd"):
         model.train(max_steps=1, **QUICK)  # the sixth
     assert "begins after" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def trained() -> ERMModel:
+    cells = make_cells()
+    scvi.settings.seed = 0
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = ERMModel(cells, encoder="small")
+    model.train(max_steps=60, load_best=True, **QUICK)
+    return model
+
+
+def test_it_learns_the_perturbation_and_predicts_by_name(trained):
+    predicted = trained.predict(indices=trained.train_indices)
+    genes = trained.adata.obs["gene"].to_numpy()
+    assert np.mean(predicted == genes[trained.train_indices]) > 0.9
+    assert np.mean(trained.predict(indices=trained.validation_indices) == genes[trained.validation_indices]) > 0.6
+    proba = trained.predict(return_proba=True)
+    assert proba.shape == (96, 4)
+    np.testing.assert_allclose(proba.sum(1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(
+        np.array(["gene_0", "gene_1", "gene_2", "gene_3"])[proba.argmax(1)], trained.predict()
+    )
+
+
+def test_it_takes_the_norm_of_its_encoder():
+    cells = make_cells()
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    kinds = {type(part).__name__ for part in ERMModel(cells, encoder="small", norm="group").module.modules()}
+    assert "GroupNorm" in kinds and "BatchNorm2d" not in kinds
+    with pytest.raises(ValueError, match="norm='layer' is not known"):
+        ERMModel(cells, encoder="small", norm="layer")
+
+
+def test_its_loss_is_cross_entropy_of_a_linear_head_on_its_embedding(trained):
+    r = torch.from_numpy(trained.get_latent_representation())
+    assert r.shape == (96, 256)
+    np.testing.assert_array_equal(r, trained.get_latent_representation(representation="intermediate"))
+    y = torch.from_numpy(trained.adata.obs["gene"].cat.codes.to_numpy(np.int64))
+    images = torch.from_numpy(trained.adata.obsm["single_cell_images"])
+    with torch.no_grad():
+        loss = trained.module(images, y, torch.zeros_like(y)).loss
+        expected = F.cross_entropy(trained.module.head(r), y)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_environments_do_not_enter(trained):
+    images, y = torch.randint(0, 256, (8, 2, 16, 16), dtype=torch.uint8), torch.arange(8) % 4
+    with torch.no_grad():
+        losses = [trained.module(images, y, e).loss for e in (torch.zeros(8).long(), torch.arange(8))]
+    assert losses[0] == losses[1]
+
+
+def test_save_and_load(trained, tmp_path):
+    trained.save(str(tmp_path / "model"))
+    loaded = ERMModel.load(str(tmp_path / "model"), adata=trained.adata)
+    np.testing.assert_array_equal(loaded.predict(), trained.predict())
+    new = make_cells(7, seed=3)
+    del new.obs["gene"]
+    assert loaded.predict(new).shape == (7,)
+
+
+def test_it_has_one_block_and_a_history_of_its_loss(trained):
+    assert {"train_loss", "validation_loss"} == set(trained.history)
+    with pytest.raises(ValueError, match="has a single block, which carries the perturbation: use block='c'"):
+        trained.get_latent_representation(block="s")
+
+
+ADAMW: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01}
+QUICK |= {"precision": "32-true"}
+ENVIRONMENTS = 3
+
+
+def make_fish(**kwargs: Any) -> FishModel:
+    cells = make_cells()
+    scvi.settings.seed = 0
+    FishModel.setup_anndata(cells, y_key="gene", e_key="well")
+    return FishModel(cells, encoder="small", **kwargs)
+
+
+def naive_weights(model: FishModel, twin: FishModel, steps: int, *, pretrain: int, meta_lr: float) -> list[Any]:
+    """What the twin of a trained model has after these steps, written out."""
+    network, rows = twin.module.train(), model.train_indices
+    network.preprocess.load_state_dict(model.module.preprocess.state_dict())
+    adata = twin.adata
+    codes = {key: torch.tensor(adata.obs[key].cat.codes.to_numpy(), dtype=torch.long) for key in ("gene", "well")}
+    sampler = AlternatingSampler(
+        rows, 24, environments=codes["well"].numpy()[rows], pretrain_steps=pretrain, n_steps=steps, seed=0
+    )
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.01)
+    weights = start = [p.detach().clone() for p in network.parameters()]
+    for step in range(steps):
+        batch = sampler.batch(step)
+        images = torch.from_numpy(adata.obsm["single_cell_images"][batch])
+        optimizer.zero_grad()
+        network(images, codes["gene"][batch], codes["well"][batch]).loss.backward()
+        optimizer.step()
+        weights = [p.detach().clone() for p in network.parameters()]
+        if step < pretrain:
+            start = weights
+        elif step % ENVIRONMENTS == ENVIRONMENTS - 1:
+            start = [old + meta_lr * (new - old) for old, new in zip(start, weights, strict=True)]
+            with torch.no_grad():
+                for p, values in zip(network.parameters(), start, strict=True):
+                    p.copy_(values)
+    return start
+
+
+@pytest.mark.parametrize("pretrain", [0, 6])
+@pytest.mark.parametrize("steps", [9, 10, 11, 12])
+def test_what_is_left_is_what_a_naive_loop_keeps(pretrain, steps):
+    """Of a round that is not finished, nothing."""
+    model = make_fish(meta_lr=0.1, pretrain_steps=pretrain)
+    model.train(max_steps=steps, **QUICK)
+    expected = naive_weights(model, make_fish(), steps, pretrain=pretrain, meta_lr=0.1)
+    for ours, naive in zip(model.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.detach(), naive, rtol=1e-4, atol=1e-5)
+
+
+def test_validation_and_checkpoints_see_the_weights_that_are_kept(tmp_path, monkeypatch):
+    model = make_fish(meta_lr=0.1, pretrain_steps=0)
+    validated = []
+    forward = model.module.forward
+
+    def watched(*args: Any, **kwargs: Any) -> Losses:
+        if not model.module.training:
+            validated.append(model.module.head.weight.detach().clone())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.module, "forward", watched)
+    model.train(max_steps=8, validate_every=1, load_best=True, checkpoint_dir=tmp_path, **QUICK)
+    changes = [not torch.equal(one, two) for one, two in zip(validated, validated[1:], strict=False)]
+    assert changes == [False, True, False, False, True, False, False]  # after the third step, and after the sixth
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["module.head.weight"]
+    assert torch.equal(saved, validated[-1])
+    assert any(torch.equal(model.module.head.weight, weights) for weights in validated)
+
+
+@pytest.mark.parametrize("pretrain", [0, 3])
+def test_the_optimiser_keeps_a_share_of_each_round(pretrain):
+    def gradients(p, step):
+        return (p - torch.tensor([1.0, -1.0, 3.0])[step % 3]) * (1 + step % 2)
+
+    def optimiser() -> FishAdamW:
+        return FishAdamW([ours, idle], meta_lr=0.2, n_environments=3, pretrain_steps=pretrain, **ADAMW)
+
+    ours, naive, idle = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    fish, plain = optimiser(), torch.optim.AdamW([naive], **ADAMW)
+    kept = torch.zeros(2)
+    for step in range(14):
+        with fish.ahead():
+            torch.testing.assert_close(ours, naive)  # where the round has got to
+            ours.grad = gradients(ours.detach(), step)
+            if step >= 7:  # what had no gradient before
+                idle.grad = torch.ones(2)
+            fish.step()
+        naive.grad = gradients(naive.detach(), step)
+        plain.step()
+        if step < pretrain:
+            kept = naive.detach().clone()
+        elif step % 3 == 2:
+            kept = kept + 0.2 * (naive.detach() - kept)
+            with torch.no_grad():
+                naive.copy_(kept)
+        torch.testing.assert_close(ours.detach(), kept)
+        if step == 7:  # in the middle of a round
+            state = fish.state_dict()
+            fish = optimiser()
+            fish.load_state_dict(state)
+    assert idle.detach().ne(0).all()
+
+
+def test_a_step_that_fails_leaves_the_weights_that_are_kept():
+    p = torch.nn.Parameter(torch.zeros(2))
+    fish = FishAdamW([p], meta_lr=0.2, n_environments=3, pretrain_steps=0, **ADAMW)
+    with fish.ahead():
+        p.grad = torch.ones(2)
+        fish.step()
+    with pytest.raises(KeyboardInterrupt), fish.ahead():
+        assert p.detach().ne(0).all()
+        raise KeyboardInterrupt
+    assert p.detach().eq(0).all()
+
+
+def test_rounds_follow_batches_of_all_environments():
+    environments = np.repeat([3, 7, 9], [50, 5, 20])
+    how: dict[str, Any] = {"environments": environments, "n_steps": 12, "seed": 1}
+    for asked, plain in ((0, 0), (3, 3), (4, 6)):  # a round that has begun is not a whole one
+        sampler = AlternatingSampler(np.arange(75), 25, pretrain_steps=asked, **how)
+        seen = [environments[batch] for batch in sampler]
+        assert [len(set(part)) > 1 for part in seen] == [True] * plain + [False] * (12 - plain)
+        rounds = [part[0] for part in seen[plain:]]
+        assert all(set(rounds[i : i + 3]) == {3, 7, 9} for i in range(0, len(rounds), 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"meta_lr": 0.0}, "meta_lr=0.0: a share above 0, at most 1"),
+        ({"meta_lr": float("nan")}, "meta_lr=nan: a share above 0, at most 1"),
+        ({"pretrain_steps": -1}, "pretrain_steps=-1: give a whole number, 0 or larger"),
+        ({"pretrain_steps": 2.5}, "pretrain_steps=2.5: give a whole number, 0 or larger"),
+    ],
+)
+def test_settings_of_fish_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_fish(**settings)

@@ -1,5 +1,3 @@
-"""All systems take features in place of images."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -7,9 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scvi
-from conftest import make_wells
+from conftest import make_cells, make_wells
+from sklearn.decomposition import PCA
 
 from scbd import baselines
+from scbd.baselines import pixel_pca
+from scbd.metrics import label_probe
 
 # raw plates, shifted as they come
 pytestmark = pytest.mark.filterwarnings("ignore:Environments \\(")
@@ -49,3 +50,57 @@ def test_a_latent_model_describes_features():
     model.train(**SETTINGS | {"max_steps": 300, "lr": 3e-3})
     losses = model.history["train_reconstruction"].to_numpy().ravel()
     assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize("scale_channels", [True, False])
+def test_small_images_are_those_of_an_exact_pca(scale_channels):
+    cells = make_cells(80)
+    ours = pixel_pca(cells, n_components=2, scale_channels=scale_channels)
+    pixels = cells.obsm["single_cell_images"].reshape(80, 2, -1).astype(float)
+    scaled = pixels / np.sqrt(pixels.var(0).mean(1))[:, None] if scale_channels else pixels
+    exact = PCA(2, svd_solver="full").fit_transform(scaled.reshape(80, -1))
+    for a, b in zip(ours.T, exact.T, strict=True):
+        assert abs(np.corrcoef(a, b)[0, 1]) > 0.9999
+
+
+def test_a_bright_channel_counts_as_much_as_a_dim_one():
+    """The dim one tells the gene, the bright one nothing."""
+    cells = make_cells(200, shape=(2, 16, 16), dtype="float32")
+    cells.obsm["single_cell_images"][:, :, :, :4] = 0
+    noise = np.random.default_rng(0).normal(size=(200, 16, 16))
+    cells.obsm["single_cell_images"][:, 0] = noise
+    found = pixel_pca(cells, n_components=4)
+    cells.obsm["single_cell_images"][:, 0] *= 1000
+    bright = pixel_pca(cells, n_components=4)
+    np.testing.assert_allclose(np.abs(bright), np.abs(found), atol=1e-2)
+    genes = cells.obs["gene"].to_numpy()
+    assert label_probe(bright, genes)["f1"] > 0.9
+    assert label_probe(pixel_pca(cells, n_components=4, scale_channels=False), genes)["f1"] < 0.6
+    cells.obsm["single_cell_images"][:, 0] = 7  # a channel that is the same everywhere
+    assert np.isfinite(pixel_pca(cells)).all()
+
+
+def test_large_images_are_averaged_and_odd_margins_left_out():
+    cells = make_cells(30, shape=(1, 50, 70))
+    assert pixel_pca(cells, n_components=500).shape == (30, 30)
+    flat = make_cells(30, shape=(1, 33, 33))
+    kept = pixel_pca(flat)
+    flat.obsm["single_cell_images"][:, :, 32:] = 0
+    np.testing.assert_array_equal(pixel_pca(flat), kept)
+
+
+def test_channels_that_are_left_out_are_not_looked_at():
+    cells = make_cells(60, shape=(3, 16, 16))
+    images = cells.obsm["single_cell_images"]
+    found = pixel_pca(cells, channels=["channel_2", 0])
+    images[:, 1] = np.random.default_rng(0).integers(0, 255, images[:, 1].shape)
+    np.testing.assert_array_equal(pixel_pca(cells, channels=["channel_2", 0]), found)
+    np.testing.assert_array_equal(pixel_pca(cells, channels={"DNA": "channel_2", "actin": 0}), found)
+    assert np.abs(pixel_pca(cells) - found).max() > 1
+
+
+def test_missing_images(cells):
+    with pytest.raises(KeyError, match="obsm has no 'images'"):
+        pixel_pca(cells, image_key="images")
+    with pytest.raises(KeyError, match="has no 'DNA'"):
+        pixel_pca(cells, channels=["DNA"])

@@ -10,8 +10,8 @@ from conftest import SHARED
 from known_answers import known_answers
 
 from scbd.data import resize_images
-from scbd.datasets import colored_mnist, colorize
-from scbd.datasets._digits import _nearest
+from scbd.datasets import colored_mnist
+from scbd.datasets._digits import _nearest, colorize
 from scbd.nn import Preprocess
 
 HALF_A_LEVEL = 0.5 / 255 + 1e-6

@@ -1,4 +1,4 @@
-"""The bound of ilkhem/iVAE, term by term; priors and posteriors are others there (docs/archive/originals.md)."""
+"""The bound of ilkhem/iVAE, term by term; priors and posteriors are others there (its notes: originals.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from known_answers import Known, known_answers
 from torch import Tensor, nn
 
-from scbd.baselines._vae_networks import Decoder, Gaussian
+from scbd.baselines._latent import Decoder, Gaussian
 
 
 def gaussian(known: Known, mean: str, variance: str) -> Gaussian:

@@ -10,9 +10,7 @@ import torch
 from known_answers import Known, known_answers, put
 from torch import Tensor, nn
 
-from scbd.baselines._latent import LatentPlan
-from scbd.baselines._mcvae import MCVAEModule
-from scbd.baselines._vae_networks import Decoder, Gaussian, Posterior
+from scbd.baselines._latent import Decoder, Gaussian, LatentPlan, MCVAEModule, Posterior
 from scbd.nn import Preprocess
 
 TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 2e-6}

@@ -10,11 +10,15 @@ from known_answers import Known, known_answers, put
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd.baselines._classifier import ClassifierModule, Outputs
-from scbd.baselines._coral import CORALModule
-from scbd.baselines._dann import DANNModule
-from scbd.baselines._group_dro import GroupDROModule
-from scbd.baselines._irm import IRMModule, IRMPlan
+from scbd.baselines._classifiers import (
+    ClassifierModule,
+    CORALModule,
+    DANNModule,
+    GroupDROModule,
+    IRMModule,
+    IRMPlan,
+    Outputs,
+)
 from scbd.nn import FeatureScaling
 
 TOLERANCE = 2e-6

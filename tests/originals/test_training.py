@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from scbd.baselines import ERMModel
 from scbd.model import TrainingPlan
-from scbd.model._fit import _quiet_lightning
-from scbd.model._module import Embedded, SCBDModule
-from scbd.model._online_head import OnlineHead
-from scbd.nn import AdditiveDecoder, Features, Preprocess
+from scbd.model._objective import Embedded, SCBDModule
+from scbd.model._plan import OnlineHead
+from scbd.model._train import _quiet_lightning
+from scbd.nn import AdditiveDecoder, Encoder, Preprocess
 
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.01}
 TOLERANCE = 5e-6
@@ -81,7 +81,7 @@ def losses(found: Networks, known: Known, number: int) -> Computed:
     stored, y, e = batch(known, number)
     images = found.blocks.preprocess(stored)
     content = found.blocks.content
-    r_c = Features.forward(content, images)
+    r_c = Encoder.forward(content, images)
     z = content.project(r_c), found.blocks.style(images)
     of_blocks = found.blocks.losses(Embedded(z, []), y, e)
     nats = found.decoder.negative_log_likelihood(images, *(part.detach() for part in z))

@@ -9,12 +9,15 @@ import torch
 from known_answers import Known, apart, known_answers, put
 from torch import Tensor, nn
 
-from scbd.baselines._classifier import ClassifierModule
-from scbd.baselines._coral import CORALModule
-from scbd.baselines._dann import DANNModule
-from scbd.baselines._fish import FishAdamW
-from scbd.baselines._group_dro import GroupDROModule
-from scbd.baselines._irm import IRMModule, IRMPlan
+from scbd.baselines._classifiers import (
+    ClassifierModule,
+    CORALModule,
+    DANNModule,
+    FishAdamW,
+    GroupDROModule,
+    IRMModule,
+    IRMPlan,
+)
 from scbd.nn import FeatureScaling
 
 HOW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.01}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from scbd.data import Stage
+    from scbd.data._loading import Stage
 
 # fewer would say little of an environment's moments
 _CELLS_WANTED = 8

@@ -1,25 +1,32 @@
-"""What all latent-variable models share: the bound, its gradients kept in check, and its diagnostics."""
+"""Latent-variable models: VAE, iVAE and mcVAE (paper, appendix), one module of posteriors, priors and a decoder."""
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from scbd._checks import check_count
-from scbd._keys import E_REGISTRY, Y_REGISTRY
-from scbd.baselines._vae_networks import Decoder, Gaussian, Posterior
+from scbd._anndata import E_REGISTRY, Y_REGISTRY
+from scbd._checks import check_count, head
+from scbd.baselines._batches import PairedBatches
 from scbd.model import EmbeddingModule, ImageModel, Losses, TrainingPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
+
+    from anndata import AnnData
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
     from scbd.data import ImageDataModule
     from scbd.nn import FeatureScaling, Preprocess
+    from scbd.nn._encoders import Representation
 
 # steps with a longer gradient are left out; what is longer than the second is shortened to it (Child, 2021)
 _SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6
@@ -111,10 +118,6 @@ class LatentModule(EmbeddingModule):
         reconstruction, *pulls = parts.values()
         return Losses(reconstruction + ramp * torch.stack(pulls).sum(), parts)
 
-    def networks(self) -> Iterable[nn.Module]:
-        """Encoders and decoder."""
-        return [*super().networks(), self.decoder]
-
 
 class LatentPlan(TrainingPlan):
     """The plan of all image models, with wild gradients left out, or shortened (Child, 2021)."""
@@ -140,8 +143,11 @@ class LatentModel(ImageModel):
     """Base of the latent-variable models; a subclass makes its module."""
 
     module: LatentModule
-    _plan = LatentPlan
-    _of_weights = MappingProxyType({**ImageModel._of_weights, "latent_health_": pd.DataFrame})
+    traits = replace(
+        ImageModel.traits,
+        plan=LatentPlan,
+        findings={**ImageModel.traits.findings, "latent_health_": pd.DataFrame},
+    )
 
     def _set_up(
         self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
@@ -154,7 +160,7 @@ class LatentModel(ImageModel):
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
             **settings,
         )
-        self._plan_settings = {"n_steps_alpha_warmup": kl_warmup_steps}
+        self.traits = replace(self.traits, plan_kwargs={"n_steps_alpha_warmup": kl_warmup_steps})
         self.latent_health_ = pd.DataFrame()
 
     @property
@@ -204,3 +210,482 @@ def _components(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) 
             "prior_variance": prior.mean.var(0, correction=0).cpu().numpy(),
         }
     )
+
+
+class VAEModule(LatentModule):
+    """One block, whose prior is the standard normal distribution."""
+
+    def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Mean 0, variance 1."""
+        zero = self.decoder.log_scale.new_zeros((1, self.n_latent))
+        return (Gaussian(zero, zero),)
+
+
+class VAEModel(LatentModel):
+    """A variational autoencoder that knows neither perturbation nor environment.
+
+    Parameters
+    ----------
+    adata
+        Cells that :meth:`setup_anndata` was called on.
+    n_latent
+        Dimension of the embedding.
+    likelihood
+        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any; by default the
+        first where images are scaled to that range (``intensity="scale"``).
+    kl_warmup_steps
+        Steps over which the divergences get their full weight.
+    registry
+        Used by :meth:`load` for a model without data.
+    **preprocess
+        Of images ``image_size`` (pixels a side), ``intensity`` (pixel transform), ``standardize`` (channels to
+        mean 0 and variance 1), ``augment`` (random flips and right-angle rotations), as in
+        :class:`scbd.nn.Preprocess`; of features ``standardize`` and ``clip`` (scaled values are cut off there), as in
+        :class:`scbd.nn.FeatureScaling`.
+
+    References
+    ----------
+    Kingma and Welling (2014), Auto-encoding variational Bayes. Networks as in Makino et al. (2025), appendix.
+
+    Examples
+    --------
+    >>> scbd.baselines.VAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.VAEModel(adata, n_latent=32)
+    >>> model.train(max_steps=2000)
+    >>> model.get_latent_representation(block="c").shape
+    (240, 32)
+    """
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        n_latent: int = 64,
+        likelihood: str = "auto",
+        kl_warmup_steps: int = 0,
+        registry: dict[str, Any] | None = None,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        settings = {"n_latent": n_latent, "n_blocks": 1, "likelihood": likelihood}
+        self._set_up(VAEModule, kl_warmup_steps, preprocess, **settings)
+
+
+class IVAEModule(LatentModule):
+    r"""Two blocks, :math:`p(x | z_c, z_s)\, p(z_c | y)\, p(z_s | e)`, with learned priors.
+
+    Parameters
+    ----------
+    style_posterior
+        ``"xe"``: :math:`q(z_s | x, e)`, an expert for every environment; ``"x"``: :math:`q(z_s | x)`.
+    **kwargs
+        See :class:`scbd.baselines._latent.LatentModule`.
+    """
+
+    def __init__(self, *args: Any, style_posterior: str, n_environments: int, **kwargs: Any) -> None:
+        if style_posterior not in ("xe", "x"):
+            msg = f"style_posterior={style_posterior!r} is not known: use 'xe' (image and environment) or 'x' (image)."
+            raise ValueError(msg)
+        n_experts = n_environments if style_posterior == "xe" else 1
+        super().__init__(*args, n_environments=n_environments, n_blocks=2, n_experts=n_experts, **kwargs)
+        self.asks_environment = style_posterior == "xe"
+        self.content_prior = LearnedPrior(self.n_labels, self.n_latent)
+        self.style_prior = LearnedPrior(n_environments, self.n_latent)
+
+    def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of z_c from the image, of z_s from the image and its environment's expert."""
+        assert self.style is not None
+        return self.content(images), self.style(images, e if self.asks_environment else None)
+
+    def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of z_c by the perturbation, of z_s by the environment."""
+        return self.content_prior(y), self.style_prior(e)
+
+
+class IVAEModel(LatentModel):
+    """A variational autoencoder with a block for the perturbation and one for the environment.
+
+    ``get_latent_representation(block="s")`` reads no label: with an expert for every environment, it is the mean of
+    what all of them say.
+
+    Parameters
+    ----------
+    adata, likelihood, kl_warmup_steps, registry, **preprocess
+        See :class:`VAEModel`.
+    n_latent
+        Dimension of both embeddings.
+    style_posterior
+        ``"xe"``: the posterior of z_s sees image and environment, with an expert for every environment; ``"x"``: the
+        image alone.
+    kl_warmup_steps
+        Steps over which the divergences get their full weight.
+
+    References
+    ----------
+    Khemakhem et al. (2020), Variational autoencoders and nonlinear ICA. Makino et al. (2025), section 3 and appendix.
+
+    Examples
+    --------
+    >>> scbd.baselines.IVAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.IVAEModel(adata, n_latent=32, style_posterior="x")
+    >>> model.train(max_steps=2000)
+    >>> model.get_latent_representation(block="c").shape
+    (240, 32)
+    """
+
+    traits = replace(LatentModel.traits, fixed_labels=(Y_REGISTRY, E_REGISTRY))
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        n_latent: int = 64,
+        style_posterior: str = "xe",
+        likelihood: str = "auto",
+        kl_warmup_steps: int = 0,
+        registry: dict[str, Any] | None = None,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        settings = {"n_latent": n_latent, "style_posterior": style_posterior, "likelihood": likelihood}
+        self._set_up(IVAEModule, kl_warmup_steps, preprocess, **settings)
+
+
+# of the controls' salient posterior
+_BACKGROUND_WEIGHT = 8.0
+# the penalty draws variances to 0, and their logarithms to nowhere
+_LEAST_LOG_VARIANCE = -20.0
+
+
+class MCVAEModule(LatentModule):
+    r"""A salient block z_c, which controls do not have, and a background block z_s, which all cells share.
+
+    The salient code of controls is zero before decoding. Their salient posterior is not held to its prior, but drawn to
+    zero, by a penalty that warms up with the divergences:
+
+    .. math:: 8\, \big( \lVert \mu \rVert^2 + \textstyle\sum \sigma^2 \big).
+
+    Priors are normal distributions of variance 1 around a mean learned for each perturbation. The loss is that of a
+    pair of a control and a perturbed cell: the mean over controls plus the mean over the others.
+
+    Parameters
+    ----------
+    control
+        Code of the label of controls.
+    n_environments
+        Number of different e.
+    n_environment_latent
+        Dimension of what the decoder is given of the environment; 0 for nothing.
+    **kwargs
+        See :class:`scbd.baselines._latent.LatentModule`.
+    """
+
+    def __init__(
+        self, *args: Any, control: int, n_environments: int, n_environment_latent: int = 0, **kwargs: Any
+    ) -> None:
+        check_count("n_environment_latent", n_environment_latent, 0)
+        super().__init__(*args, n_blocks=2, n_environments=n_environments, n_beside=n_environment_latent, **kwargs)
+        self.control = control
+        self.salient_prior, self.background_prior = (
+            LearnedPrior(self.n_labels, self.n_latent, learn_variance=False) for _ in range(2)
+        )
+        self.environment = nn.Embedding(n_environments, n_environment_latent) if n_environment_latent else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the objective; a resumed run must share them."""
+        return {"contrasted_label": self.control}
+
+    def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of both blocks, from the image."""
+        found = super().posteriors(images, e)
+        return tuple(Gaussian(q.mean, q.log_variance.clamp(min=_LEAST_LOG_VARIANCE)) for q in found)
+
+    def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of both blocks by the perturbation."""
+        return self.salient_prior(y), self.background_prior(y)
+
+    def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
+        """Both blocks, the salient one of controls zero; and the environment, if the decoder is given it."""
+        salient, background = z
+        beside = () if self.environment is None else (self.environment(e),)
+        return super().code((salient * (y != self.control)[:, None], background, *beside), y, e)
+
+    def held(self, block: str, y: Tensor) -> Tensor:
+        """All but the salient block of controls."""
+        return y != self.control if block == "c" else super().held(block, y)
+
+    def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
+        """Size of the controls' salient posterior."""
+        salient = posteriors[0]
+        size = (salient.mean.square() + salient.log_variance.exp()).sum(1)
+        return {"background": _BACKGROUND_WEIGHT * size.masked_fill(self.held("c", y), 0)}
+
+    def average(self, nats: Tensor, y: Tensor) -> Tensor:
+        """Over all pairs of a control and a perturbed cell; of one kind alone, if there is no other."""
+        controls = y == self.control
+        means = [nats[group].mean() for group in (controls, ~controls) if group.any()]
+        return torch.stack(means).sum()
+
+
+class MCVAEModel(LatentModel):
+    """A variational autoencoder that contrasts perturbed cells with controls.
+
+    Block ``"c"`` is the salient one, what a perturbation changes; block ``"s"`` is the background. The original embeds
+    cells as both side by side: twice ``n_latent`` dimensions.
+
+    Half of each batch are controls, half are perturbed cells, both shuffled; the smaller group is seen more often. The
+    loss is that of a pair: the nats of two cells.
+
+    Parameters
+    ----------
+    adata, likelihood, kl_warmup_steps, registry, **preprocess
+        See :class:`VAEModel`.
+    control
+        Perturbation of the controls; by default the one that :meth:`setup_anndata` was told of, or
+        ``"nontargeting"``.
+    n_latent
+        Dimension of either block.
+    kl_warmup_steps
+        Steps over which divergences, and the penalty on controls, get their full weight.
+    n_environment_latent
+        Dimension of an embedding of the environment that the decoder is given beside both blocks, which then need not
+        tell it; the original has 32 (of the batch). 0 for none. With it, the model cannot go on training with cells of
+        other environments; it embeds them all the same.
+
+    Raises
+    ------
+    ValueError
+        If no cell is a control.
+
+    References
+    ----------
+    Wang et al. (2023), Multi-ContrastiveVAE disentangles perturbation effects in single-cell images from optical pooled
+    screens. The loss is theirs, without the optional penalty between blocks; networks as in Makino et al. (2025),
+    appendix.
+
+    Examples
+    --------
+    >>> scbd.baselines.MCVAEModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.baselines.MCVAEModel(adata, n_latent=32, control="nontargeting", n_environment_latent=32)
+    >>> model.train(max_steps=2000)
+    >>> z = np.hstack([model.get_latent_representation(block=block) for block in "cs"])
+    >>> z.shape
+    (240, 64)
+    """
+
+    traits = replace(LatentModel.traits, batches=PairedBatches, fixed_labels=(Y_REGISTRY,))
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        control: str | int | float | None = None,
+        n_latent: int = 32,
+        likelihood: str = "gaussian",
+        kl_warmup_steps: int = 1000,
+        n_environment_latent: int = 0,
+        registry: dict[str, Any] | None = None,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        perturbations = list(self._registered(Y_REGISTRY)["categories"])
+        told = self._control_codes
+        if control is None and told is not None:
+            if len(told) > 1:
+                msg = f"mcVAE contrasts with one control, and setup_anndata was told of {len(told)}: give control=…."
+                raise ValueError(msg)
+            control = perturbations[int(told[0])]
+        control = "nontargeting" if control is None else control
+        if control not in perturbations:
+            msg = (
+                f"mcVAE contrasts with controls, and no cell is {control!r}: name their perturbation with control=…, "
+                f"one of {head(map(repr, perturbations))}."
+            )
+            raise ValueError(msg)
+        code = perturbations.index(control)
+        fixed = (Y_REGISTRY, E_REGISTRY) if n_environment_latent else (Y_REGISTRY,)
+        self.traits = replace(self.traits, batch_kwargs={"control": code}, fixed_labels=fixed)
+        settings = {"control": code, "n_latent": n_latent, "likelihood": likelihood}
+        settings["n_environment_latent"] = n_environment_latent
+        self._set_up(MCVAEModule, kl_warmup_steps, preprocess, **settings)
+
+
+# of the last map, a side of which is about this
+_SIDE = 8
+_WIDTH = 64
+# of both hidden layers of features
+_HIDDEN = 256
+
+
+class Gaussian(NamedTuple):
+    """Independent normal distributions."""
+
+    mean: Tensor
+    log_variance: Tensor
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        """One draw, through which gradients flow; the means without a generator."""
+        if generator is None:
+            return self.mean
+        noise = torch.randn(self.mean.shape, generator=generator).to(self.mean)
+        return self.mean + noise * (0.5 * self.log_variance).exp()
+
+    def divergence(self, prior: Gaussian) -> Tensor:
+        """Kullback-Leibler divergence from the prior, in nats, one a component."""
+        error = (self.mean - prior.mean).square() + self.log_variance.exp()
+        return 0.5 * (prior.log_variance - self.log_variance + error * (-prior.log_variance).exp() - 1)
+
+
+def _halvings(image_size: tuple[int, int]) -> int:
+    """Three for 64 pixels, two for 32."""
+    return int(min(3, max(0, math.log2(min(image_size) / _SIDE))))
+
+
+def _encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+    """From inputs to a vector, and how long that is."""
+    if len(input_shape) == 1:
+        hidden = [nn.Linear(input_shape[0], _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
+        return nn.Sequential(*hidden), _HIDDEN
+    channels, height, width = input_shape
+    halvings = _halvings((height, width))
+    # maps are halved last first
+    strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
+    plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
+    layers: list[nn.Module] = []
+    for n_in, n_out, stride in plan:
+        layers += [nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1), nn.GELU()]
+    n_features = _WIDTH * math.prod(math.ceil(side / 2**halvings) for side in (height, width))
+    return nn.Sequential(*layers, nn.Flatten()), n_features
+
+
+class Posterior(nn.Module):
+    """From inputs to a normal distribution of the embedding, by several experts.
+
+    Parameters
+    ----------
+    input_shape
+        ``(C, H, W)`` of images, or ``(F,)`` of features.
+    n_latent
+        Dimension of the embedding.
+    n_experts
+        Heads over one network; each cell is asked of one of them.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], n_latent: int, n_experts: int = 1) -> None:
+        super().__init__()
+        self.maps, n_features = _encoder(input_shape)
+        self.heads = nn.Linear(n_features, n_experts * 2 * n_latent)
+        self.n_latent, self.n_experts = n_latent, n_experts
+
+    def forward(self, images: Tensor, experts: Tensor | None = None) -> Gaussian:
+        """Mean and log-variance ``(B, D)``, of the experts asked ``(B,)``, or the experts' average."""
+        heads = self.heads(self.maps(images)).float().unflatten(1, (self.n_experts, 2, self.n_latent))
+        chosen = heads.mean(1) if experts is None else heads[torch.arange(len(heads), device=heads.device), experts]
+        return Gaussian(chosen[:, 0], chosen[:, 1])
+
+    def width(self, representation: Representation) -> int:
+        """Dimension of what :meth:`represent` returns."""
+        return self.n_latent
+
+    def represent(self, images: Tensor, representation: Representation) -> Tensor:
+        """Mean of the posterior ``(B, D)``: embedding and intermediate representation are one here."""
+        return self(images).mean
+
+    def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
+        """Have the mean of every forward pass looked at, until the handle is removed."""
+        return self.register_forward_hook(lambda _module, _inputs, posterior: look(posterior.mean))
+
+
+class LearnedPrior(nn.Module):
+    """A normal distribution of its own for every label.
+
+    Parameters
+    ----------
+    n_labels
+        How many.
+    n_latent
+        Dimension of the embedding.
+    learn_variance
+        Otherwise it is 1.
+    """
+
+    def __init__(self, n_labels: int, n_latent: int, *, learn_variance: bool = True) -> None:
+        super().__init__()
+        self.mean = nn.Embedding(n_labels, n_latent)
+        self.log_variance = nn.Embedding(n_labels, n_latent)
+        nn.init.zeros_(self.log_variance.weight)
+        self.log_variance.weight.requires_grad_(learn_variance)
+
+    def forward(self, labels: Tensor) -> Gaussian:
+        """Of these labels ``(B,)``."""
+        return Gaussian(self.mean(labels), self.log_variance(labels))
+
+
+def _decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
+    """From an embedding to inputs; of images, rounded up to what can be doubled."""
+    if len(input_shape) == 1:
+        hidden = [nn.Linear(n_latent, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
+        return nn.Sequential(*hidden, nn.Linear(_HIDDEN, input_shape[0]))
+    channels, height, width = input_shape
+    halvings = _halvings((height, width))
+    first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
+    doubled = [i < halvings for i in range(3)]
+    return nn.Sequential(
+        nn.Linear(n_latent, _WIDTH * math.prod(first)),
+        nn.Unflatten(1, (_WIDTH, *first)),
+        nn.GELU(),
+        _up(64, 64, doubled[0]),
+        nn.GELU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.GELU(),
+        _up(64, 32, doubled[1]),
+        nn.GELU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.GELU(),
+        _up(32, channels, doubled[2]),
+    )
+
+
+class Decoder(nn.Module):
+    """From an embedding to the logits or means of inputs, with the likelihood of them.
+
+    Parameters
+    ----------
+    n_latent
+        Dimension of the embedding.
+    input_shape
+        ``(C, H, W)`` of images, or ``(F,)`` of features.
+    likelihood
+        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
+    """
+
+    def __init__(self, n_latent: int, input_shape: tuple[int, ...], likelihood: str) -> None:
+        super().__init__()
+        if likelihood not in ("bernoulli", "gaussian"):
+            msg = f"likelihood={likelihood!r} is not known: use 'auto', 'bernoulli' or 'gaussian'."
+            raise ValueError(msg)
+        self.network = _decoder(n_latent, input_shape)
+        self.cut = (..., *(slice(side) for side in input_shape[1:]))
+        self.likelihood = likelihood
+        self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits or means ``(B, C, H, W)`` or ``(B, F)`` of embeddings ``(B, D)``."""
+        return self.network(z)[self.cut].float()
+
+    def negative_log_likelihood(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Of inputs: nats of each cell ``(B,)``, summed over its values."""
+        predicted = self(z)
+        if self.likelihood == "bernoulli":
+            nats = F.binary_cross_entropy_with_logits(predicted, inputs, reduction="none")
+        else:
+            error = (inputs - predicted) * (-self.log_scale).exp()
+            nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
+        return nats.flatten(1).sum(1)
+
+
+def _up(n_in: int, n_out: int, doubled: bool) -> nn.Module:
+    if doubled:
+        return nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1)
+    return nn.Conv2d(n_in, n_out, 3, padding=1)

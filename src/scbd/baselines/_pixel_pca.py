@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd._keys import IMAGE_KEY
-from scbd.baselines._tables import as_mask
-from scbd.data import Inputs
+from scbd._anndata import IMAGE_KEY
+from scbd.baselines._corrections import as_mask
+from scbd.data._inputs import Inputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
