@@ -22,11 +22,13 @@ def cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> Ann
     return AnnData(obs=obs, obsm={"Z": z})
 
 
-def test_mixed_environments():
-    scores = batch_mixing(cells(0), "Z", "well", n_neighbors=60)
-    assert scores["ilisi"] > 0.7
-    assert scores["same_environment_neighbours"] == pytest.approx(scores["same_environment_expected"], abs=0.02)
-    assert abs(scores["silhouette"]) < 0.1
+def test_environments_that_are_mixed_and_apart():
+    mixed, apart = (batch_mixing(cells(distance), "Z", "well", n_neighbors=60) for distance in (0, 15))
+    assert mixed["ilisi"] > 0.7 and apart["ilisi"] < 0.05
+    assert mixed["same_environment_neighbours"] == pytest.approx(mixed["same_environment_expected"], abs=0.02)
+    assert apart["same_environment_neighbours"] > 0.99
+    assert apart["same_environment_expected"] == pytest.approx(1 / 3, abs=0.02)
+    assert abs(mixed["silhouette"]) < 0.1
 
 
 def test_by_chance_a_cell_is_not_its_own_neighbour():
@@ -34,13 +36,6 @@ def test_by_chance_a_cell_is_not_its_own_neighbour():
     adata.obs["well"] = ["small"] * 10 + ["large"] * 20
     expected = (10 * 9 + 20 * 19) / (30 * 29)
     assert batch_mixing(adata, "Z", "well", n_neighbors=5)["same_environment_expected"] == pytest.approx(expected)
-
-
-def test_environments_apart():
-    scores = batch_mixing(cells(15), "Z", "well", n_neighbors=60)
-    assert scores["ilisi"] < 0.05
-    assert scores["same_environment_neighbours"] > 0.99
-    assert scores["same_environment_expected"] == pytest.approx(1 / 3, abs=0.02)
 
 
 def naive_lisi(distances: np.ndarray, labels: np.ndarray, perplexity: float) -> float:
@@ -96,7 +91,7 @@ def collapsed(at: np.ndarray, n: int = 900, dtype: str = "float32") -> AnnData:
 @pytest.mark.parametrize("at", [0.0, 7.3, 1e6])
 def test_a_point_is_not_mixed(at, dtype):
     adata = collapsed(np.full((1, 5), at), dtype=dtype)
-    with pytest.warns(UserWarning, match=r"lie at one place of obsm\['Z'\]: the embedding has collapsed"):
+    with pytest.warns(UserWarning, match=r"one place of obsm"):
         scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
     assert np.isnan([scores[name] for name in ("ilisi", "same_environment_neighbours", "silhouette")]).all()
     assert scores["ilisi_expected"] > 0.5
@@ -111,14 +106,6 @@ def test_cells_of_one_place_are_neighbours_in_no_order_of_rows(sort):
     assert scores["ilisi"] == pytest.approx(scores["ilisi_expected"], abs=0.05)
     assert scores["same_environment_neighbours"] == pytest.approx(scores["same_environment_expected"], abs=0.03)
     assert scores["silhouette"] == pytest.approx(scores["silhouette_expected"], abs=0.02)
-
-
-def test_places_of_one_environment_each_are_not_mixed():
-    adata = collapsed(np.zeros((1, 3)))
-    adata.obsm["Z"] = np.eye(3)[adata.obs["well"].astype(int)]
-    scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
-    assert scores["ilisi"] == pytest.approx(0, abs=1e-6)
-    assert scores["silhouette"] > 0.99
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4])
@@ -167,34 +154,6 @@ def test_neighbours_are_the_nearest_others():
     assert indices[0, 0] == 1
 
 
-class Graph:
-    """As pynndescent gives it: of each cell itself and its nearest others; the fourth did not meet itself."""
-
-    def __init__(self, x: np.ndarray, n_neighbors: int, random_state: int) -> None:
-        assert random_state == 7
-        distances = np.linalg.norm(x[:, None] - x[None], axis=2)
-        order = np.argsort(distances, axis=1)
-        order[3] = np.roll(order[3], -1)
-        self._graph = order[:, :n_neighbors], np.take_along_axis(distances, order, axis=1)[:, :n_neighbors]
-
-    @property
-    def neighbor_graph(self) -> tuple[np.ndarray, np.ndarray]:
-        """With many cells, numba sets OpenMP's threads, torch's among them."""
-        torch.set_num_threads(2)
-        return self._graph
-
-
-def test_what_an_index_finds_is_given_without_the_cell_itself(monkeypatch):
-    x = np.random.default_rng(0).normal(size=(120, 3))
-    expected = nearest_neighbors(x, 10)
-    monkeypatch.setattr(pynndescent, "NNDescent", Graph)
-    monkeypatch.setattr(module, "_EXACT_CELLS", 100)
-    distances, indices = nearest_neighbors(x, 10, seed=7)
-    np.testing.assert_array_equal(indices, expected[1])
-    np.testing.assert_allclose(distances, expected[0], rtol=1e-6)
-    assert torch.get_num_threads() == 1
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*numba.*")
 def test_approximate_neighbours_beyond_the_exact_size(monkeypatch):
     x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
@@ -239,28 +198,33 @@ def test_perturbations_that_are_left_out_are_counted(caplog):
     with caplog.at_level(logging.WARNING, logger="scbd"):
         scores = batch_mixing(adata, "Z", "well", y_key="gene", n_neighbors=20)
     assert scores["n_left_out"] == 2
-    assert "leaves out 2 of 3 values of gene, with fewer than 60 cells or in one environment only" in caplog.text
-    assert "62 % of the cells" in caplog.text
+    assert "2 of 3 values of gene" in caplog.text
     alone = batch_mixing(adata[:250].copy(), "Z", "well", n_neighbors=20)
     assert scores["same_environment_neighbours"] == pytest.approx(alone["same_environment_neighbours"], abs=1e-3)
 
 
-def test_bad_input_gets_a_sentence():
+@pytest.mark.parametrize(
+    ("names", "e_key", "how"),
+    [
+        (r"n_neighbors=90 .*\(60\)", "well", {}),
+        ("n_neighbors=90", "well", {"y_key": "gene"}),
+        ("one environment 'w'", "one", {}),
+        ("Within each well", "well", {"y_key": "well", "n_neighbors": 3}),
+    ],
+)
+def test_designs_without_an_answer_are_named(names, e_key, how):
     adata = cells(0, n=60)
-    with pytest.raises(ValueError, match=r"n_neighbors=90 asks for more cells than there are \(60\)"):
-        batch_mixing(adata, "Z", "well")
-    with pytest.raises(KeyError, match="obs has no 'plate'"):
-        batch_mixing(adata, "Z", "plate")
-    with pytest.raises(KeyError, match="obs has no 'y'"):
-        batch_mixing(adata, "Z", "well", y_key="y", n_neighbors=5)
-    with pytest.raises(ValueError, match="No gene has the 270 cells that n_neighbors=90 asks for"):
-        batch_mixing(adata, "Z", "well", y_key="gene")
-    broken = adata.copy()
-    broken.obsm["Z"][4] = np.nan
-    with pytest.raises(ValueError, match="NaN or infinite values in 1 of 60 cells"):
-        batch_mixing(broken, "Z", "well", n_neighbors=5)
     adata.obs["one"] = "w"
-    with pytest.raises(ValueError, match="Every cell is in the one environment 'w'"):
-        batch_mixing(adata, "Z", "one")
-    with pytest.raises(ValueError, match="Within each well there is one environment only"):
-        batch_mixing(adata, "Z", "well", y_key="well", n_neighbors=3)
+    with pytest.raises(ValueError, match=names):
+        batch_mixing(adata, "Z", e_key, **how)
+
+
+def test_what_is_not_there_or_not_finite_is_named():
+    adata = cells(0, n=60)
+    with pytest.raises(KeyError, match="plate"):
+        batch_mixing(adata, "Z", "plate")
+    with pytest.raises(KeyError, match="'y'"):
+        batch_mixing(adata, "Z", "well", y_key="y", n_neighbors=5)
+    adata.obsm["Z"][4] = np.nan
+    with pytest.raises(ValueError, match="in 1 of 60 cells"):
+        batch_mixing(adata, "Z", "well", n_neighbors=5)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import get_args
+from itertools import combinations
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 from anndata import AnnData
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import relationships as naive
 from scipy import sparse
 
 from scbd.metrics import (
@@ -18,7 +20,62 @@ from scbd.metrics import (
     relationship_recall,
 )
 from scbd.metrics import _resampling as module
-from scbd.metrics._resampling import Resampled, Score, blocks_of, interval
+from scbd.metrics._relationships import PERCENTILES
+from scbd.metrics._resampling import (
+    Resampled,
+    Score,
+    blocks_of,
+    interval,
+    mean_cosine,
+    p_value,
+    percentiles_of,
+    permuted_within,
+    sequential_p_values,
+    weight_outside,
+)
+
+GRID = np.array([0, 0.1, 1, 2.5, 5, 37.3, 50, 80, 86, 93, 99, 99.9, 100])
+
+
+def unit_rows(x: np.ndarray, dtype: str) -> np.ndarray:
+    return (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9)).astype(dtype)
+
+
+def cosines(seed: int, dtype: str) -> tuple[np.ndarray, int]:
+    """Of each pair, some of profiles that repeat or are zero; rounding makes some larger than 1."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 40))
+    n_kinds = int(rng.integers(1, n + 1))
+    x = rng.normal(size=(n_kinds, 3)) if rng.integers(2) else rng.integers(-1, 2, (n_kinds, 3))
+    unit = unit_rows(x[rng.integers(0, n_kinds, n)], dtype)
+    return np.sort((unit @ unit.T)[np.triu_indices(n, 1)]), n
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(seed=st.integers(0, 100_000), square=st.booleans())
+def test_percentiles_are_those_of_the_whole_matrix_to_the_last_bit(dtype, seed, square):
+    ordered, n = cosines(seed, dtype)
+    n_genes = n if square else None
+    np.testing.assert_array_equal(percentiles_of(ordered, GRID, n_genes), naive.limits(ordered, GRID, n_genes))
+    once = np.arange(len(ordered) + 1.0)
+    np.testing.assert_array_equal(
+        percentiles_of(ordered, GRID, n_genes, before=once), percentiles_of(ordered, GRID, n_genes)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(seed=st.integers(0, 100_000), exact=st.booleans())
+def test_counts_are_those_of_a_comparison_in_double_precision(dtype, seed, exact):
+    ordered, _ = cosines(seed, dtype)
+    rng = np.random.default_rng(seed)
+    lower, upper = np.sort(rng.choice(ordered, (2, 20)).astype(np.float64), axis=0)
+    if not exact:
+        lower, upper = np.nextafter(lower, -2), np.nextafter(upper, rng.choice([-2, 2], 20))
+    outside = (ordered.astype(float) <= lower[:, None]) | (ordered.astype(float) >= upper[:, None])
+    np.testing.assert_array_equal(weight_outside(ordered, lower, upper), outside.sum(axis=1))
+    weight = rng.integers(0, 3, len(ordered))
+    before = np.append(0.0, np.cumsum(weight))
+    np.testing.assert_array_equal(weight_outside(ordered, lower, upper, before=before), outside @ weight)
 
 
 def partners(pairs: list[tuple[int, int]], n: int) -> sparse.csr_array:
@@ -36,7 +93,7 @@ def test_complexes_are_blocks_and_hubs_take_their_partners():
     assert blocks_of(chain).tolist() == [1, 1, 1, 0, 0, 0, 0]
 
 
-def a_map(seed: int, ties: bool, dtype: type = np.float64) -> Relations:
+def a_map(seed: int, ties: bool = False, dtype: Any = np.float64) -> Relations:
     rng = np.random.default_rng(seed)
     x = rng.integers(-1, 2, (18, 3)) if ties else rng.normal(size=(18, 3))
     genes = [f"G{i}" for i in range(18)]
@@ -46,48 +103,49 @@ def a_map(seed: int, ties: bool, dtype: type = np.float64) -> Relations:
     )
 
 
+def resampled(relations: Relations, tail: float = 0.05) -> tuple[Resampled, np.ndarray]:
+    blocks = blocks_of(relations.known)
+    return Resampled(*relations.pairs(), blocks, tail=tail, percentiles=PERCENTILES), blocks
+
+
 @given(st.integers(0, 1_000), st.booleans(), st.sampled_from([np.float32, np.float64]))
 def test_each_block_once_gives_the_scores_themselves(seed, ties, dtype):
     relations = a_map(seed, ties, dtype)
-    pairs = Resampled(relations, blocks_of(relations.known))
-    once = np.ones(pairs.n_blocks)
-    expected = relationship_average_precision(relations)
-    assert pairs.score(once, "average_precision", 0.05) == pytest.approx(expected)
-    assert pairs.score(once, "recall", 0.05) == pytest.approx(relationship_recall(relations))
-    area = relationship_area(relationship_curve(relations))
-    assert pairs.score(once, "area", 0.05) == pytest.approx(area)
+    pairs, blocks = resampled(relations)
+    once = np.ones(blocks.max() + 1)
+    assert pairs.score(once, "average_precision") == pytest.approx(relationship_average_precision(relations))
+    assert pairs.score(once, "recall") == pytest.approx(relationship_recall(relations))
+    assert pairs.score(once, "area") == pytest.approx(relationship_area(relationship_curve(relations)))
 
 
 def test_pairs_are_added_in_parts_as_at_once(monkeypatch):
-    relations = a_map(3, ties=False)
-    blocks = blocks_of(relations.known)
+    pairs, blocks = resampled(a_map(3), 0.1)
     drawn = np.random.default_rng(0).integers(0, 3, blocks.max() + 1).astype(float)
-    whole = [Resampled(relations, blocks).score(drawn, score, 0.1, 1.2) for score in get_args(Score)]
+    whole = [pairs.score(drawn, score, 1.2) for score in get_args(Score)]
     monkeypatch.setattr(module, "_PART", 7)
-    assert [Resampled(relations, blocks).score(drawn, score, 0.1, 1.2) for score in get_args(Score)] == pytest.approx(
-        whole
-    )
+    assert [pairs.score(drawn, score, 1.2) for score in get_args(Score)] == pytest.approx(whole)
 
 
 @given(st.integers(0, 1_000))
 def test_weights_are_copies_of_blocks(seed):
     """Average precision as a loop over pairs of drawn blocks."""
-    relations = a_map(seed, ties=False)
-    blocks = blocks_of(relations.known)
+    relations = a_map(seed)
+    pairs, blocks = resampled(relations)
+    square, related = relations.unit @ relations.unit.T, relations.known.toarray()
     n = blocks.max() + 1
     drawn = np.random.default_rng(seed).integers(n, size=n)
     copies = [(copy, gene) for copy, block in enumerate(drawn) for gene in np.flatnonzero(blocks == block)]
-    listed = []
-    for i, (copy, a) in enumerate(copies):
-        for other, b in copies[i + 1 :]:
-            if copy == other or blocks[a] != blocks[b]:
-                listed.append((relations.cosine[a, b], relations.related[a, b]))
+    listed = [
+        (square[a, b], related[a, b])
+        for (copy, a), (other, b) in combinations(copies, 2)
+        if copy == other or blocks[a] != blocks[b]
+    ]
     cosine, known = map(np.array, zip(*listed, strict=True)) if listed else (np.zeros(0), np.zeros(0, dtype=bool))
-    ours = Resampled(relations, blocks).score(np.bincount(drawn, minlength=n).astype(float), "average_precision", 0.05)
-    if not known.any():
+    ours = pairs.score(np.bincount(drawn, minlength=n).astype(float), "average_precision")
+    if known.any():
+        assert ours == pytest.approx(np.mean([known[cosine >= limit - 1e-12].mean() for limit in cosine[known]]))
+    else:
         assert np.isnan(ours)
-        return
-    assert ours == pytest.approx(np.mean([known[cosine >= limit].mean() for limit in cosine[known]]))
 
 
 def test_few_blocks_ask_for_more_of_the_tails():
@@ -96,3 +154,67 @@ def test_few_blocks_ask_for_more_of_the_tails():
     assert many == pytest.approx((25, 975), abs=0.1)
     assert few[0] < 5 and few[1] > 995
     assert interval(values, 0, 5) == pytest.approx((500, 500)) and interval(values, 1, 5) == (0, 1000)
+
+
+def test_the_p_value_is_the_level_of_the_interval_that_ends_at_zero():
+    values = np.arange(1_001.0) - 40
+    p = p_value(values, 12)
+    assert interval(values, 1 - p, 12)[0] == pytest.approx(0, abs=2)
+    assert p_value(values, 3) > p and p_value(values - 460, 12) == 1
+
+
+def unit(n: int, seed: int) -> np.ndarray:
+    return unit_rows(np.random.default_rng(seed).normal(size=(n, 3)), "float64")
+
+
+@pytest.mark.parametrize("width", [7, 2_048])
+def test_p_values_of_sets_are_those_of_all_sets(monkeypatch, width):
+    """Of seven genes, every set of two, three and seven is known."""
+    monkeypatch.setattr(module, "_ORDERS", width)
+    x, n = unit(7, 0), 4_000
+    given = [np.array(rows) for size in (2, 3, 7) for rows in list(combinations(range(7), size))[::4]]
+    observed = np.array([mean_cosine(x[rows]) for rows in given])
+    sizes = np.array([len(rows) for rows in given])
+    p = sequential_p_values(x, sizes, observed, n, n, np.random.default_rng(0))
+    for rows, score, ours in zip(given, observed, p, strict=True):
+        all_sets = [mean_cosine(x[list(other)]) for other in combinations(range(7), len(rows))]
+        exact = np.mean(np.array(all_sets) >= score - 1e-12)
+        assert ours == pytest.approx(exact, abs=4.5 * np.sqrt(exact * (1 - exact) / n) + 1 / n)
+
+
+def test_mean_cosine_is_that_of_all_pairs():
+    x = unit(5, 1)
+    assert mean_cosine(x) == pytest.approx((x @ x.T)[np.triu_indices(5, k=1)].mean())
+
+
+def test_what_is_common_is_counted_no_longer_than_needed(monkeypatch):
+    """Three sets: one that each random set reaches, one that one in four does, and one that none does."""
+    rounds = []
+    real = module._count_as_alike
+
+    def counted(unit, sizes, observed, n, rng):
+        rounds.append((n, len(sizes)))
+        return real(unit, sizes, observed, n, rng)
+
+    monkeypatch.setattr(module, "_count_as_alike", counted)
+    x = unit(40, 2)
+    observed = np.array([-1.0, np.quantile((x @ x.T)[np.triu_indices(40, k=1)], 0.75), 2.0])
+    p = sequential_p_values(x, np.array([2, 2, 2]), observed, 8, 400, np.random.default_rng(0))
+    assert [n for n, _ in rounds] == [8, 8, 16, 32, 64, 128, 144]
+    assert rounds[0][1] == 3 and rounds[-1][1] == 1
+    assert p[0] == 1 and 0.1 < p[1] < 0.5 and p[2] == pytest.approx(1 / 401)
+
+
+@given(seed=st.integers(0, 1000))
+def test_permuted_labels_stay_in_their_groups(seed):
+    rng = np.random.default_rng(seed)
+    e, labels = rng.integers(3, size=20), rng.integers(4, size=20)
+    for permuted in permuted_within(labels, e, 5, rng):
+        for environment in range(3):
+            of = e == environment
+            assert sorted(permuted[of]) == sorted(labels[of])
+
+
+def test_all_orders_are_as_likely():
+    permuted = permuted_within(np.arange(3), np.zeros(3, dtype=int), 6_000, np.random.default_rng(0))
+    assert (np.abs(np.unique(permuted, axis=0, return_counts=True)[1] - 1000) < 150).all()

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from reference import retrieval as naive
-from scipy import sparse
 
-from scbd.metrics import retrieval
+from scbd.baselines import standardize_by_environment
+from scbd.datasets import cpjump1
+from scbd.metrics import replicate_retrieval, retrieval
+
+# perturbations of one mechanism
 
 LABELS = ["kinase", "kinase|GPCR", "GPCR", "channel", "channel | kinase", "", None, "alone"]
+HOW: dict[str, Any] = {"label_key": "moa", "y_key": "y", "control": "DMSO", "n_permutations": 10}
 
 
 def make_profiles(seed: int = 0, n_wells: int = 3, signal: float = 0.0) -> AnnData:
@@ -28,27 +35,29 @@ def make_profiles(seed: int = 0, n_wells: int = 3, signal: float = 0.0) -> AnnDa
 
 
 @given(st.integers(0, 200))
-def test_scores_are_those_of_loops(seed):
+def test_scores_of_labels_are_those_of_loops(seed):
     wells = make_profiles(seed)
     consensus = pd.DataFrame(wells.obsm["Z"]).groupby(wells.obs["y"].to_numpy()).mean().drop("DMSO")
     labels = [{part.strip() for part in (label or "").split("|")} - {""} for label in LABELS]
     expected = naive.related(consensus.to_numpy(), labels)
-    found = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10)
+    found = retrieval(wells, "Z", **HOW)
     assert found.table.index.to_list() == [f"p{i}" for i in expected]
     np.testing.assert_allclose(found.table["average_precision"], list(expected.values()), rtol=1e-12)
     assert found.left_out == ("p5", "p6", "p7")  # without a label, and without a partner
 
 
-def test_numbers_by_hand():
-    found = retrieval(make_profiles(), "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10)
+@pytest.mark.parametrize("separator", ["|", ";"])
+def test_numbers_by_hand(separator):
+    wells = make_profiles()
+    wells.obs["moa"] = wells.obs["moa"].str.replace("|", separator)
+    found = retrieval(wells, "Z", **HOW, separator=separator)
     assert found.table["n_positives"].to_list() == [2, 3, 1, 1, 3]
     assert found.table["n_negatives"].to_list() == [3, 2, 4, 4, 2]
     assert set(found.table["n_queries"]) == {1}
 
 
 def test_perturbations_that_a_label_links_are_one_unit():
-    wells = make_profiles()
-    found = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10)
+    found = retrieval(make_profiles(), "Z", **HOW)
     units = pd.Series(found.units, index=found.table.index)
     assert units[["p0", "p1", "p4"]].nunique() == 1 and len(units) == 5  # of a kinase, and what shares its labels
     apart = AnnData(obs=pd.DataFrame({"moa": [*"aabbb", "", "c"]}, index=[*"tuvwxyz"]), obsm={"Z": np.eye(7)})
@@ -57,50 +66,41 @@ def test_perturbations_that_a_label_links_are_one_unit():
 
 
 def test_mechanisms_that_are_there_are_found():
-    found = retrieval(make_profiles(signal=50), "Z", label_key="moa", y_key="y", control="DMSO")
+    found = retrieval(make_profiles(signal=50), "Z", **HOW)
     assert found.mean_average_precision > 0.85 > 0.7 > found.chance
     assert repr(found).startswith("Retrieval of 5 perturbations: average precision 0.")
     assert set(found.scores()) == {"mean_average_precision", "chance", "n_called"}
-
-
-def test_a_point_scores_chance():
     wells = make_profiles()
-    found = retrieval(wells, np.ones((wells.n_obs, 3)), label_key="moa", y_key="y", control="DMSO", n_permutations=10)
-    np.testing.assert_allclose(found.table["average_precision"], found.table["chance"], rtol=1e-12)
+    point = retrieval(wells, np.ones((wells.n_obs, 3)), **HOW).table
+    np.testing.assert_allclose(point["average_precision"], point["chance"], rtol=1e-12)
 
 
 def test_queries_are_perturbations_with_such_a_row():
     wells = make_profiles()
-    everyone = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10).table
-    found = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", queries=[0, 6], n_permutations=10)
+    everyone = retrieval(wells, "Z", **HOW).table
+    found = retrieval(wells, "Z", **HOW, queries=[0, 6])
     pd.testing.assert_frame_equal(found.table.drop(columns="q_value"), everyone.loc[["p0"]].drop(columns="q_value"))
-    assert len(found.table) == 1 and found.left_out == ("p6",)
+    assert found.left_out == ("p6",)
 
 
 def test_rows_are_profiles_unless_perturbations_are_named():
+    """Be it that two have one name, of plates that were put together."""
     wells = make_profiles(n_wells=1)
-    by_row = retrieval(wells[:-1].copy(), "Z", label_key="moa", n_permutations=10)
-    by_name = retrieval(wells, "Z", label_key="moa", y_key="y", control=["DMSO"], n_permutations=10)
-    np.testing.assert_array_equal(by_row.table, by_name.table)
+    by_name = retrieval(wells, "Z", **HOW)
+    rows = wells[:-1].copy()
+    by_row = retrieval(rows, "Z", label_key="moa", n_permutations=10)
     assert by_row.table.index.to_list() == ["0", "1", "2", "3", "4"]
-
-
-def test_rows_of_one_name_are_two_profiles():
-    """Of two plates that were put together."""
-    wells = make_profiles(n_wells=1)[:-1].copy()
-    expected = retrieval(wells, "Z", label_key="moa", n_permutations=10).table
-    wells.obs_names = ["0", "0", "1", "1", "2", *map(str, range(3, wells.n_obs - 2))]
-    found = retrieval(wells, "Z", label_key="moa", n_permutations=10).table
-    np.testing.assert_array_equal(found, expected)
+    rows.obs_names = ["0", "0", "1", "1", "2", *map(str, range(3, rows.n_obs - 2))]
+    for found in (by_row, retrieval(rows, "Z", label_key="moa", n_permutations=10)):
+        np.testing.assert_array_equal(found.table, by_name.table)
 
 
 @pytest.mark.parametrize("control", [0, [0], "0", np.int64(0)])
 def test_a_control_may_be_a_number(control):
     wells = make_profiles()
-    expected = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10).table
+    expected = retrieval(wells, "Z", **HOW).table
     wells.obs["y"] = wells.obs["y"].map({"DMSO": 0} | {f"p{i}": i + 1 for i in range(9)}).astype(int)
-    found = retrieval(wells, "Z", label_key="moa", y_key="y", control=control, n_permutations=10).table
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(retrieval(wells, "Z", **HOW | {"control": control}).table, expected)
 
 
 def test_rows_of_a_perturbation_may_name_different_labels():
@@ -108,48 +108,279 @@ def test_rows_of_a_perturbation_may_name_different_labels():
     wells.obs["moa"] = wells.obs["moa"].astype("category")
     first = wells.obs["y"].duplicated().to_numpy()
     wells.obs.loc[first & (wells.obs["y"] == "p1").to_numpy(), "moa"] = "GPCR"
-    found = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", n_permutations=10)
-    assert found.table.loc["p1", "n_positives"] == 3  # all that it is called on any row
+    assert retrieval(wells, "Z", **HOW).table.loc["p1", "n_positives"] == 3  # all that it is called on any row
 
 
-def test_another_separator():
+@pytest.mark.parametrize(
+    ("how", "error", "named"),
+    [
+        ({"label_key": "target"}, KeyError, "target"),
+        ({"label_key": "y"}, ValueError, "share a label.*8 of 8"),
+        ({"label_key": "one", "control": None}, ValueError, "share a label"),
+        ({"control": "dmso"}, ValueError, "dmso"),
+        ({"y_key": None}, ValueError, "y_key"),
+    ],
+)
+def test_labels_that_nothing_can_be_found_by(how, error, named):
     wells = make_profiles()
-    wells.obs["moa"] = wells.obs["moa"].str.replace("|", ";")
-    with_it = retrieval(wells, "Z", label_key="moa", y_key="y", control="DMSO", separator=";", n_permutations=10)
-    assert with_it.table["n_positives"].to_list() == [2, 3, 1, 1, 3]
-
-
-def test_bad_input_gets_a_sentence():
-    wells = make_profiles()
-    with pytest.raises(KeyError, match="obs has no 'target'"):
-        retrieval(wells, "Z", label_key="target")
-    with pytest.raises(ValueError, match="No two perturbations share a label of obs.'y'., or none has another: 8 of 8"):
-        retrieval(wells, "Z", label_key="y", y_key="y", control="DMSO")
-    with pytest.raises(ValueError, match="No row has the control 'dmso' in 'y'"):
-        retrieval(wells, "Z", label_key="moa", y_key="y", control="dmso")
-    with pytest.raises(ValueError, match="control='DMSO' is a value of y_key: give y_key, too"):
-        retrieval(wells, "Z", label_key="moa", control="DMSO")
     wells.obs["one"] = "all the same"
-    with pytest.raises(ValueError, match="or none has another"):
-        retrieval(wells, "Z", label_key="one", y_key="y")
-    with pytest.raises(ValueError, match=r"rep is a sparse matrix, and a dense one is needed: give rep.toarray\(\)"):
-        retrieval(wells, sparse.csr_matrix(wells.obsm["Z"]), label_key="moa")
+    with pytest.raises(error, match=named):
+        retrieval(wells, "Z", **HOW | how)
 
 
-def test_the_same_as_a_peer_on_real_wells(shared):
-    """Of compounds with one target each: with several, the peer scores each label apart."""
+# replicates
+
+KEYS: dict[str, Any] = {"y_key": "y", "e_key": "e", "control": "DMSO", "n_permutations": 10}
+
+
+def make_wells(n_plates: int = 3, seed: int = 0, signal: float = 1.0, position: float = 0.0) -> AnnData:
+    """Plates of one layout: six controls, four compounds, the last one at two positions."""
+    rng = np.random.default_rng(seed)
+    layout = ["DMSO"] * 6 + ["a", "b", "c", "d", "d"]
+    obs = pd.DataFrame(
+        [{"y": y, "e": f"plate {e}", "well": f"A{well}"} for e in range(n_plates) for well, y in enumerate(layout)],
+        index=[str(i) for i in range(n_plates * len(layout))],
+    )
+    effect = pd.DataFrame(rng.normal(size=(5, 8)), index=["DMSO", "a", "b", "c", "d"])
+    effect.loc["DMSO"] = 0
+    place = pd.DataFrame(rng.normal(size=(11, 8)), index=obs["well"].unique())
+    x = rng.normal(size=(len(obs), 8)) + signal * effect.loc[obs["y"]].to_numpy()
+    return AnnData(obs=obs, obsm={"Z": x + position * place.loc[obs["well"]].to_numpy()})
+
+
+@given(st.integers(0, 100), st.integers(2, 4))
+def test_scores_of_replicates_are_those_of_loops(seed, n_plates):
+    wells = make_wells(n_plates, seed)
+    rng = np.random.default_rng(seed)
+    keep = np.sort(rng.permutation(wells.n_obs)[: wells.n_obs - 6])
+    wells = wells[keep].copy()
+    asked = rng.random(wells.n_obs) < 0.8
+    x, (y, e, place) = wells.obsm["Z"], (wells.obs[key].to_numpy() for key in ("y", "e", "well"))
+    queries = np.flatnonzero(asked & (y != "DMSO"))
+    expected = naive.replicates(x, y, e, "DMSO", queries)
+    assume(expected)
+    floor = naive.floor(x, y, e, place, "DMSO", {e[query] for query in expected})
+    found = replicate_retrieval(wells, "Z", **KEYS, position_key="well", queries=asked)
+    across = naive.across_positions(x, y, e, place, "DMSO", queries)
+    for table, scores in (
+        (found.table, naive.per_label(expected, y)),
+        (found.floor_table, naive.per_label(floor, place)),
+        (found.cross_position_table, naive.per_label(across, y)),
+    ):
+        assert table.index.to_list() == list(scores)
+        if len(scores):
+            np.testing.assert_allclose(table["average_precision"], list(scores.values()), rtol=1e-12)
+
+
+@given(st.integers(0, 100), st.floats(0.01, 100))
+def test_neither_order_of_rows_nor_length_of_vectors_matters(seed, factor):
+    wells = make_wells(seed=seed)
+    rng = np.random.default_rng(seed)
+    shuffled = wells[rng.permutation(wells.n_obs)].copy()
+    lengths = factor * rng.uniform(0.5, 2, (wells.n_obs, 1))
+    one = replicate_retrieval(wells, "Z", **KEYS, position_key="well")
+    two = replicate_retrieval(shuffled, shuffled.obsm["Z"] * lengths, **KEYS, position_key="well")
+    for name in ("table", "floor_table", "cross_position_table"):
+        pd.testing.assert_frame_equal(getattr(one, name), getattr(two, name))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1])
+def test_a_point_scores_chance(value):
+    """However rows are sorted: here by environment, and within it controls first."""
+    wells = make_wells()
+    found = replicate_retrieval(wells, np.full((wells.n_obs, 7), value, dtype=np.float32), **KEYS, position_key="well")
+    for table in (found.table, found.floor_table, found.cross_position_table):
+        np.testing.assert_allclose(table["average_precision"], table["chance"], rtol=1e-12)
+    assert found.n_called == 0 and 0.1 < found.chance < 0.4
+
+
+def test_position_alone_makes_a_score_and_a_floor():
+    how = KEYS | {"position_key": "well", "n_permutations": 1_000}
+    found = replicate_retrieval(make_wells(5, signal=0, position=5), "Z", **how)
+    assert found.mean_average_precision > 0.7 and found.floor > 0.9
+    assert found.cross_position < 0.5 < 0.8 < found.table["average_precision"].loc["a"]
+    signal = replicate_retrieval(make_wells(5, signal=5), "Z", **how)
+    assert signal.mean_average_precision > 0.95 and signal.floor < 0.5 and signal.cross_position > 0.9
+    assert signal.floor_corrected > 0.9 and signal.n_called == 4
+
+
+def test_batches_of_other_layouts_tell_nothing():
+    """Nothing was done to any well: wells of a batch are alike by what it adds, and so are its controls."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for plate in range(20):
+        # each compound at two positions, by turns
+        rows += [(f"k{i} of {plate // 4}", f"plate {plate}", f"P{i + 20 * (plate % 2)}") for i in range(20)]
+        rows += [("DMSO", f"plate {plate}", f"C{i}") for i in range(6)]
+    obs = pd.DataFrame(rows, columns=["y", "e", "well"], index=[str(i) for i in range(len(rows))])
+    of_batch = np.repeat(2 * rng.normal(size=(5, 32)), 4 * 26, axis=0)
+    adata = AnnData(obs=obs, obsm={"Z": rng.normal(size=(len(obs), 32)) + of_batch})
+    found = replicate_retrieval(adata, "Z", **KEYS | {"n_permutations": 2_000}, position_key="well")
+    assert len(found.table) == 100 and found.n_called < 5
+    assert found.mean_average_precision == pytest.approx(found.chance, rel=0.15)
+    assert found.cross_position < 1.15 * found.cross_position_chance
+    assert set(found.table["n_negatives"]) == {3 * 6}
+
+
+def test_what_a_query_ranks():
+    """Numbers by hand: three plates of six controls, and of compounds one well each, or two."""
+    found = replicate_retrieval(make_wells(), "Z", **KEYS, position_key="well")
+    assert found.table["n_positives"].to_dict() == {"a": 2, "b": 2, "c": 2, "d": 4}
+    assert set(found.table["n_negatives"]) == {12} and found.table["n_queries"].to_list() == [3, 3, 3, 6]
+    floor = found.floor_table
+    assert len(floor) == 6 and set(floor["n_positives"]) == {2} and set(floor["n_negatives"]) == {10}
+    across = found.cross_position_table.loc["d"]
+    assert len(found.cross_position_table) == 1 and (across["n_positives"], across["n_negatives"]) == (2, 9)
+
+
+def test_queries_and_gallery():
+    """Who is scored, and among whom: a mask or rows for the one, a part of the table for the other."""
+    wells = make_wells(4)
+    unseen = wells.obs["y"].isin(["b", "d"]).to_numpy()
+    found = replicate_retrieval(wells, "Z", **KEYS, queries=unseen)
+    assert found.table.index.to_list() == ["b", "d"] and found.table.loc["b", "n_positives"] == 3
+    rows = replicate_retrieval(wells, "Z", **KEYS, queries=np.flatnonzero(unseen))
+    pd.testing.assert_frame_equal(rows.table, found.table)
+    everyone = replicate_retrieval(wells, "Z", **KEYS)
+    assert found.table.loc["b", "average_precision"] == everyone.table.loc["b", "average_precision"]
+    new_plates = wells[wells.obs["e"].isin(["plate 0", "plate 1"])].copy()
+    assert replicate_retrieval(new_plates, "Z", **KEYS).table.loc["b", "n_positives"] == 1
+    on_one = replicate_retrieval(wells, "Z", **KEYS, position_key="well", queries=(wells.obs["e"] == "plate 1"))
+    assert set(on_one.table.loc[["a", "b", "c"], "n_queries"]) == {1} == set(on_one.floor_table["n_queries"])
+
+
+def test_perturbations_in_one_environment_are_left_out_and_named():
+    wells = make_wells()
+    wells = wells[~((wells.obs["y"] == "c") & (wells.obs["e"] != "plate 1"))].copy()
+    found = replicate_retrieval(wells, "Z", **KEYS)
+    assert found.left_out == ("c",) and "c" not in found.table.index
+    assert np.isnan([found.floor, found.floor_corrected, found.cross_position, found.cross_position_chance]).all()
+
+
+def test_several_controls_and_crossed_columns():
+    wells = make_wells()
+    one = replicate_retrieval(wells, "Z", **KEYS, position_key="well")
+    wells.obs["y"] = np.where(np.arange(wells.n_obs) % 11 < 3, "empty", wells.obs["y"])
+    wells.obs["row"] = wells.obs["well"].str[0]
+    two = replicate_retrieval(wells, "Z", **KEYS | {"control": ["DMSO", "empty"]}, position_key=["row", "well"])
+    pd.testing.assert_frame_equal(one.table, two.table)
+    assert one.floor == two.floor and two.floor_table.index[0] == "A × A0"
+
+
+@pytest.mark.parametrize("of_others", [False, True], ids=["all controls alone", "some controls"])
+def test_negatives_that_were_fitted_on_are_warned_of(of_others):
+    wells = make_wells()
+    y = wells.obs["y"].to_numpy()
+    fitted = (y == "a") | ((y == "DMSO") & (np.arange(33) < 11)) if of_others else y == "DMSO"
+    with pytest.warns(UserWarning, match=f"Negatives were used in the fit: {6 if of_others else 18} of 18"):
+        replicate_retrieval(wells, "Z", **KEYS, trained_on=fitted, queries=y != "a")
+
+
+def test_an_encoder_that_was_trained_on_all_controls_is_no_transform():
+    """Held-out perturbations are scored against controls that are kept in the training, as the split advises."""
+    wells = make_wells()
+    trained = wells.obs["y"].isin(["DMSO", "a", "b"]).to_numpy()
+    found = replicate_retrieval(wells, "Z", **KEYS, trained_on=trained, queries=~trained)
+    assert found.table.index.tolist() == ["c", "d"]
+
+
+def test_perturbations_that_were_trained_on_are_warned_of():
+    """Of them an embedding finds replicates that mean nothing, and no q value shows it."""
+    wells = make_wells()
+    rows = np.flatnonzero(wells.obs["y"] == "b")[:1]
+    with pytest.warns(UserWarning, match=r"trained on 1 of 4 perturbations that are scored \(b\)") as told:
+        replicate_retrieval(wells, "Z", **KEYS, trained_on=rows)
+    assert [warning.filename for warning in told] == [__file__]
+    others = np.flatnonzero(wells.obs["y"] != "b")
+    found = replicate_retrieval(wells, "Z", **KEYS, trained_on=rows, queries=others)
+    assert "b" not in found.table.index
+
+
+def test_the_result_speaks():
+    found = replicate_retrieval(make_wells(5, signal=5), "Z", **KEYS, position_key="well")
+    first, floor, corrected, across = repr(found).splitlines()
+    assert "4 perturbations" in first and "6 positions" in floor
+    assert f"{found.floor_corrected:.3f}" in corrected and "1 perturbations" in across
+    scores = found.scores()
+    assert scores["mean_average_precision"] == found.table["average_precision"].mean()
+    assert scores["floor_corrected"] == pytest.approx(
+        (scores["mean_average_precision"] - scores["floor"]) / (1 - scores["floor"])
+    )
+    assert set(scores) == {
+        *("mean_average_precision", "chance", "n_called", "floor", "floor_corrected", "n_floor_called"),
+        *("cross_position", "cross_position_chance"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "named"),
+    [
+        ({"rep": "X"}, KeyError, "'X'"),
+        ({"rep": np.ones((3, 8))}, ValueError, r"\(3, 8\).*33 rows"),
+        ({"rep": np.full((33, 2), np.nan)}, ValueError, "NaN.*33 of 33"),
+        ({"e_key": "plate"}, KeyError, "'plate'"),
+        ({"e_key": "one"}, ValueError, "another environment of 'one'"),
+        ({"control": 7}, ValueError, "'7'"),
+        ({"queries": np.ones(33)}, ValueError, "queries is float64"),
+        ({"trained_on": [33]}, ValueError, "trained_on is int64"),
+        ({"n_permutations": 0}, ValueError, "n_permutations=0"),
+    ],
+)
+def test_replicates_that_cannot_be_looked_for(how, error, named):
+    wells = make_wells()
+    wells.obs["one"] = "plate"
+    with pytest.raises(error, match=named):
+        replicate_retrieval(wells, **{"rep": "Z"} | KEYS | how)
+
+
+@pytest.fixture(scope="module")
+def cpjump() -> AnnData:
+    from conftest import SHARED
+
+    path = SHARED / "profiles" / "cpjump1_cellprofiler_wells.parquet"
+    if not path.is_file():
+        pytest.skip("the real wells are not here: no ../shared/data/profiles beside the checkout")
+    wells = cpjump1(path)
+    wells.X = np.clip(wells.X, -20, 20)
+    return wells
+
+
+COMPOUNDS: dict[str, Any] = {"y_key": "Metadata_broad_sample", "e_key": "Metadata_Plate", "control": "DMSO"}
+
+
+def test_known_answers_of_real_wells(cpjump):
+    """Computed elsewhere, by other code: of features as they are, and standardised by the controls of each plate."""
+    plates = cpjump.obs["Metadata_Plate"].to_numpy()
+    controls = (cpjump.obs["Metadata_broad_sample"] == "DMSO").to_numpy()
+    scaled = standardize_by_environment(cpjump.X, plates, controls=controls)
+    for x, expected in ((cpjump.X, 0.5579), (scaled, 0.5509)):
+        found = replicate_retrieval(cpjump, x, **COMPOUNDS, n_permutations=100)
+        assert found.mean_average_precision == pytest.approx(expected, abs=6e-5)
+        assert len(found.table) == 306 and not found.left_out
+
+
+def test_the_floor_of_real_wells(cpjump):
+    """Controls of a position find each other far above chance, from raw features."""
+    found = replicate_retrieval(cpjump, cpjump.X, **COMPOUNDS, position_key="Metadata_Well", n_permutations=100)
+    assert len(found.floor_table) == 64
+    assert 0.2 < found.floor < 0.32 and found.floor_table["chance"].mean() < 0.06
+    assert len(found.cross_position_table) == 14 and 0.3 < found.cross_position < 0.7
+    assert found.cross_position_chance < 0.01
+
+
+def test_the_same_as_a_peer_of_replicates(cpjump):
     copairs = pytest.importorskip("copairs.map")
-    from scbd.datasets import cpjump1
-
-    wells = cpjump1(shared / "profiles" / "cpjump1_cellprofiler_wells.parquet")
-    known = wells.obs["Metadata_gene"].notna() & ~wells.obs["Metadata_gene"].astype(str).str.contains("|", regex=False)
-    wells = wells[known & (wells.obs["Metadata_broad_sample"] != "DMSO")].copy()
-    found = retrieval(wells, wells.X, label_key="Metadata_gene", y_key="Metadata_broad_sample", n_permutations=10)
-    of_compound = pd.DataFrame(wells.X.astype(float)).groupby(wells.obs["Metadata_broad_sample"].astype(str).to_numpy())
-    gene = wells.obs.astype(str).drop_duplicates("Metadata_broad_sample").set_index("Metadata_broad_sample")
-    meta = gene[["Metadata_gene"]].loc[of_compound.mean().index].rename_axis("compound").reset_index()
-    sameby: dict[str, list[str]] = {"pos_sameby": ["Metadata_gene"], "pos_diffby": [], "neg_sameby": []}
-    peer = copairs.average_precision(meta, of_compound.mean().to_numpy(), **sameby, neg_diffby=["Metadata_gene"])
-    expected = peer.dropna(subset="average_precision").set_index("compound")["average_precision"]
-    assert len(found.table) > 50
-    np.testing.assert_allclose(found.table["average_precision"], expected.loc[found.table.index], rtol=0, atol=1e-6)
+    meta = cpjump.obs.astype(str).assign(is_control=cpjump.obs["Metadata_broad_sample"] == "DMSO")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = copairs.average_precision(
+            meta,
+            cpjump.X.astype(np.float64),
+            pos_sameby=["Metadata_broad_sample"],
+            pos_diffby=["Metadata_Plate"],
+            neg_sameby=[],
+            neg_diffby=["is_control", "Metadata_Plate"],
+        )
+    expected = peer[~peer["is_control"]].groupby("Metadata_broad_sample")["average_precision"].mean()
+    found = replicate_retrieval(cpjump, cpjump.X, **COMPOUNDS, n_permutations=10).table["average_precision"]
+    np.testing.assert_allclose(found, expected.loc[found.index], rtol=0, atol=1e-6)

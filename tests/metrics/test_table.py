@@ -20,7 +20,7 @@ from scbd.metrics import (
     replicate_retrieval,
     retrieval,
 )
-from scbd.metrics._table import coded_labels, label_names, trained_rows
+from scbd.metrics._table import coded_labels, label_names, named_embeddings, trained_rows
 
 # of the order of their names
 NUMBERS = {"DMSO": 0, "EtOH": 1, "a": 2, "b": 3, "c": 4, "d": 5}
@@ -76,7 +76,7 @@ def test_what_is_missing_is_no_control(compute: Compute):
     adata = wells()
     adata.obs["y"] = adata.obs["y"].replace({"a": "nan"})
     for control in (np.nan, ["DMSO", None]):
-        with pytest.raises(ValueError, match="is no value: give control the value of 'y' for unperturbed"):
+        with pytest.raises(ValueError, match="is no value"):
             compute(adata, control)
     with pytest.raises(ValueError, match="No row has the control '7' in 'y'"):
         compute(adata, ["DMSO", 7])
@@ -137,7 +137,6 @@ def of_all(adata: AnnData) -> Any:
     ],
 )
 def test_an_embedding_may_be_a_frame_and_not_sparse(compute):
-    """Some took one and some failed where a row was asked for; sparse, each failed in a way of its own."""
     adata = wells()
     z, expected = adata.obsm["Z"], compute(adata)
     for frame in (pd.DataFrame(z, adata.obs_names), pd.DataFrame(z, adata.obs_names, dtype="Float64")):
@@ -148,10 +147,10 @@ def test_an_embedding_may_be_a_frame_and_not_sparse(compute):
         else:
             np.testing.assert_array_equal(found, expected)
     adata.obsm["Z"] = frame.assign(guide="g")
-    with pytest.raises(TypeError, match=r"has columns that hold no numbers \(guide\): leave columns of text out"):
+    with pytest.raises(TypeError, match=r"guide"):
         compute(adata)
     adata.obsm["Z"] = sparse.csr_matrix(z)
-    with pytest.raises(ValueError, match=r"is a sparse matrix, and a dense one is needed: give .*toarray\(\)"):
+    with pytest.raises(ValueError, match=r"sparse"):
         compute(adata)
 
 
@@ -159,7 +158,81 @@ def test_rows_that_were_trained_on_may_all_be_elsewhere():
     """A table of held-out rows says of each that it was not trained on; a column of other words says nothing."""
     adata = AnnData(obs=pd.DataFrame({"part": ["test", "left out"], "other": ["x", "y"]}, index=["0", "1"]))
     assert not trained_rows(adata, "part").any()
-    with pytest.raises(ValueError, match=r"No row of obs\['other'\] says True or 'train'"):
+    with pytest.raises(ValueError, match=r"obs\['other'\]"):
         trained_rows(adata, "other")
-    with pytest.raises(ValueError, match="train_indices is float64"):
+    with pytest.raises(ValueError, match="train_indices"):
         trained_rows(adata, np.array([0.5]), "train_indices")
+
+
+def three() -> AnnData:
+    return AnnData(obsm={key: np.full((3, 2), value) for value, key in enumerate(["a", "b", "c"])})
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ("b", [("b", "b")]),
+        (["b", "a"], [("b", "b"), ("a", "a")]),
+        ({"one": "c", "other": "a"}, [("one", "c"), ("other", "a")]),
+        ({"seeds": ["a", "b"], "other": "c"}, [("seeds", "a"), ("seeds", "b"), ("other", "c")]),
+    ],
+)
+def test_embeddings_are_named(asked, named):
+    adata = three()
+    found = named_embeddings(adata, asked)
+    assert [(one.representation, one.key) for one in found] == named
+    assert all((one.values == adata.obsm[one.key]).all() for one in found)
+
+
+def test_embeddings_that_are_not_there():
+    with pytest.raises(KeyError, match=r"'d'"):
+        named_embeddings(three(), {"one": ["a", "d"]})
+    empty: tuple[Any, ...] = ([], {}, {"one": []})
+    for nothing in empty:
+        with pytest.raises(ValueError, match="No embedding"):
+            named_embeddings(three(), nothing)
+
+
+def test_an_array_and_a_file_are_read_as_a_key_is(tmp_path):
+    adata = AnnData(obsm={key: np.random.default_rng(i).normal(size=(20, 2)) for i, key in enumerate("ab")})
+    stored = AnnData(obs=adata.obs[[]], obsm={"X_scbd_c": adata.obsm["a"], "X_scbd_s": adata.obsm["b"]})
+    stored.write_h5ad(tmp_path / "z.h5ad")
+    shuffled = stored[np.random.default_rng(0).permutation(stored.n_obs)].copy()
+    shuffled.write_h5ad(tmp_path / "shuffled.h5ad")
+    sources = {"ours": [tmp_path / "z.h5ad", tmp_path / "shuffled.h5ad"], "array": adata.obsm["a"]}
+    found = named_embeddings(adata, sources)
+    assert [one[:2] for one in found] == [
+        ("ours", str(tmp_path / "z.h5ad")),
+        ("ours", str(tmp_path / "shuffled.h5ad")),
+        ("array", "array[0]"),
+    ]
+    for one in found:
+        np.testing.assert_array_equal(one.values, adata.obsm["a"])
+
+
+def test_files_and_arrays_of_other_cells_are_refused(tmp_path):
+    adata = AnnData(obsm={key: np.random.default_rng(i).normal(size=(20, 2)) for i, key in enumerate("ab")})
+    AnnData(obs=adata.obs[:-1][[]], obsm={"X_pca": adata.obsm["a"][:-1]}).write_h5ad(tmp_path / "fewer.h5ad")
+    with pytest.raises(ValueError, match="lacks 1 of the 20"):
+        named_embeddings(adata, {"fewer": tmp_path / "fewer.h5ad"})
+    AnnData(obs=adata.obs[[]], obsm={"one": adata.obsm["a"], "two": adata.obsm["b"]}).write_h5ad(tmp_path / "two.h5ad")
+    with pytest.raises(ValueError, match="holds one, two"):
+        named_embeddings(adata, {"two": tmp_path / "two.h5ad"})
+    with pytest.raises(FileNotFoundError, match="none.h5ad"):
+        named_embeddings(adata, {"none": tmp_path / "none.h5ad"})
+    with pytest.raises(ValueError, match="one row for each of the 20"):
+        named_embeddings(adata, {"short": adata.obsm["a"][:-1]})
+
+
+@pytest.mark.filterwarnings("ignore:Observation names are not unique")
+@pytest.mark.parametrize("repeat", ["in both", "in the table"])
+def test_cells_of_one_name_are_told_by_their_order_alone(tmp_path, repeat):
+    stored = AnnData(obsm={"X_pca": np.random.default_rng(0).normal(size=(20, 2))})
+    other = stored[[0, *range(19)]].copy()  # the first cell twice
+    if repeat == "in both":
+        stored = other
+    stored.write_h5ad(tmp_path / "z.h5ad")
+    (found,) = named_embeddings(stored, {"z": tmp_path / "z.h5ad"})
+    np.testing.assert_array_equal(found.values, stored.obsm["X_pca"])
+    with pytest.raises(ValueError, match="obs_names repeat"):
+        named_embeddings(other[::-1].copy(), {"z": tmp_path / "z.h5ad"})

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_count
-from scbd._seen import warn_of_seen
 from scbd.metrics._average_precision import unit_rows
-from scbd.metrics._permutations import permuted_within
-from scbd.metrics._table import control_names, label_names, learned_rows, representation
+from scbd.metrics._resampling import permuted_within
+from scbd.metrics._table import control_names, label_names, learned_rows, representation, warn_of_learned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,21 +40,18 @@ def perturbation_effects(
     r"""Magnitude and consistency of each perturbation, with p values from labels that were permuted with controls.
 
     **Magnitude** is the energy distance to the controls, :math:`2 \mathbb{E} \lVert x - c \rVert -
-    \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`, no row being compared with itself, less what it
-    is on average where labels are exchanged as below: 0 on average where a perturbation does nothing. **Consistency**
-    is the mean cosine of two of its rows, seen from the mean of the controls. They ask different things: a strong
-    effect may differ from cell to cell, a weak one be the same in all. The p value of either is its rank among what it
-    is where the labels of a perturbation's rows and of controls are exchanged at random, as they might be if the
-    perturbation did nothing: other perturbations have no part in it. Where all plates have one layout, positions have
-    effects of their own, which this does not tell from those of perturbations: see :func:`replicate_retrieval` for a
-    floor.
+    \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`, no row being compared with itself, less its
+    mean where labels are exchanged as below: 0 on average where a perturbation does nothing. **Consistency** is the
+    mean cosine of two of its rows, seen from the mean of the controls. The p value of either is its rank among what it
+    is where labels of the perturbation's rows and of controls are exchanged at random. Positions of a common plate
+    layout have effects of their own, which this does not tell from those of perturbations: see
+    :func:`replicate_retrieval` for a floor.
 
     Parameters
     ----------
     adata
-        Wells; or cells of a pooled screen. Rows are taken for independent: cells of an arrayed screen share what their
-        well adds, so that of perturbations that do nothing a third or more may have p < 0.05. Average these to wells
-        first (:func:`scbd.data.to_mantispy`).
+        Wells; or cells of a pooled screen. Rows are taken for independent: average cells of an arrayed screen, which
+        share what their well adds, to wells first.
     rep
         Key of ``obsm``, or an array ``(N, D)``, for example ``adata.X``.
     y_key
@@ -64,8 +60,8 @@ def perturbation_effects(
         Value or values of ``y_key`` for what was not perturbed.
     e_key
         Column of ``obs`` with the environment, or several. Controls are then those of environments that the
-        perturbation is in, labels are permuted within environments, so that these explain nothing, and consistency is
-        that of rows from different environments.
+        perturbation is in, labels are permuted within environments, and consistency is that of rows from different
+        environments.
     trained_on
         Rows that the embedding was trained on, see :func:`replicate_retrieval`.
     max_cells
@@ -77,10 +73,9 @@ def perturbation_effects(
 
     Returns
     -------
-    Frame indexed by perturbation, sorted by name: ``n`` (rows that scores are of, ``max_cells`` at most),
-    ``magnitude``, ``magnitude_p``, ``magnitude_q``, ``consistency``, ``consistency_p``, ``consistency_q``; q values by
-    Benjamini and Hochberg. A single row has no consistency (NaN); a perturbation of which no environment holds controls
-    has neither.
+    Frame indexed by perturbation, sorted by name: ``n`` (rows that scores are of), ``magnitude``, ``magnitude_p``,
+    ``magnitude_q``, ``consistency``, ``consistency_p``, ``consistency_q``; q values by Benjamini and Hochberg. A single
+    row has no consistency (NaN); a perturbation of which no environment holds controls has neither.
 
     Raises
     ------
@@ -117,7 +112,7 @@ def perturbation_effects(
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)
     _warn_of_cells(y[~is_control], e[~is_control])
-    warn_of_seen(y, learned_rows(adata, x, trained_on), y[~is_control])
+    warn_of_learned(y, learned_rows(adata, trained_on), y[~is_control])
     rng = np.random.default_rng(seed)
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))
@@ -136,8 +131,7 @@ def _warn_of_cells(y: np.ndarray, e: np.ndarray) -> None:
     if typical > _MANY:
         msg = (
             f"Perturbations have {typical:g} rows in an environment (median), as cells have: p values take rows for "
-            "independent, which cells of one well are in a pooled screen only. Average cells of an arrayed screen to "
-            "wells first (scbd.data.to_mantispy); of wells on several plates, give the plate as e_key."
+            "independent. Average cells of an arrayed screen to wells first; of wells on several plates, give e_key."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd._threads import torch_threads_kept
-from scbd.metrics._table import embedding_and_labels, label_names
+from scbd._files import torch_threads_kept
+from scbd.metrics._table import label_names, stored_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,10 +53,9 @@ def batch_mixing(
     e_key
         Column of ``obs``, or several for their cross.
     y_key
-        Where perturbations are unequally spread over environments, a good embedding is not mixed over all cells: with
-        this column, neighbours are looked for among cells of the same perturbation, and results averaged over cells.
-        Perturbations with fewer than ``3 * n_neighbors`` cells, or in one environment only, are left out; how many is
-        logged and returned.
+        Look for neighbours among cells of the same perturbation, for designs in which these are unequally spread over
+        environments, and average over cells. Perturbations with fewer than ``3 * n_neighbors`` cells, or in one
+        environment only, are left out; how many is logged and returned.
     n_neighbors
         Neighbours of a cell. They are exact up to 100,000 cells, approximate (pynndescent) beyond.
     max_cells
@@ -67,8 +66,8 @@ def batch_mixing(
     Returns
     -------
     ``ilisi``: median inverse Simpson index of the neighbours' environments (perplexity ``n_neighbors / 3``), scaled
-    so that neighbours of one environment give 0. Even perfectly mixed environments do not reach 1, and the less the
-    more there are: ``ilisi_expected`` is what environments permuted over the same neighbours give.
+    so that neighbours of one environment give 0; ``ilisi_expected`` is what environments permuted over the same
+    neighbours give, which is below 1.
     ``same_environment_neighbours``: fraction of neighbours from the cell's own environment, with
     ``same_environment_expected`` of a random order. ``silhouette``: mean silhouette width by environment on at most
     5,000 cells, towards 1 if apart, with ``silhouette_expected`` of permuted environments, which is below 0. With
@@ -96,7 +95,7 @@ def batch_mixing(
     >>> sorted(scores)[:2]  # how mixed wells are, beside what permuted wells would be
     ['ilisi', 'ilisi_expected']
     """
-    x, environments = embedding_and_labels(adata, embedding_key, e_key)
+    x, environments = np.asarray(stored_embedding(adata, embedding_key)), label_names(adata, e_key)
     rng = np.random.default_rng([seed, len(x)])
     if max_cells is not None and len(x) > max_cells:
         rows = np.sort(rng.choice(len(x), max_cells, replace=False))
@@ -122,8 +121,8 @@ def batch_mixing(
     scores = {str(name): float(np.average(values, weights=weight)) for name, values in frame.items()}
     if is_point:
         msg = (
-            f"Half of the cells or more lie at one place of obsm[{embedding_key!r}]: the embedding has collapsed, and "
-            f"says nothing about mixing. {', '.join(_MEASURED)} are NaN."
+            f"Half of the cells or more lie at one place of obsm[{embedding_key!r}], which has collapsed: "
+            f"{', '.join(_MEASURED)} are NaN."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
         scores |= dict.fromkeys(_MEASURED, np.nan)
@@ -144,9 +143,8 @@ def _groups(labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int) ->
     n_left_out = len(rows) - len(kept)
     if n_left_out:
         logger.warning(
-            "Mixing leaves out %d of %d values of %s, with fewer than %d cells or in one environment only: its scores "
-            "are of %.0f %% of the cells.",
-            *(n_left_out, len(rows), y_key, at_least, 100 * sum(map(len, kept)) / len(labels)),
+            "Mixing leaves out %d of %d values of %s, with fewer than %d cells or in one environment only.",
+            *(n_left_out, len(rows), y_key, at_least),
         )
     return kept, n_left_out
 

@@ -1,7 +1,11 @@
-"""Do genes that work together look alike? Precision, recall and average precision against networks of known relations.
+"""Do genes that work together look alike? Profiles of genes against networks of known relations.
 
 Similarity is the cosine of two profiles. A threshold on it predicts a relation in *both* tails, as genes of one complex
 may have opposite effects; average precision alone looks at one, the high cosines.
+
+A network is a frame with ``source`` and ``target``. It is read in one of two ways: where sources are names of sets
+(complexes, pathways), two targets are related if they share a source; where they are genes themselves (pairs), source
+and target are related.
 
 References
 ----------
@@ -11,22 +15,464 @@ perturbative maps of transcriptional and morphological data.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import math
+import warnings
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
+from scipy.stats import false_discovery_control
 
-from scbd.metrics._known_pairs import NetKind
-from scbd.metrics._relations import Relations, Universe, relations_of
-from scbd.metrics._thresholds import count_outside, thresholds
+from scbd._anndata import label_text
+from scbd._checks import check_count, head
+from scbd.metrics._average_precision import chance, score_queries, unit_rows
+from scbd.metrics._resampling import (
+    Resampled,
+    Score,
+    blocks_of,
+    interval,
+    is_in_a_tail,
+    mean_cosine,
+    percentiles_of,
+    sequential_p_values,
+    weight_outside,
+)
+from scbd.metrics._table import coded_labels, control_names, stored_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
 
+logger = logging.getLogger(__name__)
+
+Average = Literal["mean", "median"]
+Standardize = Literal["with_control", "genes"]
+Kind = Literal["pairs", "sets"]
+NetKind = Literal["auto", "pairs", "sets"]
+Universe = Literal["annotated", "profiles"]
+
 # the published script's percentiles; the text says up to 100, where nothing is predicted and precision is not defined
 PERCENTILES = tuple(range(80, 100))
+# cells that are averaged at a time
+_CELLS = 65_536
+# cosines of a product that are held beside those that are kept
+_COSINES = 1 << 24
+# sources among genes up to which they are plainly names of sets; and as far below all, plainly genes
+_FEW = 0.05
+# false discovery rate at which a complex counts as found
+_CALLED_AT = 0.05
+
+
+def aggregate(
+    adata: AnnData,
+    embedding_key: str,
+    *,
+    gene_key: str,
+    guide_key: str | None = None,
+    control: object | Sequence[object] | None = "nontargeting",
+    average: Average = "mean",
+    standardize: Standardize | None = "with_control",
+    min_cells: int = 1,
+    min_guides: int = 1,
+) -> AnnData:
+    """Average cells to guides and guides to genes, subtract the control, standardise each component over genes.
+
+    The paper's protocol (appendix, CORUM prediction). A guide counts as much as another of its gene, however many cells
+    it has. Embeddings are read in blocks, so that a memory-map takes constant memory; the median reads one guide at a
+    time.
+
+    Parameters
+    ----------
+    adata
+        Embedded cells.
+    embedding_key
+        Key in ``obsm``, ``(N, D)``.
+    gene_key
+        Column of ``obs`` with the perturbed gene.
+    guide_key
+        Column of ``obs`` with the guide; without it, cells are averaged to genes directly.
+    control
+        Value of ``gene_key`` for cells that were not perturbed; several are one control with the guides of all. `None`
+        subtracts nothing, and standardises over genes.
+    average
+        ``"mean"`` or ``"median"`` of cells; guides are always averaged by their mean.
+    standardize
+        ``"with_control"``: the control's row of zeros takes part, as in the published script; ``"genes"``: over genes
+        alone; `None` leaves values as differences from the control.
+    min_cells
+        Drop guides with fewer cells.
+    min_guides
+        Drop genes with fewer guides (after guides were dropped); asks for ``guide_key``.
+
+    Returns
+    -------
+    AnnData ``(genes, D)`` float32 without the control; ``obs``: ``n_cells``, ``n_guides``; ``uns["aggregate"]``: the
+    settings, and the guides and genes that were dropped.
+
+    Raises
+    ------
+    KeyError
+        If a key is missing.
+    TypeError
+        If the embedding is a DataFrame, and a column holds no numbers.
+    ValueError
+        If there is no control, labels are missing, the embedding is sparse or not finite, or fewer than two genes are
+        left.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> profiles.shape  # genes × components; the controls' row is dropped
+    (4, 64)
+    """
+    from anndata import AnnData
+
+    _check_choice("average", average, Average)
+    if standardize is not None:
+        _check_choice("standardize", standardize, Standardize)
+    if min_guides > 1 and guide_key is None:
+        msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
+        raise ValueError(msg)
+    embedding = stored_embedding(adata, embedding_key)
+    gene = coded_labels(adata, gene_key)
+    controls = [] if control is None else control_names(control, gene[0], gene_key)
+    guides, code = _guides(*gene, None if guide_key is None else coded_labels(adata, guide_key), controls)
+    means = _averages(embedding, code, len(guides), average)
+    guides_kept = guides["n_cells"] >= min_cells
+    of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
+    genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))
+    genes_kept = (genes["n_guides"] >= min_guides) | genes.index.isin(controls)
+    values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
+    genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
+    reference = values.index.intersection(controls)  # one, whatever its name
+    if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
+        msg = (
+            f"Too few genes are left ({head(values.index) or 'none'}): profiles need two, and the control where one is "
+            f"given. Lower min_cells={min_cells} or min_guides={min_guides}."
+        )
+        raise ValueError(msg)
+    dropped = {
+        "guides": sorted(guides.loc[~guides_kept, "guide"].astype(str)),
+        "genes": sorted(set(guides["gene"].astype(str)) - set(values.index.astype(str))),
+    }
+    if dropped["guides"] or dropped["genes"]:
+        logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
+    if len(reference):
+        values = values - values.loc[reference[0]]
+    profiles = _standardized(values, reference, standardize)
+    genes = genes.drop(reference)
+    settings = {
+        "control": controls[0] if len(controls) == 1 else controls,
+        "average": average,
+        "standardize": str(standardize),
+        "dropped": dropped,
+    }
+    return AnnData(
+        X=profiles.to_numpy(np.float32),
+        obs=genes.set_index(genes.index.astype(str)),
+        var=pd.DataFrame(index=[f"{embedding_key}_{i}" for i in range(profiles.shape[1])]),
+        uns={"aggregate": settings},
+    )
+
+
+def _guides(
+    genes: np.ndarray, gene: np.ndarray, guides: tuple[np.ndarray, np.ndarray] | None, controls: list[str]
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame.
+
+    Parameters
+    ----------
+    genes, gene
+        Names of genes, and the place of each cell's among them; all controls become the first.
+    guides
+        The same of guides; `None`: each gene is one.
+    controls
+        Which genes are controls.
+    """
+    is_control = np.isin(genes, controls)
+    one = np.arange(len(genes))
+    one[is_control] = is_control.argmax()
+    gene = one[gene]
+    names, guide = (genes, gene) if guides is None else guides
+    pairs, code, n_cells = np.unique(gene * len(names) + guide, return_inverse=True, return_counts=True)
+    frame = {"gene": genes[pairs // len(names)], "guide": names[pairs % len(names)]}
+    return pd.DataFrame(frame).astype(str).assign(n_cells=n_cells), code
+
+
+def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
+    """Mean or median of each group's rows, float64 ``(n, D)``."""
+    out = np.zeros((n, embedding.shape[1]))
+    if average == "median":
+        order = np.argsort(code, kind="stable")
+        for group, rows in enumerate(np.split(order, np.cumsum(np.bincount(code, minlength=n))[:-1])):
+            out[group] = np.median(_finite(embedding[np.sort(rows)]), axis=0)
+        return out
+    for start in range(0, len(code), _CELLS):
+        block = _finite(embedding[start : start + _CELLS])
+        rows = code[start : start + _CELLS]
+        member = sparse.csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))), shape=(n, len(rows)))
+        out += member @ block
+    return out / np.bincount(code, minlength=n)[:, None]
+
+
+def _finite(block: Any) -> np.ndarray:
+    block = np.asarray(block, dtype=np.float64)
+    n_bad = int((~np.isfinite(block).all(axis=1)).sum())
+    if n_bad:
+        msg = f"The embedding holds NaN or infinity in {n_bad} of {len(block)} cells read together: drop these cells."
+        raise ValueError(msg)
+    return block
+
+
+def _standardized(profiles: pd.DataFrame, control: pd.Index, standardize: Standardize | None) -> pd.DataFrame:
+    genes = profiles.drop(control)
+    if standardize is None:
+        return genes
+    reference = profiles if standardize == "with_control" else genes
+    sd = reference.std(ddof=1)
+    return (genes - reference.mean()) / sd.where(sd > 0, 1.0)
+
+
+class Network(NamedTuple):
+    """Rows of a network, each once, and how they are read."""
+
+    rows: pd.DataFrame
+    """Text columns ``source`` and ``target``."""
+    kind: Kind
+    """Whether sources are genes (pairs) or names of sets."""
+
+
+def _read_network(
+    net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
+) -> Network:
+    """Rows of a network, and whether they are pairs of genes or members of sets; see :class:`Relations`.
+
+    ``genes`` are the symbols of the profiles, ``(G,)``: they help to tell genes from names of sets.
+    """
+    missing = {"source", "target"} - set(net.columns)
+    if missing:
+        msg = f"net lacks {' and '.join(sorted(missing))} (its columns: {', '.join(map(str, net.columns))})."
+        raise KeyError(msg)
+    _check_choice("net_kind", net_kind, NetKind)
+    said = net.attrs.get("kind", "auto") if net_kind == "auto" else net_kind
+    _check_choice("net.attrs['kind']", said, NetKind)
+    rows = net[["source", "target"]].dropna().astype(object).map(label_text).drop_duplicates()
+    if rows.empty:
+        msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
+        raise ValueError(msg)
+    kind = _plain_kind(rows, genes) if said == "auto" else said
+    return Network(rows if max_set_size is None else _of_small_sets(rows, kind, genes, max_set_size), kind)
+
+
+def _of_small_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
+    """Without sets that have more genes with a profile; what else is in a set does not count."""
+    check_count("max_set_size", most, least=2)
+    if kind == "pairs":
+        msg = f"max_set_size={most} is of sets of genes, and net holds pairs: leave it out, or say net_kind='sets'."
+        raise ValueError(msg)
+    size = rows["target"].isin(genes).groupby(rows["source"]).sum()
+    large = size.index[size > most]
+    if len(large) and not (size.drop(large) > 1).any():
+        msg = f"Each set that has two profiled genes has more than max_set_size={most}: allow larger ones."
+        raise ValueError(msg)
+    return rows[~rows["source"].isin(large)]
+
+
+def _plain_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
+    """Pairs if nearly all sources are genes, sets if nearly none is; between them nobody can tell."""
+    sources = pd.Index(rows["source"].unique())
+    known = sources[sources.isin(rows["target"]) | sources.isin(genes)]
+    share = len(known) / len(sources)
+    if _FEW < share < 1 - _FEW:
+        msg = (
+            f"net may hold pairs of genes or sets of genes: {len(known):,} of its {len(sources):,} sources are genes "
+            f"themselves (such as {head(known, 3)}). Say which it is with net_kind='pairs' or net_kind='sets'."
+        )
+        raise ValueError(msg)
+    return "pairs" if share > _FEW else "sets"
+
+
+def _related_genes(genes: np.ndarray, network: Network) -> sparse.csr_array:
+    """Which genes are known to be related, boolean ``(G, G)``, symmetric, without diagonal."""
+    row = pd.Series(np.arange(len(genes)), index=genes)
+    inside = network.rows[network.rows["target"].isin(row.index)]
+    n = len(genes)
+    if network.kind == "pairs":
+        inside = inside[inside["source"].isin(row.index)]
+        one, two = row[inside["source"]].to_numpy(), row[inside["target"]].to_numpy()
+        related = sparse.csr_array((np.ones(len(one), dtype=bool), (one, two)), shape=(n, n))
+        related = related + related.T
+    else:
+        of_set, names = pd.factorize(inside["source"])
+        ones = np.ones(len(inside), dtype=np.int32)
+        member = sparse.csr_array((ones, (row[inside["target"]].to_numpy(), of_set)), shape=(n, len(names)))
+        related = (member @ member.T).astype(bool)
+    related = sparse.csr_array(related)
+    related.setdiag(False)
+    related.eliminate_zeros()
+    if not related.nnz:
+        msg = (
+            f"No two of the {n} profiles are related in net, which is read as {network.kind} (profiles: "
+            f"{head(genes, 3)}; net: {head(network.rows['target'], 3)}): name the column of gene symbols with "
+            "gene_key, or give net_kind."
+        )
+        raise ValueError(msg)
+    return related
+
+
+class Relations:
+    """Cosines of all pairs of genes, and which of them are known to be related.
+
+    Parameters
+    ----------
+    profiles
+        One row a gene, values used as they are: see :func:`scbd.metrics.aggregate`.
+    net
+        Frame with ``source`` and ``target``.
+    net_kind
+        ``"sets"``: sources are names of sets, and targets that share one are related; ``"pairs"``: sources are genes,
+        related to their targets; ``"auto"``: as ``net.attrs["kind"]`` says, which the loaders of :mod:`scbd.datasets`
+        set. A network that says nothing is read as pairs if at least 95 % of its sources are genes (targets too, or
+        profiled), as sets if at most 5 % are, and is refused between.
+    gene_key
+        Column of ``obs`` with the gene symbols; ``obs_names`` by default.
+    universe
+        ``"annotated"``, the default: genes with at least one known partner among the profiles, the paper's choice;
+        ``"profiles"``: every gene given, the choice of published map benchmarks. Scores of the two do not compare.
+    max_set_size
+        Leave out sets that have more genes among the profiles, before relations are made: pairs grow with the square of
+        a set, and a few large ones may hold most of them.
+
+    Attributes
+    ----------
+    genes
+        Symbols, ``(G,)``.
+    net_kind
+        How the network was read, ``"pairs"`` or ``"sets"``.
+    max_set_size
+        As given.
+    profiled
+        Symbols of all profiles, ``(N,)``, be they among ``genes`` or not.
+    unit
+        Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
+    known
+        Which genes are related, sparse boolean ``(G, G)``, symmetric, without diagonal.
+
+    Raises
+    ------
+    KeyError
+        If ``net`` lacks a column, or ``obs`` lacks ``gene_key``.
+    ValueError
+        If it is not plain what ``net`` holds, no gene has a known partner, genes repeat, profiles are not finite,
+        ``max_set_size`` is given for pairs, or all sets are larger.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> scbd.metrics.Relations(profiles, net, max_set_size=30)
+    Relations of 4 genes: 2 of 6 pairs are known (net of sets of up to 30 genes)
+    """
+
+    def __init__(
+        self,
+        profiles: AnnData,
+        net: pd.DataFrame,
+        *,
+        net_kind: NetKind = "auto",
+        gene_key: str | None = None,
+        universe: Universe = "annotated",
+        max_set_size: int | None = None,
+    ) -> None:
+        _check_choice("universe", universe, Universe)
+        genes, x = _profiles(profiles, gene_key)
+        network = _read_network(net, genes, net_kind, max_set_size)
+        self.profiled, self.max_set_size = genes, max_set_size
+        known = _related_genes(genes, network)
+        if universe == "annotated":
+            keep = np.flatnonzero(np.diff(known.indptr))
+            genes, x, known = genes[keep], x[keep], known[keep][:, keep]
+        self.genes, self.net_kind, self.known = genes, network.kind, known
+        norm = np.linalg.norm(x, axis=1, keepdims=True)
+        self.unit = x / np.where(norm > 0, norm, 1)
+
+    def __repr__(self) -> str:
+        """Numbers of genes and pairs, for a person."""
+        n, n_known = len(self.genes), self.known.nnz // 2
+        net = self.net_kind if self.max_set_size is None else f"sets of up to {self.max_set_size} genes"
+        return f"Relations of {n:,} genes: {n_known:,} of {n * (n - 1) // 2:,} pairs are known (net of {net})"
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and relation of each pair once, row by row of the upper triangle, both ``(G (G - 1) / 2,)``."""
+        n = len(self.genes)
+        cosine = np.empty(n * (n - 1) // 2, dtype=self.unit.dtype)
+        size = max(1, _COSINES // n)
+        end = 0
+        for start in range(0, n, size):
+            block = self.unit[start : start + size] @ self.unit[start:].T
+            for i, row in enumerate(block, start=1):
+                begin, end = end, end + len(row) - i
+                cosine[begin:end] = row[i:]
+        one, two = (side.astype(np.int64) for side in sparse.triu(self.known, k=1).nonzero())
+        related = np.zeros(len(cosine), dtype=bool)
+        related[one * n - one * (one + 1) // 2 + two - one - 1] = True
+        return cosine, related
+
+    @cached_property
+    def ranked(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines of all pairs and of the known ones, both in ascending order. All scores are computed from these."""
+        cosine, related = self.pairs()
+        known = np.sort(cosine[related])
+        cosine.sort()
+        return cosine, known
+
+
+def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Symbols and finite values, one row a gene."""
+    if gene_key is not None and gene_key not in profiles.obs:
+        msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
+        raise KeyError(msg)
+    genes = profiles.obs_names if gene_key is None else profiles.obs[gene_key]
+    genes = np.array([label_text(gene) for gene in genes], dtype=str)
+    names, counts = np.unique(genes, return_counts=True)
+    if (counts > 1).any():
+        msg = (
+            f"{(counts > 1).sum()} genes have several profiles ({head(names[counts > 1])}): average them, for example "
+            "with scbd.metrics.aggregate."
+        )
+        raise ValueError(msg)
+    x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
+    bad = ~np.isfinite(x).all(axis=1)
+    if bad.any():
+        msg = f"{bad.sum()} profiles hold NaN or infinity ({head(genes[bad])}): drop them or repair them."
+        raise ValueError(msg)
+    return genes, x.astype(np.promote_types(x.dtype, np.float32))
+
+
+def _relations_of(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame | None,
+    net_kind: NetKind = "auto",
+    gene_key: str | None = None,
+    universe: Universe | None = None,
+    max_set_size: int | None = None,
+) -> Relations:
+    """Relations as given, or made from profiles and a network."""
+    if isinstance(profiles, Relations):
+        asked = {"net": net is not None, "net_kind": net_kind != "auto", "gene_key": gene_key, "universe": universe}
+        asked |= {"max_set_size": max_set_size is not None}
+        if said := [name for name, given in asked.items() if given]:
+            msg = f"{' and '.join(said)} cannot be given beside Relations, which have their own: leave it out."
+            raise ValueError(msg)
+        return profiles
+    if net is None:
+        msg = "net is missing: give a frame with source and target, for example scbd.datasets.corum()."
+        raise ValueError(msg)
+    kept: Universe = universe or "annotated"
+    return Relations(profiles, net, net_kind=net_kind, gene_key=gene_key, universe=kept, max_set_size=max_set_size)
 
 
 def relationship_curve(
@@ -41,9 +487,8 @@ def relationship_curve(
 ) -> pd.DataFrame:
     """Precision and recall of known relations at a series of thresholds: the paper's protocol.
 
-    Both tails count, opposite profiles as much as equal ones; genes are those with a known partner by default. At
-    percentile ``i``, a pair is predicted to be related if its cosine is at least the ``i``-th percentile of all
-    cosines, or at most the ``100 - i``-th.
+    Both tails count, opposite profiles as much as equal ones. At percentile ``i``, a pair is predicted to be related if
+    its cosine is at least the ``i``-th percentile of all cosines, or at most the ``100 - i``-th.
 
     Parameters
     ----------
@@ -57,8 +502,8 @@ def relationship_curve(
         Take percentiles over the full square matrix, each gene's cosine of 1 with itself included, as the published
         script does; ``False`` takes them over pairs of different genes.
     net_kind, gene_key, universe
-        See :class:`Relations`: genes with a known partner by default. Not beside :class:`Relations`, which have a
-        network and a universe of their own, and may be without large sets.
+        See :class:`Relations`: genes with a known partner by default. Not beside :class:`Relations`, which have their
+        own.
 
     Returns
     -------
@@ -78,22 +523,31 @@ def relationship_curve(
     >>> curve.columns.to_list()
     ['percentile', 'precision', 'recall']
     """
-    relations = relations_of(profiles, net, net_kind, gene_key, universe)
+    relations = _relations_of(profiles, net, net_kind, gene_key, universe)
     ordered, known = relations.ranked
     grid = np.asarray(percentiles, dtype=float)
-    limits = both_limits(relations, grid, diagonal)
-    n_predicted, n_found = count_outside(ordered, *limits), count_outside(known, *limits)
+    limits = _limits(relations, grid, diagonal)
+    n_predicted, n_found = weight_outside(ordered, *limits), weight_outside(known, *limits)
     with np.errstate(invalid="ignore"):
         precision = np.where(n_predicted > 0, n_found / n_predicted, np.nan)
     return pd.DataFrame({"percentile": grid, "precision": precision, "recall": n_found / len(known)})
+
+
+def _limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines at or below, and at or above which a pair is predicted, at each percentile."""
+    if not ((grid >= 0) & (grid <= 100)).all():
+        msg = f"percentiles={grid.tolist()} must lie between 0 and 100."
+        raise ValueError(msg)
+    n_genes = len(relations.genes) if diagonal else None
+    ordered = relations.ranked[0]
+    return percentiles_of(ordered, 100 - grid, n_genes), percentiles_of(ordered, grid, n_genes)
 
 
 def relationship_area(curve: pd.DataFrame) -> float:
     """Area under a precision-recall curve by the trapezoid rule, over the recalls that the curve spans.
 
     With the default percentiles an embedding without information spans 0.38 of all recalls, from 0.02 to 0.40, and has
-    an area of 0.38 times the prevalence of relations: see :func:`relationship_chance`. Areas of maps whose prevalence
-    differs compare as multiples of that alone.
+    an area of 0.38 times the prevalence of relations.
 
     Parameters
     ----------
@@ -131,9 +585,8 @@ def relationship_recall(
 ) -> float:
     """Fraction of known relations whose cosine is in one of both tails of all pairs' cosines.
 
-    Two-tailed, over genes with a known partner by default; published map benchmarks report it over all profiles, which
-    is ``universe="profiles"`` here (0.450 against 0.377 for the maps of Funk et al. and CORUM). Ranks are taken in the
-    sorted cosines of all pairs of different genes; ties count for neither tail.
+    Two-tailed. Ranks are taken in the sorted cosines of all pairs of different genes; ties count for neither tail.
+    Published map benchmarks report it over all profiles, which is ``universe="profiles"`` here.
 
     Parameters
     ----------
@@ -153,8 +606,8 @@ def relationship_recall(
     >>> 0 <= scbd.metrics.relationship_recall(profiles, net, tail=0.05) <= 1
     True
     """
-    check_tail(tail)
-    ordered, known = relations_of(profiles, net, net_kind, gene_key, universe).ranked
+    _check_tail(tail)
+    ordered, known = _relations_of(profiles, net, net_kind, gene_key, universe).ranked
     first = ordered.searchsorted(known, side="left")
     last = ordered.searchsorted(known, side="right") - 1
     return float(np.mean(is_in_a_tail(first, last, len(ordered), tail)))
@@ -170,9 +623,7 @@ def relationship_average_precision(
 ) -> float:
     """Average precision of known relations when pairs are ranked by cosine; without information, their prevalence.
 
-    One-tailed: only a *high* cosine predicts a relation, while curve and recall count opposite profiles, too. Genes are
-    those with a known partner by default; over all profiles, ``universe="profiles"``, the prevalence is lower and so is
-    the score (0.063 against 0.197 for the maps of Funk et al. and CORUM).
+    One-tailed: only a *high* cosine predicts a relation, while curve and recall count opposite profiles, too.
 
     Parameters
     ----------
@@ -190,7 +641,7 @@ def relationship_average_precision(
     >>> 0 <= scbd.metrics.relationship_average_precision(profiles, net) <= 1
     True
     """
-    ordered, known = relations_of(profiles, net, net_kind, gene_key, universe).ranked
+    ordered, known = _relations_of(profiles, net, net_kind, gene_key, universe).ranked
     # precision just below each known relation, ties taken together as scikit-learn does
     values = np.unique(known)
     n_at_least = len(ordered) - ordered.searchsorted(values, side="left")
@@ -199,24 +650,321 @@ def relationship_average_precision(
     return float(np.sum(gained * n_known / n_at_least) / len(known))
 
 
-def both_limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines at or below, and at or above which a pair is predicted, at each percentile."""
-    if not ((grid >= 0) & (grid <= 100)).all():
-        msg = f"percentiles={grid.tolist()} must lie between 0 and 100."
+def relationship_chance(
+    relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, diagonal: bool = True, tail: float = 0.05
+) -> dict[str, float]:
+    """Scores that known relations have by chance: had as many fallen on random pairs of the same map.
+
+    Expected values, exact and without a draw. Ties of the map count as in the scores, so that a map of a single point
+    scores its chance, too.
+
+    Returns
+    -------
+    ``area`` (about 0.38 of the prevalence of relations with the default percentiles; NaN of fewer than two points),
+    ``recall`` (about ``2 tail``) and ``average_precision`` (the prevalence, and more where pairs are few).
+    """
+    _check_tail(tail)
+    ordered, known = relations.ranked
+    n = len(ordered)
+    # how likely another pair is known, too, given that one is
+    other = (len(known) - 1) / max(1, n - 1)
+    # places of equal cosines
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    size = np.diff(np.append(first, n))
+    in_a_tail = is_in_a_tail(first, first + size - 1, n, tail)
+    # one of the pairs that are predicted down to a known one is that one itself
+    itself = float(np.sum(size / (n - first)) / n)
+    grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
+    n_predicted = weight_outside(ordered, *_limits(relations, grid, diagonal))
+    return {
+        "area": _area_by_chance(n_predicted[n_predicted > 0], n, other),
+        "recall": float(size[in_a_tail].sum() / n),
+        "average_precision": itself + other * (1 - itself),
+    }
+
+
+def _area_by_chance(n_predicted: np.ndarray, n: int, other: float) -> float:
+    """Trapezoids under points of which each predicts what the one before it does, and more."""
+    if len(n_predicted) < 2:
+        return float("nan")
+    # known pairs among those predicted, given that one of them is
+    found = 1 + (n_predicted - 1) * other
+    before, after = found[:-1], found[1:]
+    return float(np.sum(2 * after - before - n_predicted[:-1] / n_predicted[1:] * after) / (2 * n))
+
+
+def relationship_interval(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame | None = None,
+    *,
+    other: AnnData | Relations | None = None,
+    score: Score = "average_precision",
+    tail: float = 0.05,
+    level: float = 0.95,
+    n_bootstrap: int = 200,
+    net_kind: NetKind = "auto",
+    gene_key: str | None = None,
+    universe: Universe | None = None,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Confidence interval of a score by bootstrap over complexes: what other complexes would have given.
+
+    Genes of one complex are no independent evidence, so that whole complexes are drawn with replacement, never single
+    genes. Complexes that share genes are drawn as one; of pairs, a gene and its partners are. The quantiles are those
+    of Student's t for as many complexes as hold the relations: where a few large ones hold most, the interval is wide,
+    as it should be (or leave these out with ``max_set_size`` of :class:`Relations`).
+
+    Parameters
+    ----------
+    profiles, net, net_kind, gene_key, universe
+        See :func:`relationship_curve`.
+    other
+        Another embedding's profiles of the same genes in the same order: the interval is of the score of ``profiles``
+        less that of ``other``, over the same draws. Complexes that are easy are easy for most embeddings, so that a
+        difference may be clear where the intervals of the two overlap.
+    score
+        ``"area"``, ``"recall"`` (with ``tail``) or ``"average_precision"``.
+    tail
+        See :func:`relationship_recall`.
+    level
+        Coverage.
+    n_bootstrap
+        Number of resamples.
+    seed
+        Seed of the resamples.
+
+    Returns
+    -------
+    Lower and upper end.
+
+    Raises
+    ------
+    ValueError
+        If the score is not known, all relations are of one complex, genes or relations of the two differ, or see
+        :func:`relationship_curve`.
+
+    References
+    ----------
+    Hesterberg (2015), What teachers should know about the bootstrap.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> low, high = scbd.metrics.relationship_interval(profiles, net, n_bootstrap=20)
+    >>> low <= high
+    True
+    """
+    several = [_relations_of(one, net, net_kind, gene_key, universe) for one in (profiles, other) if one is not None]
+    one, two = several[0], several[-1]
+    if list(one.genes) != list(two.genes) or (one.known != two.known).nnz:
+        msg = (
+            f"The genes or relations of profiles and other differ ({len(one.genes):,} and {len(two.genes):,} genes): "
+            "give profiles of the same genes in the same order, with one net and one universe."
+        )
         raise ValueError(msg)
-    n_genes = len(relations.genes) if diagonal else None
-    ordered = relations.ranked[0]
-    return thresholds(ordered, 100 - grid, n_genes), thresholds(ordered, grid, n_genes)
+    values, n_effective = resampled_scores(several, score, tail, n_bootstrap, seed)
+    return interval((values[0] if other is None else values[0] - values[1])[1:], level, n_effective)
 
 
-def is_in_a_tail(first: np.ndarray, last: np.ndarray, n: int, tail: float) -> np.ndarray:
-    """Whether values lie in one of both tails of ``n``, by the first and last place of what equals them."""
-    end = max(1, n - 1)
-    return (first / end > 1 - tail) | (last / end < tail)
+def resampled_scores(
+    several: list[Relations], score: Score, tail: float, n_bootstrap: int, seed: int
+) -> tuple[list[np.ndarray], float]:
+    """The score of each, first as it is, then of the same resamples; and among how many complexes relations spread."""
+    _check_choice("score", score, Score)
+    _check_tail(tail)
+    check_count("n_bootstrap", n_bootstrap)
+    blocks = blocks_of(several[0].known)
+    n = int(blocks.max()) + 1
+    rng = np.random.default_rng(seed)
+    drawn = [np.bincount(rng.integers(n, size=n), minlength=n).astype(float) for _ in range(n_bootstrap)]
+    values = []
+    for relations in several:
+        pairs = Resampled(*relations.pairs(), blocks, tail=tail, percentiles=PERCENTILES)
+        n_effective = pairs.n_effective()
+        if n_effective <= 1:
+            msg = "All relations are of one complex: how much others would differ, it cannot tell. Give a larger net."
+            raise ValueError(msg)
+        values.append(
+            np.array([pairs.score(np.ones(n), score), *(pairs.score(row, score, n / (n - 1)) for row in drawn)])
+        )
+    return values, n_effective
 
 
-def check_tail(tail: float) -> None:
+def partners_found(relations: Relations) -> pd.DataFrame:
+    """Average precision with which each gene finds its partners among all others, and that of chance.
+
+    A row a gene that has partners and others to tell them from; each gene counts alike, where the scores over pairs
+    mostly count the largest complexes.
+    """
+    everyone, known = np.arange(len(relations.genes)), relations.known
+    scores = score_queries(
+        unit_rows(relations.unit),
+        everyone,
+        everyone,
+        positives=lambda row: known[[row]].indices,
+        negatives=lambda rows: ~(known[rows].toarray() | (rows[:, None] == everyone)),
+    )
+    by_chance = [chance(*map(int, counts)) for counts in zip(scores.n_positives, scores.n_negatives, strict=True)]
+    return pd.DataFrame(
+        {"average_precision": scores.average_precision, "chance": np.array(by_chance, dtype=np.float64)},
+        index=pd.Index(relations.genes[scores.rows], name="gene"),
+    )
+
+
+def complex_table(
+    profiles: AnnData | Relations,
+    net: pd.DataFrame,
+    *,
+    net_kind: NetKind = "auto",
+    gene_key: str | None = None,
+    universe: Universe | None = None,
+    max_set_size: int | None = None,
+    n_permutations: int = 1000,
+    max_permutations: int | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """How similar the genes of each complex are, against random sets of genes of its size.
+
+    One-tailed: similar, not opposite. Random sets are drawn from all profiles by default, other than the scores over
+    pairs, which leave out genes without a known partner.
+
+    Parameters
+    ----------
+    profiles
+        One row a gene, see :class:`Relations`.
+    net
+        Frame with ``source`` (complex) and ``target`` (gene).
+    net_kind, gene_key, universe, max_set_size
+        See :class:`Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets are drawn from
+        their genes, those that are too large for them are left out, and none but ``net_kind`` can be given.
+    n_permutations
+        Random sets of each size to begin with. Complexes that fewer than 20 of them reach are compared with more.
+    max_permutations
+        Random sets of a size at most; no p value is below ``1 / (max_permutations + 1)``. By default 20 for each
+        complex, so that one found alone among all has a false discovery rate below 5 %.
+    seed
+        Seed of the random sets.
+
+    Returns
+    -------
+    Frame indexed by complex, most significant first: ``size`` (genes with a profile, at least two), ``mean_cosine``
+    over its pairs, ``p_value`` (one-sided, by sequential permutation; never too small, however early it ended),
+    ``fdr`` (Benjamini and Hochberg), ``average_precision`` (mean over its genes, of which each should find the others
+    before all genes that are related to none of them), its ``chance`` in a random order, ``genes``.
+
+    Raises
+    ------
+    ValueError
+        If ``net`` holds pairs rather than complexes, or no complex has two genes with profiles.
+
+    Warns
+    -----
+    UserWarning
+        If ``max_permutations`` is too small for a complex to be found alone.
+
+    References
+    ----------
+    Besag and Clifford (1991), Sequential Monte Carlo p-values.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
+    >>> sorted(table.index)
+    ['complex_1', 'complex_2']
+    """
+    check_count("n_permutations", n_permutations)
+    if isinstance(profiles, Relations):
+        relations = _relations_of(profiles, None, gene_key=gene_key, universe=universe, max_set_size=max_set_size)
+    else:
+        relations = _relations_of(profiles, net, net_kind, gene_key, universe or "profiles", max_set_size)
+        net_kind = relations.net_kind
+    sets = _sets(net, relations, net_kind)
+    most = _most_permutations(max_permutations, n_permutations, len(sets))
+    unit = relations.unit.astype(np.float64)
+    sizes = np.array([len(rows) for rows in sets.values()])
+    observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
+    p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
+    precision, by_chance = _scores_of_sets(relations, list(sets.values())).T
+    table = pd.DataFrame(
+        {
+            "size": sizes,
+            "mean_cosine": observed,
+            "p_value": p,
+            "fdr": false_discovery_control(p),
+            "average_precision": precision,
+            "chance": by_chance,
+            "genes": [" ".join(relations.genes[rows]) for rows in sets.values()],
+        },
+        index=pd.Index(sets, name="complex"),
+    )
+    return table.sort_values(["p_value", "mean_cosine"], ascending=[True, False])
+
+
+def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
+    """Rows of the genes of each set that has at least two."""
+    genes = relations.genes
+    network = _read_network(net, relations.profiled, net_kind, relations.max_set_size)
+    if network.kind == "pairs":
+        msg = (
+            "net holds pairs of genes: a table of complexes needs sets, whose source is the complex (net_kind='sets')."
+        )
+        raise ValueError(msg)
+    row = pd.Series(np.arange(len(genes)), index=genes)
+    members = network.rows[network.rows["target"].isin(row.index)].groupby("source")["target"]
+    sets = {str(name): row[targets].to_numpy() for name, targets in members if len(targets) > 1}
+    if not sets:
+        msg = f"No complex of net has two of the {len(genes)} genes: give the net that the Relations were made with."
+        raise ValueError(msg)
+    return sets
+
+
+def _most_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
+    """How many permutations at most: by default so many that a single set can be called."""
+    needed = math.ceil(n_sets / _CALLED_AT) - 1
+    if asked is None:
+        return max(n_first, needed)
+    check_count("max_permutations", asked)
+    if asked < needed:
+        msg = (
+            f"max_permutations={asked:,} is few for {n_sets:,} complexes: one found alone has a false discovery rate "
+            f"of {min(1, n_sets / (asked + 1)):.2g} at best. Give {needed:,} for {_CALLED_AT:g}."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=3)
+    return asked
+
+
+def _scores_of_sets(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
+    """Average precision of each set, and that of chance, ``(S, 2)``; NaN where there is nothing else to find."""
+    unit, everyone = unit_rows(relations.unit), np.arange(len(relations.genes))
+    found = np.full((len(sets), 2), np.nan)
+    for i, rows in enumerate(sets):
+        others = np.setdiff1d(everyone, np.append(relations.known[rows].indices, rows))
+        if len(others):
+            scores = _of_set(unit, rows, others)
+            found[i] = scores.mean(), chance(len(rows) - 1, len(others))
+    return found
+
+
+def _of_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return score_queries(
+        unit,
+        rows,
+        others,
+        positives=lambda row: rows[rows != row],
+        negatives=lambda queries: np.ones((len(queries), len(others)), dtype=bool),
+    ).average_precision
+
+
+def _check_tail(tail: float) -> None:
     """Raise ``ValueError`` unless there is room for two tails and something between."""
     if not 0 < tail < 0.5:
         msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
+        raise ValueError(msg)
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ``ValueError`` unless a value is one of a ``Literal``."""
+    if value not in get_args(choices):
+        msg = f"{name}={value!r} is not known: use {', '.join(map(repr, get_args(choices)))}."
         raise ValueError(msg)

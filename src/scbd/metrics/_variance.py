@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from scbd._anndata import as_columns, is_number, number_values
 from scbd._checks import check_count
-from scbd._labels import as_columns
-from scbd._numbers import is_number, number_values
-from scbd.metrics._embeddings import Embeddings, named_embeddings
-from scbd.metrics._table import check_keys, label_names, representation
+from scbd.metrics._table import Embeddings, check_keys, label_names, named_embeddings, representation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,9 +43,9 @@ def variance_table(
         Keys of ``obsm``; or names of representations with their key, or with several keys, such as those of several
         training seeds.
     factors
-        Columns of ``obs``; or names of factors with their column, or with several columns. Several columns of numbers
-        make one surface, such as row and column of a plate; if one of them holds labels, the factor is their cross.
-        Columns of integers are numbers: make text of plates that are called 1, 2, 3.
+        Columns of ``obs``; or names of factors with their column, or with several. Several columns of numbers make one
+        surface, such as row and column of a plate; if one of them holds labels, the factor is their cross. Integers are
+        numbers: make text of plates that are called 1, 2, 3.
     max_cells
         Use a random subset of this size; `None` for all.
     seed
@@ -57,9 +55,8 @@ def variance_table(
     -------
     Tidy frame, one row an ``obsm`` key and factor: ``representation, key, factor, kind`` (``"labels"`` or
     ``"numbers"``); ``share`` of the variance that the factor explains, from 0 to 1; ``chance``, what it would explain
-    if it were permuted, which is much where labels are many; and ``alone``, the share that is lost if it is left out of
-    all factors: what no other one explains, too. Independent factors add up, and the two shares are one. Where factors
-    go together, such as well and cell count, ``alone`` is mostly less. NaN where all cells lie at one point.
+    if it were permuted; and ``alone``, the share that is lost if it is left out of all factors, which is mostly less
+    where factors go together. NaN where all cells lie at one point.
 
     Raises
     ------
