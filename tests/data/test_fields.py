@@ -1,47 +1,317 @@
+"""What is registered of images, features, labels and numbers, and how new cells are held to it."""
+
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
-from conftest import make_cells
+import scipy.sparse
+import zarr
+from anndata import AnnData
+from conftest import IMAGE_KEY, make_cells, make_wells
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scbd.data import ImageField
+from scbd._anndata import CROSS
+from scbd.data import ArraySource, open_screen
+from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
+from scbd.data._inputs import Inputs
+
+X = Inputs(layer="X")
+
+
+@pytest.mark.parametrize(
+    ("field", "stats"),
+    [
+        (ImageField("image", IMAGE_KEY), {"n_channels": 2, "height": 16, "width": 16}),
+        (FeatureField("features", Inputs(obsm_key="dino")), {"n_features": 5}),
+        (LabelField("e", ["plate", "well"]), {"n_e": 3}),
+        (NumberField("numbers", ["time", "row"]), {"n_numbers": 2}),
+    ],
+)
+def test_fields_are_counted_and_shown(cells, field, stats):
+    cells.obsm["dino"] = np.random.default_rng(0).normal(size=(96, 5)).astype(np.float32)
+    cells.obs[["time", "row"]] = np.arange(192).reshape(96, 2)
+    field.validate_field(cells)
+    state = field.register_field(cells)
+    assert field.get_summary_stats(state) == stats
+    shown = field.view_state_registry(state)
+    assert shown is not None and shown.row_count == 1
+    assert field.transfer_field(state, cells) == state
+
+
+# images
 
 
 def test_image_field_records_what_the_images_are(cells):
-    state = ImageField("image", "single_cell_images").register_field(cells)
-    assert state["image_shape"] == (2, 16, 16)
-    assert state["dtype"] == "uint8"
+    state = ImageField("image", IMAGE_KEY).register_field(cells)
+    assert (state["image_shape"], state["dtype"]) == ((2, 16, 16), "uint8")
     assert state["channels"] == state["var_names"] == ["channel_0", "channel_1"]
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"shape": (3, 16, 16)}, "holds 3 channels of uint8, the model was set up with 2 of uint8"),
-        ({"dtype": "uint16"}, "holds 2 channels of uint16, the model was set up with 2 of uint8"),
-    ],
+    ("other", "said"), [({"shape": (3, 16, 16)}, "3 channels of uint8"), ({"dtype": "uint16"}, "2 channels of uint16")]
 )
 def test_new_images_are_held_to_the_registered_ones(cells, other, said):
-    field = ImageField("image", "single_cell_images")
+    field = ImageField("image", IMAGE_KEY)
     state = field.register_field(cells)
     with pytest.raises(ValueError, match=said):
         field.transfer_field(state, make_cells(8, **other))
-    assert field.transfer_field(state, make_cells(8))["image_shape"] == (2, 16, 16)
+    assert field.transfer_field(state, make_cells(8, shape=(2, 20, 20))) == state
 
 
-def test_missing_and_bad_images(cells):
-    with pytest.raises(
-        KeyError, match=r"obsm has no 'single_cell_image' .*Did you mean 'single_cell_images'\?.*image_key"
-    ):
+def test_missing_images(cells):
+    with pytest.raises(KeyError, match="no 'single_cell_image'"):
         ImageField("image", "single_cell_image").register_field(cells)
-    bad = make_cells(20, dtype="float32")
-    bad.obsm["single_cell_images"][[3, 11]] = np.nan
-    with pytest.raises(ValueError, match=r"NaN or infinite pixels in 2 of 20 cells \(rows 3, 11\): drop these cells"):
-        ImageField("image", "single_cell_images").register_field(bad)
 
 
-def test_the_field_can_be_shown(cells):
-    field = ImageField("image", "single_cell_images")
-    table = field.view_state_registry(field.register_field(cells))
-    assert table is not None
-    assert table.row_count == 1
+@pytest.fixture
+def read(monkeypatch):
+    """Rows that were read, one number a row."""
+    rows: list[int] = []
+    original = ArraySource.read
+
+    def recorded(self, wanted, out=None):
+        rows.extend(np.arange(self.shape[0])[wanted].tolist())
+        return original(self, wanted, out)
+
+    monkeypatch.setattr(ArraySource, "read", recorded)
+    return rows
+
+
+def mapped(cells: AnnData, tmp_path) -> AnnData:
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    cells.obsm[IMAGE_KEY] = open_screen(tmp_path / "cells.h5ad").obsm[IMAGE_KEY]
+    return cells
+
+
+def test_set_up_looks_at_a_few_cells_of_images_on_disk(tmp_path, read):
+    """It read every pixel of float images, twice where a model was loaded with them."""
+    cells, field = mapped(make_cells(300, dtype="float32"), tmp_path), ImageField("image", IMAGE_KEY)
+    state = field.register_field(cells)
+    assert len(read) == len(set(read)) == 64
+    field.transfer_field(state, cells)
+    field.validate_field(cells)
+    assert len(read) == 128
+
+
+def test_images_in_memory_are_looked_at_once(read):
+    ImageField("image", IMAGE_KEY).register_field(make_cells(300, dtype="float32"))
+    assert np.bincount(read, minlength=300).min() == 1 and len(read) == 300 + 64
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "said"),
+    [(False, r"in 150 of 300 cells \(rows 0, 2, 4"), (True, r"in \d+ of 64 cells .*\(rows (\d*[02468], ){5}…\)")],
+)
+def test_bad_pixels_are_named(tmp_path, on_disk, said):
+    cells = make_cells(300, dtype="float32")
+    cells.obsm[IMAGE_KEY][::2, 1, 2, 2] = np.nan
+    with pytest.raises(ValueError, match=said):
+        ImageField("image", IMAGE_KEY).register_field(mapped(cells, tmp_path) if on_disk else cells)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_channel_that_shows_nothing_is_named(tmp_path, on_disk):
+    """The transparency of PNG files, for one; of one cell it says nothing."""
+    cells = make_cells(shape=(3, 8, 8))
+    cells.obsm[IMAGE_KEY][:, 1] = 255
+    with pytest.warns(UserWarning, match=r"channel_1 \(255\)"):
+        ImageField("image", IMAGE_KEY).register_field(mapped(cells, tmp_path) if on_disk else cells)
+    ImageField("image", IMAGE_KEY).register_field(cells[:1].copy())
+
+
+# features
+
+
+def registered(adata: AnnData, inputs: Inputs = X) -> dict:
+    return FeatureField("features", inputs).register_field(adata)
+
+
+@pytest.mark.parametrize(
+    "inputs", [X, Inputs(layer="raw"), Inputs(obsm_key="dino"), Inputs(obsm_key="frame")], ids=lambda i: i.where
+)
+def test_features_are_read_wherever_they_are(inputs):
+    wells = make_wells(n_features=4)
+    wells.layers["raw"] = wells.X.astype(np.float64)
+    wells.obsm["dino"] = wells.X.astype(np.float16)
+    wells.obsm["frame"] = pd.DataFrame(wells.X, columns=list("abcd"), index=wells.obs_names)
+    state = registered(wells, inputs)
+    assert state["features"] == state["columns"] and state["n_rows"] == 72
+    source = known_features(wells, inputs, state)
+    rows = np.array([5, 0, 5])
+    np.testing.assert_array_equal(source.read(rows), np.asarray(inputs.array(wells))[rows])
+    assert source.dtype.name == state["dtype"]
+
+
+@given(order=st.permutations(range(6)), extra=st.integers(0, 3))
+def test_features_are_found_by_name(order, extra):
+    wells = make_wells(n_features=6, n_compounds=3, n_plates=2, n_controls=2)
+    state = registered(wells)
+    more = AnnData(
+        X=np.concatenate([wells.X[:, order], np.ones((len(wells), extra), np.float32)], axis=1),
+        obs=wells.obs,
+        var=pd.DataFrame(index=[*wells.var_names[order], *(f"new_{i}" for i in range(extra))]),
+    )
+    source = known_features(more, X, state)
+    np.testing.assert_array_equal(source.read(slice(None)), wells.X)
+    out = np.empty((2, 6), np.float32)
+    assert source.read(slice(2, 4), out=out) is out
+    np.testing.assert_array_equal(out, wells.X[2:4])
+
+
+def test_numbers_are_names_and_a_missing_feature_is_named():
+    """AnnData calls features 0, 1, … where nobody names them."""
+    values = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
+    table = AnnData(values)
+    state = registered(table[:, :10].copy())
+    np.testing.assert_array_equal(known_features(table[:, ::-1].copy(), X, state).read(slice(None)), values[:, :10])
+    with pytest.raises(ValueError, match=r"lacks 2 of the 10 features .*\(0, 1\)"):
+        known_features(table[:, 2:].copy(), X, state)
+
+
+def test_features_without_names_go_by_their_place():
+    wells, dino = make_wells(n_features=6), Inputs(obsm_key="dino")
+    wells.obsm["dino"] = wells.X.copy()
+    wells.obsm["dino"][:, 2] = 1
+    with pytest.warns(UserWarning, match="1 of 6 features .*: 2"):
+        state = registered(wells, dino)
+    np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X[:, [0, 1, 3, 4, 5]])
+    wells.obsm["dino"] = wells.X[:, :5]
+    with pytest.raises(ValueError, match="5 features, the model was set up with 6"):
+        known_features(wells, dino, state)
+
+
+def test_a_table_without_names_is_read_in_the_order_of_one_with_names():
+    wells, dino = make_wells(n_features=3), Inputs(obsm_key="dino")
+    wells.obsm["dino"] = pd.DataFrame(wells.X, columns=list("abc"), index=wells.obs_names)
+    state = registered(wells, dino)
+    wells.obsm["dino"] = wells.X
+    with pytest.warns(UserWarning, match="a, b, c"):
+        np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X)
+
+
+def test_missing_values_are_named_with_features_and_rows(tmp_path):
+    wells = make_wells(n_features=5)
+    wells.X[[3, 7], 1] = np.nan
+    wells.X[7, 4] = np.inf
+    with pytest.raises(ValueError, match=r"in 2 features \(feature_1, feature_4\), and in 2 of 72 cells.*rows 3, 7"):
+        registered(wells)
+    stored = zarr.create_array(tmp_path / "x.zarr", data=np.full((10_000, 3), np.nan, np.float32), chunks=(1000, 3))
+    many = AnnData(obs=pd.DataFrame(index=np.arange(10_000).astype(str)), obsm={"stored": stored})
+    with pytest.raises(ValueError, match="of 4,096 cells looked at"):
+        registered(many, Inputs(obsm_key="stored"))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "spoil"),
+    [
+        (TypeError, "X is sparse", lambda a: setattr(a, "X", scipy.sparse.csr_matrix(a.X))),
+        (TypeError, "int64", lambda a: setattr(a, "X", a.X.astype(int))),
+        (ValueError, "one value in all cells", lambda a: setattr(a, "X", np.ones_like(a.X))),
+        (ValueError, "feature_0", lambda a: setattr(a, "var_names", ["feature_0"] * 3 + list("defghij"))),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_what_cannot_be_read_is_said(error, message, spoil):
+    wells = make_wells()
+    spoil(wells)
+    with pytest.raises(error, match=message):
+        registered(wells)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [["Float64", "Float32"], ["float64[pyarrow]", "int64[pyarrow]"], ["float32", "bool"]]
+)
+def test_numbers_of_a_frame_are_features_however_they_are_stored(dtypes):
+    wells, inputs = make_wells(n_features=2), Inputs(obsm_key="frame")
+    frame = pd.DataFrame((wells.X > 0).astype(int), index=wells.obs_names, columns=["a", "b"])
+    wells.obsm["frame"] = frame.astype(dict(zip(frame, dtypes, strict=True)))
+    np.testing.assert_array_equal(inputs.source(wells).read(slice(None)), frame)
+    assert registered(wells, inputs)["features"] == ["a", "b"]
+
+
+def test_text_and_missing_values_of_a_frame_are_named():
+    wells, inputs = make_wells(n_features=3), Inputs(obsm_key="frame")
+    frame = pd.DataFrame(wells.X, index=wells.obs_names).add_prefix("f").convert_dtypes()
+    wells.obsm["frame"] = frame.assign(plate=wells.obs["plate"].astype(str))
+    with pytest.raises(TypeError, match=r"\(plate\)"):
+        registered(wells, inputs)
+    frame.iloc[3, 1] = pd.NA
+    wells.obsm["frame"] = frame
+    with pytest.raises(ValueError, match=r"\(f1\).*rows 3"):
+        registered(wells, inputs)
+
+
+# labels
+
+
+def labels_of(field: LabelField, cells: AnnData, categories: list) -> list:
+    codes, unknown = field.codes(cells, categories)
+    assert unknown == []
+    return [categories[code] for code in codes]
+
+
+def test_one_column_keeps_its_categories_whatever_the_order_of_the_table_s_own(cells):
+    field = LabelField("y", "gene")
+    categories = field.register_field(cells)["categories"]
+    assert categories == [f"gene_{i}" for i in range(4)]
+    assert labels_of(field, cells, categories) == cells.obs["gene"].tolist()
+    cells.obs["gene"] = cells.obs["gene"].cat.reorder_categories(categories[::-1])
+    assert labels_of(field, cells, categories) == cells.obs["gene"].tolist()
+
+
+def test_several_columns_are_crossed(cells):
+    field = LabelField("e", ["plate", "well"])
+    expected = (cells.obs["plate"].astype(str) + CROSS + cells.obs["well"].astype(str)).tolist()
+    assert labels_of(field, cells, field.register_field(cells)["categories"]) == expected
+    assert field.get_field_data(cells).tolist() == expected
+    assert len(cells.obs.columns) == 3  # nothing was added
+
+
+def test_unused_categories_and_numbers(cells):
+    kept = cells[cells.obs["gene"] != "gene_2"].copy()
+    assert LabelField("y", "gene").register_field(kept)["categories"] == ["gene_0", "gene_1", "gene_3"]
+    kept.obs["dose"] = np.arange(kept.n_obs) % 3
+    assert LabelField("y", "dose").register_field(kept)["categories"] == [0, 1, 2]
+
+
+def test_unseen_labels_extend_the_registered_ones(cells):
+    field = LabelField("e", "well")
+    state = field.register_field(cells)
+    new = make_cells(10)
+    new.obs["well"] = ["well_9"] * 4 + ["well_1"] * 4 + [None] * 2
+    assert field.transfer_field(state, new)["categories"] == ["well_0", "well_1", "well_2", "well_9"]
+    _, unknown = field.codes(new[:8], state["categories"])
+    assert unknown == ["well_9"] and "'well_9'" in field.unknown(unknown)
+
+
+def test_one_value_is_nothing_to_contrast(cells):
+    cells.obs["one"] = "same"
+    with pytest.raises(ValueError, match=r"obs\['one'\] \('same'\)"):
+        LabelField("y", "one").register_field(cells)
+
+
+@pytest.mark.parametrize("text", ["nan", "", "None"])
+def test_texts_of_missing_values_are_warned_of(cells, text):
+    cells.obs["gene"] = np.where(np.arange(96) < 7, text, cells.obs["gene"].astype(str))
+    with pytest.warns(UserWarning, match=f"7 of 96 cells have the y {text!r}"):
+        assert text in LabelField("y", "gene").register_field(cells)["categories"]
+
+
+# numbers
+
+
+def test_the_order_of_numbers_is_what_counts():
+    cells = make_cells(6)
+    cells.obs["time"] = [1.7e9 + 2, 1.7e9, 1.7e9 + 1, 1.7e9 + 2, 9e9, 1.7e9]  # seconds, which float32 has not
+    cells.obs["row"] = [2, 2, 1, 1, 5, 5]
+    field = NumberField("numbers", ["time", "row"])
+    places = field.places(cells)
+    assert places.tolist() == [[2, 1], [0, 1], [1, 0], [2, 0], [3, 2], [0, 2]] and places.dtype == np.int64
+    np.testing.assert_array_equal(field.get_field_data(cells), cells.obs[["time", "row"]])
+    # to be embedded, cells need none
+    assert field.transfer_field({"columns": ["time"]}, make_cells(6)) == {"columns": ["time"]}
+    cells.obs["time"] = 3.5
+    with pytest.raises(ValueError, match=r"obs\['time'\] \(3.5\)"):
+        field.register_field(cells)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_cells, make_wells
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import scbd
-from scbd.data import open_screen, read_cellprofiler, read_crops, read_profiles
-from scbd.data._formats import _KINDS, kind_of
+from scbd.data import open_screen, read_crops, read_profiles
+from scbd.data._formats import _KINDS, TABLES, head_of, is_table, kind_of, read_frame, walked
 
 
 def store(attributes: dict, version: int) -> Callable[[Path], object]:
@@ -94,20 +98,18 @@ def test_what_lies_at_a_path(tmp_path, name, write, expected):
     kind = kind_of(tmp_path / name)
     assert kind.name == expected
     # tables are taken at their word
-    taken = [("image_table", read_profiles), ("profiles", read_crops), ("cellprofiler", read_profiles)]
-    for read in (read_crops, read_profiles, read_cellprofiler, open_screen):
-        if kind.name in ("unknown", "anndata") or f"scbd.data.{read.__name__}" in kind.remedy:
+    taken = [("image_table", read_profiles), ("profiles", read_crops)]
+    for read in (read_crops, read_profiles, open_screen):
+        if kind.name in ("unknown", "anndata") or f"scbd.data.{read.__name__}" in kind.advice:
             continue
         if (kind.name, read) in taken:
             continue
-        if read is read_cellprofiler and (tmp_path / name).is_dir():
-            continue  # it says what such a folder lacks
-        with pytest.raises(ValueError, match=re.escape(f"{name} is {kind.about}: {kind.remedy}.")):
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {kind.about}: {kind.advice}.")):
             read(tmp_path / name)
 
 
 def test_functions_that_are_named_exist():
-    named = {name for kind in _KINDS.values() for name in re.findall(r"scbd\.data\.(\w+)", kind.remedy)}
+    named = {name for kind in _KINDS.values() for name in re.findall(r"scbd\.data\.(\w+)", kind.advice)}
     assert all(hasattr(scbd.data, name) for name in named) and "read_crops" in named
 
 
@@ -120,7 +122,7 @@ def test_a_table_without_image_files_is_told_of_profiles(tmp_path):
 def test_cells_with_features_and_no_images(tmp_path):
     make_wells().write_h5ad(tmp_path / "wells.h5ad")
     for read in (open_screen, read_crops):
-        with pytest.raises(KeyError, match=r"no images .* It has X: open it as features with layer='X' .*open_screen"):
+        with pytest.raises(KeyError, match="no images .*layer='X'"):
             read(tmp_path / "wells.h5ad")
 
 
@@ -129,3 +131,63 @@ def test_stores_that_say_nothing_that_can_be_read(tmp_path, text):
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr" / "zarr.json").write_text(text)
     assert kind_of(tmp_path / "a.zarr").name == "anndata"
+
+
+@pytest.mark.parametrize("ending", TABLES)
+@given(st.integers(0, 12), st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True))
+def test_tables_are_written_and_read(tmp_path_factory, ending, n, columns):
+    frame = pd.DataFrame({column: range(place, n + place) for place, column in enumerate(columns)})
+    path = tmp_path_factory.mktemp("tables") / f"t{ending}"
+    write_table(frame, path)
+    pd.testing.assert_frame_equal(read_frame(path), frame, check_dtype=n > 0)
+    pd.testing.assert_frame_equal(head_of(path), frame.head(5), check_dtype=n > 0)
+
+
+@pytest.mark.parametrize("ending", TABLES)
+def test_names_that_are_numbers_keep_their_zeros(tmp_path, ending):
+    plates = pd.DataFrame({"plate": ["0012", "113", "0014"], "dose": [0.5, 0, 10.25], "n": [0, 10, 7]})
+    write_table(plates, tmp_path / f"t{ending}")
+    for read in (read_frame, head_of):
+        pd.testing.assert_frame_equal(read(tmp_path / f"t{ending}"), plates)
+
+
+def write_table(frame: pd.DataFrame, path: Path) -> None:
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
+
+
+def test_tables_that_cannot_be_read(tmp_path, monkeypatch):
+    assert is_table("A.CSV") and is_table(Path("x/a.tsv.gz")) and not is_table("a.csv.zip") and not is_table("csv")
+    (tmp_path / "wells.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    for read in (read_frame, head_of):
+        with pytest.raises(ValueError, match=r"a.txt is no table"):
+            read(tmp_path / "a.txt")
+        with pytest.raises(FileNotFoundError, match=r"a.csv"):
+            read(tmp_path / "a.csv")
+        with pytest.raises(ImportError, match=r"wells.parquet .*pip install pyarrow"):
+            read(tmp_path / "wells.parquet")
+
+
+def files(folder: Path) -> list[str]:
+    return [os.path.relpath(os.path.join(place, name), folder) for place, names in walked(folder) for name in names]
+
+
+def test_folders_are_walked_without_what_systems_leave_and_not_in_circles(tmp_path):
+    tree = tmp_path / "tree"
+    for name in ("b/2.png", "b/1.png", "a/deep/3.png", ".hidden/4.png", "__MACOSX/5.png", ".6.png", "7.png"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    assert files(tree) == ["7.png", "a/deep/3.png", "b/1.png", "b/2.png"]
+    (tmp_path / "linked").mkdir()
+    for name in ("x", "y"):  # twice the same is two classes
+        (tmp_path / "linked" / name).symlink_to(tree / "b")
+    assert files(tmp_path / "linked") == ["x/1.png", "x/2.png", "y/1.png", "y/2.png"]
+    (tree / "a" / "up").symlink_to(tree)
+    (tree / "b" / "to a").symlink_to(tree / "a")
+    (tree / "a" / "to b").symlink_to(tree / "b")
+    found = files(tree)
+    assert found[:2] == ["7.png", "a/deep/3.png"] and {"a/to b/1.png", "b/to a/deep/3.png"} < set(found)
+    assert len(found) == 7

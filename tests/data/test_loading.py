@@ -1,3 +1,5 @@
+"""Rows become tensors, and batches."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from scbd.data import ArraySource, BatchLoader, ImageDataModule, Split
+from scbd.data import ArraySource, ImageDataModule, Split
+from scbd.data._loading import BatchLoader, TensorSource, read_tensor
+from scbd.data._sources import IMAGE_DTYPES
 
 
 def module(n: int = 60, n_labels: int = 3, **kwargs) -> tuple[ImageDataModule, np.ndarray]:
@@ -100,15 +104,6 @@ def test_default_batch_is_all_cells_of_a_small_table():
     assert data.steps_per_epoch == 1
 
 
-def test_bad_settings_are_said_before_any_work():
-    with pytest.raises(ValueError, match="batch_size=64 is larger than the 40 cells"):
-        module(batch_size=64)
-    with pytest.raises(ValueError, match="perturbations_per_batch must be a number, None or 'auto', got 'all'"):
-        module(perturbations_per_batch="all")
-    with pytest.raises(ValueError, match="preload='gpu' is not known: use 'device'"):
-        module(preload="gpu")
-
-
 def on_disk(path: Path, images: np.ndarray) -> ArraySource:
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=images.dtype, shape=images.shape)
     mapped[:] = images
@@ -141,8 +136,6 @@ def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
             assert all(len(set(y[row])) == 1 for row in rows)
             pairs += ((rows[:, 1::2] - rows[:, ::2]) % 40 == 1).sum()
         assert bool(pairs == 9 * 3 * 4) is neighbours
-    with pytest.raises(ValueError, match="neighbours='some' is not known: use True, False or 'auto'"):
-        module(neighbours="some")
 
 
 @pytest.mark.parametrize(("source", "neighbours"), [("memory", "auto"), ("disk", True)])
@@ -172,3 +165,66 @@ def test_validation_batches_hold_no_lone_cell(neighbours):
     assert isinstance(loader, BatchLoader)
     for batch in loader:
         assert batch["y"].unique(return_counts=True)[1].min() > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("batch_size", 64), ("perturbations_per_batch", "all"), ("preload", "gpu"), ("neighbours", "some")],
+)
+def test_bad_settings_are_said_before_any_work(name, value):
+    with pytest.raises(ValueError, match=f"{name}.*{value}"):
+        module(**{name: value})
+
+
+ROWS = [np.array([7, 3, 3, 19]), slice(4, 9), np.array([], dtype=int)]
+
+
+def images_of(dtype: str, n: int = 20) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 200, (n, 2, 3, 5)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", IMAGE_DTYPES)
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_a_resident_source_reads_what_the_array_holds(dtype, rows):
+    images = images_of(dtype)
+    images[3] = np.iinfo(dtype).max if dtype.startswith("u") else -1.5
+    resident = TensorSource.on_device(ArraySource(images), torch.device("cpu"))
+    assert resident.shape == images.shape
+    assert resident.dtype == images.dtype
+    np.testing.assert_array_equal(resident.tensor(rows).numpy(), images[rows])
+    np.testing.assert_array_equal(resident.read(rows), images[rows])
+    out = np.empty_like(images[rows])
+    assert resident.read(rows, out) is out
+    np.testing.assert_array_equal(out, images[rows])
+    for source in (resident, ArraySource(images)):
+        np.testing.assert_array_equal(read_tensor(source, rows).numpy(), images[rows])
+
+
+def test_images_are_copied_block_by_block(monkeypatch):
+    asked = []
+
+    class Source(ArraySource):
+        def read(self, rows, out=None):
+            asked.append(rows)
+            return super().read(rows, out)
+
+    images = images_of("uint8")
+    monkeypatch.setattr("scbd.data._loading._COPIED_AT_ONCE", 7 * images[0].nbytes)
+    resident = TensorSource.on_device(Source(images), torch.device("cpu"))
+    assert asked == [slice(0, 7), slice(7, 14), slice(14, 21)]
+    np.testing.assert_array_equal(resident.read(slice(None)), images)
+    monkeypatch.setattr("scbd.data._loading._COPIED_AT_ONCE", images[0].nbytes // 2)  # an image is larger
+    resident = TensorSource.on_device(Source(images[:3]), torch.device("cpu"))
+    assert asked[3:] == [slice(0, 1), slice(1, 2), slice(2, 3)]
+
+
+def test_what_was_read_is_free_to_change():
+    resident = TensorSource(torch.zeros(3, 1, 4, 4, dtype=torch.uint8))
+    resident.read(slice(0, 2))[:] = 1
+    assert resident.read(slice(None)).sum() == 0
+
+
+def test_images_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    with pytest.raises(ValueError, match="all inputs take 0.0 GiB, cuda:0 has 0.0 GiB free: leave preload out"):
+        TensorSource.on_device(ArraySource(images_of("float32")), torch.device("cuda:0"))

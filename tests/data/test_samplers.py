@@ -1,5 +1,8 @@
+"""Who meets whom in a batch, and which cells that lie together may."""
+
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scbd.data import PerturbationSampler, ShuffleSampler
+from scbd.data._samplers import _stretches, mixed_neighbours, parts_of
 
 
 @given(st.integers(2, 80), st.integers(2, 30), st.integers(0, 5))
@@ -156,21 +160,6 @@ def test_small_perturbations_are_filled_up_by_others():
     assert all((batch == 0).sum() == 2 and len(batch) == 16 for batch in with_small if batch[-1] != 0)
 
 
-def test_bad_input_gets_a_sentence():
-    rows = np.arange(10)
-    with pytest.raises(ValueError, match="batch_size=1: a contrastive loss compares cells"):
-        ShuffleSampler(rows, 1)
-    with pytest.raises(ValueError, match="No perturbation has two cells"):
-        PerturbationSampler(rows, 4, labels=rows, perturbations_per_batch=2)
-    with pytest.raises(ValueError, match="cannot fill a batch of 8 with 8 different cells each"):
-        PerturbationSampler(rows, 8, labels=np.array([0, 0, 1, 1, 2, 3, 4, 5, 6, 7]), perturbations_per_batch=1)
-    with pytest.raises(ValueError, match="batch_size=5: all perturbations are pairs of cells"):
-        PerturbationSampler(np.arange(8), 5, labels=np.arange(8) // 2, perturbations_per_batch=3)
-    # as many perturbations as cells in a batch: nobody would have a partner
-    with pytest.raises(ValueError, match="cannot fill a batch of 4 with 1 different cells"):
-        PerturbationSampler(np.arange(40), 4, labels=np.arange(40) // 2, perturbations_per_batch=4)
-
-
 def stretches_of(rows: np.ndarray, first: int, size: int) -> int:
     """How many, in a ring of ``size`` rows from ``first`` on."""
     here = np.isin(np.arange(size), rows - first)
@@ -214,3 +203,147 @@ def test_cells_at_the_ends_of_a_perturbation_are_drawn_as_often_as_others():
         used = drawn_often(1500, neighbours=True, n=n)[0].reshape(8, n).sum(axis=0)
         expected = 1500 * 4 * 8 / n
         assert np.abs(used - expected).max() < 5 * np.sqrt(expected * (1 - 8 / n))
+
+
+@pytest.mark.parametrize(
+    ("labels", "batch_size", "per_batch", "said"),
+    [
+        (range(10), 4, 2, "No perturbation has two cells"),
+        ([0, 0, 1, 1, 2, 3, 4, 5, 6, 7], 8, 1, "batch of 8"),
+        (np.arange(8) // 2, 5, 3, "batch_size=5"),
+        (np.arange(40) // 2, 4, 4, "batch of 4"),  # as many perturbations as cells: nobody would have a partner
+        (range(10), 1, 2, "batch_size=1"),
+    ],
+)
+def test_batches_that_cannot_be_filled(labels, batch_size, per_batch, said):
+    with pytest.raises(ValueError, match=said):
+        PerturbationSampler(
+            np.arange(len(labels)), batch_size, labels=np.array(labels), perturbations_per_batch=per_batch
+        )
+
+
+def test_stretches_begin_at_any_cell():
+    """Five of a ring of six, two by two: each of the six is left out as often."""
+    rng = np.random.default_rng(0)
+    left = [(set(range(6)) - set(_stretches(rng, np.array([6]), np.array([5]))[0].tolist())).pop() for _ in range(3000)]
+    counts = np.bincount(left, minlength=6)
+    assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 5 / 6)
+
+
+def test_stretches_lie_apart_and_everywhere():
+    rng = np.random.default_rng(1)
+    sizes, counts = np.array([100, 8, 30, 50]), np.array([8, 8, 9, 3])
+    gaps = []
+    for _ in range(200):
+        groups = _stretches(rng, sizes, counts)
+        for cells, size, count in zip(groups, sizes, counts, strict=True):
+            assert len(set(cells.tolist())) == len(cells) == count
+            assert cells.min() >= 0
+            assert cells.max() < size
+        pairs = groups[0].reshape(4, 2)
+        np.testing.assert_array_equal((pairs[:, 1] - pairs[:, 0]) % 100, np.ones(4))
+        gaps.append(np.diff(np.sort(pairs[:, 0])))
+    assert np.ptp(np.concatenate(gaps)) > 50
+
+
+def of_screen(seed: int = 0, n: int = 3000) -> dict[str, np.ndarray]:
+    """Labels of cells sorted by gene and shuffled inside: controls have one guide, and are many."""
+    rng = np.random.default_rng(seed)
+    gene = np.sort(np.where(rng.random(n) < 0.3, 0, rng.integers(1, 31, n)))
+    plate, place = rng.integers(4, size=n), rng.integers(12, size=n)
+    return {
+        "gene": gene,
+        "guide": np.where(gene == 0, 0, 1 + 4 * gene + rng.integers(4, size=n)),
+        "plate": plate,
+        "well name": place,
+        "well": plate * 12 + place,
+    }
+
+
+def mixed(labels: dict[str, np.ndarray], *names: str) -> bool:
+    return mixed_neighbours(labels["gene"], (labels[name] for name in names))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shuffled_screen_is_mixed_by_all_labels(seed):
+    labels = of_screen(seed)
+    assert mixed(labels, *labels)
+    few = {name: codes[::60] for name, codes in of_screen(seed).items()}
+    assert mixed(few, *few)
+
+
+@pytest.mark.parametrize(
+    ("sorted_by", "not_mixed"),
+    [("guide", ["guide"]), ("plate", ["plate", "well"]), ("well name", ["well name", "well"])],
+)
+def test_rows_that_are_sorted_by_another_label_are_not_mixed_by_it(sorted_by, not_mixed):
+    """Rows sorted by gene and guide, or by gene and plate with names of wells that repeat, are mixed by the others."""
+    labels = of_screen()
+    order = np.lexsort([labels[sorted_by], labels["gene"]])
+    labels = {name: codes[order] for name, codes in labels.items()}
+    for name in labels:
+        assert mixed(labels, name) == (name not in not_mixed), name
+    assert not mixed(labels, *labels)
+
+
+def test_a_few_perturbations_in_order_are_seen_beside_large_ones():
+    """Controls that share a label have all of it in common by right."""
+    labels = of_screen()
+    assert np.mean(labels["gene"] == 0) > 0.25
+    key = np.where(np.isin(labels["gene"], [3, 9]), labels["guide"], np.arange(3000))
+    order = np.lexsort([key, labels["gene"]])
+    assert not mixed({name: codes[order] for name, codes in labels.items()}, "guide")
+
+
+def test_rows_that_are_not_sorted_by_perturbation_are_not_mixed():
+    labels = of_screen()
+    order = np.random.default_rng(0).permutation(3000)
+    assert not mixed({name: codes[order] for name, codes in labels.items()})
+    assert not mixed_neighbours(np.arange(9), [np.zeros(9, dtype=int)])  # no two cells of any
+
+
+def test_labels_are_asked_for_up_to_the_first_that_is_not_mixed():
+    labels = of_screen()
+    order = np.lexsort([labels["plate"], labels["gene"]])
+    asked = []
+
+    def one_by_one():
+        for name in ("guide", "plate", "well"):
+            asked.append(name)
+            yield labels[name][order]
+
+    assert not mixed_neighbours(labels["gene"][order], one_by_one())
+    assert asked == ["guide", "plate"]
+
+
+def test_chance_is_that_of_all_orders(monkeypatch):
+    """Mean and variance of the pairs that share a label, over all orders of the rows of two perturbations."""
+    label = np.array([0, 0, 0, 1, 1, 2, 0, 1, 1, 0])
+    y = np.array([0] * 6 + [1] * 4)
+    shared = [
+        np.array([np.count_nonzero(np.diff(np.array(order)) == 0) for order in permutations(label[y == g])])
+        for g in (0, 1)
+    ]
+    mean, sd = sum(s.mean() for s in shared), np.sqrt(sum(s.var() for s in shared))
+    # the limit is where the answer changes: looked for by how many standard errors are too many
+    for z in (-1.5, 0.0, 0.5):
+        monkeypatch.setattr("scbd.data._samplers._SURPRISING", z)
+        counted = {}
+        for order in set(permutations(label[y == 0].tolist())):
+            row = np.concatenate([order, label[y == 1]])
+            n = np.count_nonzero((np.diff(row) == 0) & (np.diff(y) == 0))
+            counted[n] = mixed_neighbours(y, [row])
+        assert len(set(counted.values())) == 2
+        assert counted == {n: bool(n <= mean + z * sd + 1) for n in counted}
+
+
+def test_what_follows_an_order_is_not_mixed():
+    labels = of_screen()
+    n = len(labels["gene"])
+    by_time = np.concatenate([np.arange(size) for size in np.bincount(labels["gene"])])
+    shuffled = np.random.default_rng(0).permutation(n)
+    assert list(parts_of(None)) == []
+    assert [codes.tolist() for codes in parts_of(np.arange(10)[:, None])] == [[0, 0, 1, 2, 3, 4, 4, 5, 6, 7]]
+    for places, mixed_by_it in ((by_time, False), (shuffled, True)):
+        numbers = np.stack([shuffled, places], axis=1)
+        assert mixed_neighbours(labels["gene"], parts_of(numbers)) is mixed_by_it

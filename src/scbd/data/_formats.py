@@ -1,4 +1,4 @@
-"""What lies at a path, told without reading much of it, and which function takes it."""
+"""What lies at a path, told without reading much of it, and which function takes it; tables in files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scbd.data._frames import head_of, is_table
-from scbd.data._walking import walked
+import pandas as pd
+
+from scbd._files import check_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 IMAGE_FILES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5 = (".h5ad", ".h5sc", ".h5", ".hdf5")
 _SQLITE = (".sqlite", ".sqlite3", ".db")
 _ZARR = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
+_SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
+TABLES = (*_SEPARATORS, ".parquet")
+_HEAD = 5
+# rows by which it is told whether numbers are names, and what such a name is like
+_LOOKED_AT = 1_000
+_PADDED = r"0\d+"
+# folders that archives of a Mac bring along
+_LEFT = ("__MACOSX",)
 
 
 class Kind(NamedTuple):
@@ -23,13 +35,13 @@ class Kind(NamedTuple):
     name: str
     about: str
     """What it is, as in "x is …"."""
-    remedy: str
+    advice: str
     """How to take it, as in "…: do this"."""
 
 
 _KINDS = {
-    name: Kind(name, about, remedy)
-    for name, about, remedy in [
+    name: Kind(name, about, advice)
+    for name, about, advice in [
         ("anndata", "an AnnData", "open it with scbd.data.open_screen; where it has no images, with layer='X'"),
         ("arrays", "a file of numpy arrays", "read crops from it with scbd.data.read_crops"),
         ("lmdb", "the LMDB of a screen", "read crops from it with scbd.data.read_crops"),
@@ -37,25 +49,25 @@ _KINDS = {
         ("image_folder", "a folder of images", "read it with scbd.data.read_crops, if each is a crop of one cell"),
         ("profiles", "a table of features", "read it with scbd.data.read_profiles"),
         ("deepprofiler", "features of DeepProfiler", "read them with scbd.data.read_profiles"),
-        ("cellprofiler", "the output of CellProfiler", "read it with scbd.data.read_cellprofiler"),
+        (
+            "cellprofiler",
+            "the output of CellProfiler",
+            "make one table of it with CytoTable",
+        ),
         (
             "cellprofiler_table",
             "one of CellProfiler's tables",
-            "give the folder of all of them to scbd.data.read_cellprofiler",
+            "make one table of all of them with CytoTable",
         ),
-        ("field", "an image", "cut crops of its cells with scbd.data.crop_cells"),
-        ("ome_image", "an OME-Zarr image", "cut crops of its cells with scbd.data.crop_cells"),
-        ("ome_plate", "an OME-Zarr plate", "list its fields with scbd.data.read_plate, for scbd.data.crop_cells"),
-        (
-            "spatialdata",
-            "a SpatialData store",
-            "read it with spatialdata, and cut crops with scbd.data.from_spatialdata",
-        ),
+        ("field", "an image", "read it as an array, and cut crops of its cells with scbd.data.crop_cells"),
+        ("ome_image", "an OME-Zarr image", "read it with ome-zarr, and cut crops with scbd.data.crop_cells"),
+        ("ome_plate", "an OME-Zarr plate", "read its fields with ome-zarr, and cut crops with scbd.data.crop_cells"),
+        ("spatialdata", "a SpatialData store", "read it with spatialdata, and cut crops with scbd.data.crop_cells"),
         (
             "unknown",
             "of no known kind",
             f"give {', '.join(HDF5)}, .zarr, .npz, .npy, a table (.csv, .tsv, .parquet) of image files or features, a "
-            "folder of images, of CellProfiler or DeepProfiler, or that of an LMDB",
+            "folder of images or of DeepProfiler, or that of an LMDB",
         ),
     ]
 }
@@ -80,7 +92,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
 
 def taken_elsewhere(path: str | os.PathLike[str], kind: Kind) -> str:
     """That this is something else, and which function takes it."""
-    return f"{path} is {kind.about}: {kind.remedy}."
+    return f"{path} is {kind.about}: {kind.advice}."
 
 
 def _file(path: Path) -> str:
@@ -151,3 +163,91 @@ def _has_features(path: Path) -> bool:
         return False
     with zipfile.ZipFile(path) as archive:
         return {"features.npy", "locations.npy"} <= set(archive.namelist())
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is that of a table."""
+    return str(path).lower().endswith(TABLES)
+
+
+def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """A table as it is written; numbers with zeros before them, such as plate ``0012``, are text.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If it is of another kind, empty, or truncated.
+    """
+    return _read(path, None)
+
+
+def head_of(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """The first few rows of a table, for little more than their price; errors are those of :func:`read_frame`."""
+    return _read(path, _HEAD)
+
+
+def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
+    where = Path(path)
+    if not is_table(where):
+        msg = f"{where} is no table: give one of {', '.join(TABLES)}."
+        raise ValueError(msg)
+    check_file(where)
+    try:
+        if where.suffix.lower() == ".parquet":
+            return _parquet(where, n_rows)
+        name = where.name.lower()
+        separator = next(mark for ending, mark in _SEPARATORS.items() if name.endswith(ending))
+        as_text = dict.fromkeys(_padded(where, separator), str)
+        return pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
+    except (OSError, EOFError, ValueError) as error:
+        msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
+        raise ValueError(msg) from error
+
+
+def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
+        raise ImportError(msg) from error
+    if n_rows is None:
+        return pd.read_parquet(path)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        return next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
+
+
+def _padded(path: Path, separator: str) -> list[str]:
+    """Columns with numbers that begin with zeros: names of plates and wells, which would be others without."""
+    rows = pd.read_csv(path, sep=separator, nrows=_LOOKED_AT, dtype=str)
+    return [name for name in rows if rows[name].str.fullmatch(_PADDED, na=False).any()]
+
+
+def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Folders, from above to below and in the order of their names, each with the names of its files.
+
+    Links to folders are followed, but not those that lead back to where they lie in. Names that begin with a dot are
+    left out.
+
+    Parameters
+    ----------
+    folder
+        Where to begin.
+    above
+        Folders that it lies in, and that are not entered again.
+
+    Raises
+    ------
+    OSError
+        If a folder cannot be listed.
+    """
+    place = os.path.realpath(folder)
+    if place in above:
+        return
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    yield os.fspath(folder), [name for name, is_folder in found if not is_folder]
+    for name, is_folder in found:
+        if is_folder and name not in _LEFT:
+            yield from walked(os.path.join(folder, name), (*above, place))

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_count
-from scbd._labels import as_columns, control_names, label_text, label_values
+from scbd._anndata import as_columns, control_names, label_text, label_values
+from scbd._checks import check_count, head
 from scbd._linear_maps import inverse_of_varying
-from scbd._messages import head
 from scbd.data._inputs import Inputs
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from sklearn.mixture import GaussianMixture
 
-    from scbd.data._channels import Channels
-    from scbd.data.sources import ImageSource
+    from scbd.data._inputs import Channels
+    from scbd.data._sources import ImageSource
 
 INFERRED = "inferred_environment"
 _BLOCK = 4096
@@ -46,18 +45,11 @@ class InferredEnvironments(NamedTuple):
     """
 
     labels: pd.Series
-    """``"inferred_1"``, the most frequent, and so on: a categorical of the index of ``obs``.
-
-    Names are those of one call: ``"inferred_1"`` of another table may be another group. Infer once, on all cells.
-    """
+    """``"inferred_1"``, the most frequent, and so on, by the index of ``obs``. Infer once, on all cells."""
     axes: np.ndarray
     """Where each cell lies on the two axes that tell them apart best, float32 ``(N, 2)``."""
     gain: float
-    """How much better groups describe new cells than one group does, in nats a cell.
-
-    If there are none, it is about 0 or below, at times above by chance: :func:`infer_environments` warns unless it is
-    more than two standard errors above 0. Skewed features gain without groups.
-    """
+    """How much better groups describe new cells than one group does, in nats a cell; about 0 if there are none."""
 
 
 def infer_environments(
@@ -82,10 +74,9 @@ def infer_environments(
     which features are large.
 
     Groups are all that it can find: cells in two states (of the cell cycle, say) form groups, too, and environments
-    that shift cells by less than these differ among themselves cannot be told. Several Gaussians also describe one
-    group of skewed features better than one Gaussian does (by about 0.07 nats a cell for six gamma distributed features
-    of skewness 1.4): make such features symmetric first, by a logarithm for example. Look at groups
-    (:func:`scbd.pl.inferred_environments`) before you train.
+    that shift cells by less than these differ among themselves are not found. Make skewed features symmetric first, by
+    a logarithm for example: several Gaussians describe one skewed group better than one does. Look at ``axes`` before
+    you train.
 
     Parameters
     ----------
@@ -156,8 +147,7 @@ def infer_environments(
     if gain <= _SURE * error:
         msg = (
             f"Cells of equal {y_key!r} do not form {n_environments} groups: these describe new cells no better than "
-            f"one group does, beyond chance ({gain:.2g} nats per cell, standard error {error:.1g}). The inferred "
-            "environments mean nothing, or cells are too few to tell."
+            f"one group does, beyond chance ({gain:.2g} nats per cell, standard error {error:.1g})."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     of_cell = mixture.predict(space)

@@ -1,22 +1,27 @@
-"""Inputs of a table, images or features: where they are, and that they are those a model was set up with."""
+"""Inputs of a table, images or features: where they lie, which channels are taken, and which a model knows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pandas as pd
 import zarr
 
-from scbd._keys import IMAGE_KEY
-from scbd._matrices import frame_numbers, is_sparse
-from scbd._messages import missing_key
-from scbd.data._channels import channel_names, taken_channels, told_by_name
-from scbd.data.sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, columns_of
+from scbd._anndata import IMAGE_KEY, frame_numbers, is_sparse
+from scbd._checks import head, missing_key
+from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, columns_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scbd.data._channels import Channels
+logger = logging.getLogger(__name__)
+
+# names or numbers of those that are taken, or new names for them
+Channels: TypeAlias = Sequence[str | int] | Mapping[str, str | int]
 
 # the layer that is no layer
 X = "X"
@@ -64,13 +69,11 @@ class Inputs(NamedTuple):
             raise ValueError(msg)
         if channels is not None:
             stored = cls(image_key=image_key).stored(adata)
-            channels = told_by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
+            channels = _by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
         if given or image_key:
             return cls(image_key, layer, obsm_key, channels)
-        others = _of_four(adata)
-        if others or adata.X is None:
-            also = " It has no X either, whose features could be learned from (layer='X')." if not others else ""
-            raise KeyError(missing_key("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key") + also)
+        if _keys_of_images(adata) or adata.X is None:
+            raise KeyError(missing_key("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key"))
         return cls(layer=X)
 
     @property
@@ -106,26 +109,22 @@ class Inputs(NamedTuple):
         return slot[key]
 
     def check_there(self, adata: AnnData) -> None:
-        """Raise if cells lack what a model embeds, which was set up with others, and so cannot be told another key.
+        """Raise if cells lack what a model embeds, which cannot be told another key.
 
         Raises
         ------
         KeyError
-            If they do: what is missing, and which cells have it.
+            If they do.
         """
         try:
             self.array(adata)
         except KeyError as error:
-            what = "features" if self.image_key is None else "images"
-            keys = ", ".join(adata.obsm.keys()) or "nothing"
+            others = [] if self.image_key is None else _keys_of_images(adata)
+            put = f": adata.{self.where} = adata.obsm[{others[0]!r}], if that is it" if others else ""
             msg = (
-                f"The model embeds {what} at {self.where}, which these cells do not have (obsm has: {keys}). Give the "
-                f"cells with their {what}, from the file that they were made from: cells.h5ad of scbd run, and what "
-                "embed_to writes, keep all but these."
+                f"The model embeds what lies at {self.where}, which these cells do not have (obsm has: "
+                f"{', '.join(adata.obsm.keys()) or 'nothing'}). Give the cells with it{put}."
             )
-            others = [] if self.image_key is None else _of_four(adata)
-            if others:
-                msg += f" If they are at {others[0]!r}: adata.{self.where} = adata.obsm[{others[0]!r}]."
             raise KeyError(msg) from error
 
     def source(self, adata: AnnData) -> ImageSource:
@@ -151,10 +150,7 @@ class Inputs(NamedTuple):
         if isinstance(array, pd.DataFrame):
             array = frame_numbers(array, self.where)
         if is_sparse(array):
-            msg = (
-                f"{self.where} is sparse ({type(array).__name__}), features are read as they are: make it dense, such "
-                "as adata.X = adata.X.toarray()."
-            )
+            msg = f"{self.where} is sparse ({type(array).__name__}): make it dense, such as adata.X.toarray()."
             raise TypeError(msg)
         if isinstance(array, zarr.Array):
             return ZarrSource(array, self.where, self.kind)
@@ -168,7 +164,7 @@ class Inputs(NamedTuple):
         return [str(name) for name in array.columns] if isinstance(array, pd.DataFrame) else None
 
 
-def _of_four(adata: AnnData) -> list[str]:
+def _keys_of_images(adata: AnnData) -> list[str]:
     """Keys of ``obsm`` that images may be at."""
     return [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
 
@@ -176,6 +172,189 @@ def _of_four(adata: AnnData) -> list[str]:
 def image_source(adata: AnnData, image_key: str) -> ImageSource:
     """Images of a table, ready to be read by row, without masks; see :meth:`Inputs.source`."""
     return Inputs(image_key=image_key).source(adata)
+
+
+def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[str]:
+    """``var['channels']``, else the names of ``var`` if they are as many as channels, else numbers.
+
+    Without that column, ``var`` need not be about images: X may hold genes or features.
+
+    Raises
+    ------
+    ValueError
+        If ``var['channels']`` names more or fewer channels than the images have.
+    """
+    named = "channels" in var
+    if len(var) == n_channels:
+        return [str(name) for name in (var["channels"] if named else var.index)]
+    if named:
+        raise ValueError(_cut(var, n_channels, image_key, "channels"))
+    return numbered(n_channels)
+
+
+def taken_channels(
+    var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None
+) -> tuple[list[int], list[str]]:
+    """Places and names of the channels that were asked for; by default of all but masks.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If one is not there, ``var`` is not about the images, or none is asked for and ``var`` has fewer names than
+        there are channels: which they are of, only a user can say.
+    """
+    names = channel_names(var, n_channels, image_key)
+    if channels is not None:
+        return chosen_channels(names, channels, f"obsm[{image_key!r}]")
+    if 0 < len(var) < n_channels and not _unnamed(var.index.astype(str).tolist()):
+        raise ValueError(_cut(var, n_channels, image_key, "names"))
+    places = np.flatnonzero(~_masks(var, n_channels)).tolist()
+    return places, [names[place] for place in places]
+
+
+def _cut(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
+    """``adata[:, names]`` cuts ``var``, and no image."""
+    names = var["channels"] if what == "channels" else var.index
+    return (
+        f"var has {len(var)} {what} ({head(names)}), obsm[{image_key!r}] has {n_channels}: adata[:, names] cuts var "
+        "and no image. Begin with all of them and choose with channels=…, by number where var names something else."
+    )
+
+
+def chosen_channels(names: Sequence[str], channels: Channels, where: str) -> tuple[list[int], list[str]]:
+    """Places and names of the channels that were asked for, in that order.
+
+    Parameters
+    ----------
+    names
+        Of all channels.
+    channels
+        Names or numbers; a mapping gives new names. Channels that have no names get those of a list that is as long.
+    where
+        What errors call the images.
+
+    Raises
+    ------
+    KeyError
+        If there is no such name.
+    ValueError
+        If none is asked for, one twice, there is no such number, or several have a name.
+    """
+    asked = [channels] if isinstance(channels, (str, int)) else list(channels)
+    if not asked:
+        msg = f"channels={channels!r}: name at least one of {', '.join(names)}."
+        raise ValueError(msg)
+    if isinstance(channels, Mapping):
+        return _places(names, list(channels.values()), where), [str(name) for name in asked]
+    if _unnamed(names) and len(asked) == len(names) and not any(_is_number(one) or one in names for one in asked):
+        return list(range(len(names))), [str(name) for name in asked]
+    places = _places(names, asked, where)
+    return places, [names[place] for place in places]
+
+
+def _by_name(names: Sequence[str], channels: Channels) -> Channels:
+    """The same, by name where it is unique: other cells may have fewer channels, under other numbers."""
+
+    def plain(one: str | int) -> str | int:
+        if one in names or not _is_number(one) or not 0 <= int(one) < len(names):
+            return one if isinstance(one, str) else int(one)
+        return names[int(one)] if names.count(names[int(one)]) == 1 else int(one)
+
+    if isinstance(channels, Mapping):
+        return {str(name): plain(one) for name, one in channels.items()}
+    return [plain(one) for one in ([channels] if isinstance(channels, (str, int)) else channels)]
+
+
+def _places(names: Sequence[str], asked: Sequence[str | int], where: str) -> list[int]:
+    places = []
+    for one in asked:
+        found = [place for place, name in enumerate(names) if name == one]
+        if len(found) > 1:
+            msg = f"{where} has {len(found)} channels of the name {one!r} (numbers {head(found)}): choose by number."
+            raise ValueError(msg)
+        if not found and not _is_number(one):
+            raise KeyError(missing_key(f"{where} (channels)", str(one), names, "channels"))
+        place = found[0] if found else int(one)
+        if not 0 <= place < len(names):
+            msg = f"{where} has {len(names)} channels, of the numbers 0 to {len(names) - 1}: there is no {place}."
+            raise ValueError(msg)
+        places.append(place)
+    if len(set(places)) < len(places):
+        msg = f"channels={list(asked)!r} names one channel twice."
+        raise ValueError(msg)
+    return places
+
+
+def say_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
+    """Say which channels are left out, where none are asked for."""
+    masks = _masks(var, n_channels)
+    if masks.any() and channels is None:
+        names = channel_names(var, n_channels, image_key)
+        left = ", ".join(np.array(names)[masks])
+        logger.warning("%s are masks (var['channel_mapping']), and are left out; channels=%s takes all.", left, names)
+
+
+def _masks(var: pd.DataFrame, n_channels: int) -> np.ndarray:
+    """Which channels are masks, as scPortrait says it; none where that leaves no image."""
+    if "channel_mapping" not in var or len(var) != n_channels:
+        return np.zeros(n_channels, dtype=bool)
+    masks = (var["channel_mapping"].astype(str) == "mask").to_numpy()
+    return masks & ~masks.all()
+
+
+def numbered(n: int) -> list[str]:
+    """How channels are called that have no names."""
+    return [f"channel_{i}" for i in range(n)]
+
+
+def _is_number(channel: str | int) -> bool:
+    """Whether this is a number, which may be text where it comes from a command line."""
+    return not isinstance(channel, str) or channel.isdecimal()
+
+
+def _unnamed(names: Sequence[str]) -> bool:
+    """Whether these are no names but numbers, ours or those of pandas."""
+    return [name.removeprefix("channel_") for name in names] == [str(i) for i in range(len(names))]
+
+
+def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str, Any], image_key: str) -> None:
+    """Hold names of channels to those a model was set up with, where both have names.
+
+    Raises
+    ------
+    ValueError
+        If they are the same in another order. They are not put in order here: ``adata[:, names]`` moves names and
+        leaves images where they are, so that names do not tell which of the two was moved.
+
+    Warns
+    -----
+    UserWarning
+        If there are other names.
+    """
+    stored = channel_names(var, n_channels, image_key)
+    found = taken_channels(var, n_channels, image_key, registered.get("asked"))[1]
+    known = registered["channels"]
+    _check_order(stored, registered.get("stored", known), image_key)
+    if not registered.get("asked"):
+        _check_order(found, known, image_key)
+    if found == known or _unnamed(found) or _unnamed(known):
+        return
+    msg = (
+        f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: other "
+        "names. Channels are taken as they come; where only the names differ, rename them."
+    )
+    warnings.warn(msg, UserWarning, stacklevel=4)
+
+
+def _check_order(found: list[str], known: list[str], image_key: str) -> None:
+    if found == known or sorted(found) != sorted(known):
+        return
+    msg = (
+        f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: the "
+        "same in another order. Put names (adata[:, order]) and images (adata.obsm[…][:, order]) in the model's order; "
+        "only the names, if the images lie in it already."
+    )
+    raise ValueError(msg)
 
 
 def check_like_registered(
@@ -188,7 +367,7 @@ def check_like_registered(
     source
         The images.
     registered
-        What :class:`ImageField` recorded.
+        What ``ImageField`` recorded.
     image_key
         Where they are.
     resize

@@ -1,4 +1,4 @@
-"""Sources and samplers become batches: the Lightning data module."""
+"""Sources and samplers become batches: rows as tensors, read ahead, and the Lightning data module."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning as L
 import numpy as np
 import torch
+from torch.nn import functional as F
 
-from scbd.data._neighbours import mixed_neighbours, parts_of
-from scbd.data._prefetch import prefetch
-from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+from scbd._checks import resized_to
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, mixed_neighbours, parts_of
+from scbd.data._sources import ArraySource, count_rows, prefetch
 from scbd.data._splits import matched_rows
-from scbd.data._tensors import TensorSource, read_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+    from scbd._checks import ImageSize
+    from scbd.data._sources import ImageSource
     from scbd.data._splits import Split
-    from scbd.data.sources import ImageSource
 
 Stage = Literal["train", "validation", "matched"]
 
@@ -30,24 +31,99 @@ _CELLS = 2048
 _POSITIVES_WANTED = 8
 # training cells that validation cells are compared with: enough to say what they share, few enough to cost little
 _MATCHED = 8192
+# bytes that are on their way to a device
+_COPIED_AT_ONCE = 64 * 2**20
+
+
+def read_tensor(source: ImageSource, rows: np.ndarray | slice) -> torch.Tensor:
+    """Inputs of these rows as a tensor: on the source's device, or pinned where there is a GPU to fetch them.
+
+    Torch keeps pinned memory that is no longer used for the next batch.
+    """
+    if isinstance(source, TensorSource):
+        return source.tensor(rows)
+    if not torch.cuda.is_available():
+        return torch.from_numpy(source.read(rows))
+    n, *image_shape = source.shape
+    pinned = torch.empty((count_rows(rows, n), *image_shape), dtype=_torch_dtype(source), pin_memory=True)
+    source.read(rows, out=pinned.numpy())
+    return pinned
+
+
+def _torch_dtype(source: ImageSource) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, source.dtype)).dtype
+
+
+class TensorSource:
+    """Images, or features, on a device, read there.
+
+    Parameters
+    ----------
+    images
+        Shape ``(N, C, H, W)``, or ``(N, F)``.
+    """
+
+    in_memory = True
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self._images = images
+
+    @classmethod
+    def on_device(cls, source: ImageSource, device: torch.device) -> TensorSource:
+        """Copy a source to a device.
+
+        Raises
+        ------
+        ValueError
+            If they are larger than the free memory of a GPU.
+        """
+        n, *image_shape = source.shape
+        size = int(np.prod(source.shape)) * source.dtype.itemsize
+        if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0]:
+            free = torch.cuda.mem_get_info(device)[0]
+            msg = (
+                f"preload='device': all inputs take {size / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free: "
+                "leave preload out, batches are read ahead anyway."
+            )
+            raise ValueError(msg)
+        images = torch.empty((n, *image_shape), dtype=_torch_dtype(source), device=device)
+        block = max(1, _COPIED_AT_ONCE * n // size)
+        for start in range(0, n, block):
+            images[start : start + block] = read_tensor(source, slice(start, start + block))
+        return cls(images)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, H, W), or (N, F)."""
+        return tuple(self._images.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As stored."""
+        return torch.empty(0, dtype=self._images.dtype).numpy().dtype
+
+    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        """Inputs of these rows, in this order, as stored and free to change."""
+        images = self.tensor(rows).cpu().numpy()
+        if out is None:
+            return images.copy() if isinstance(rows, slice) else images
+        out[...] = images
+        return out
+
+    def tensor(self, rows: np.ndarray | slice) -> torch.Tensor:
+        """Inputs of these rows, in this order, on the device."""
+        if isinstance(rows, slice):
+            return self._images[rows]
+        # torch gathers int16 everywhere, uint16 only in places
+        bits = self._images.view(torch.int16) if self._images.dtype == torch.uint16 else self._images
+        return bits.index_select(0, torch.from_numpy(rows).to(bits.device)).view(self._images.dtype)
 
 
 class BatchLoader:
     """Batches of a sampler's rows, read ahead by a background thread: integers until the device.
 
     Its position is the trainer's step, since the sampler was built to start from it; the pair of state methods tells
-    Lightning that it can resume.
-
-    Parameters
-    ----------
-    source
-        Images ``(N, C, H, W)``.
-    y, e
-        Codes, int64 ``(N,)``.
-    batches
-        Rows of each batch.
-    numbers
-        What else cells have, such as their place in the order of time, int64 ``(N, K)``.
+    Lightning that it can resume. Arguments are those of :class:`ImageDataModule`, and ``batches`` the rows of each.
     """
 
     def __init__(
@@ -84,10 +160,9 @@ class BatchLoader:
 class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
-    Training is one long pass of ``max_steps`` batches, or of several times as many where the trainer accumulates the
-    gradients of several for a step; a resumed run goes on with the batch it would have seen next.
-    Validation batches are the same each time: as many whole ones as the validation cells fill, or one of all of them if
-    they are fewer than a batch. Of 3,000 cells and batches of 2,048, 952 or more are never seen.
+    Training is one long pass of ``max_steps`` batches (times the batches that gradients are accumulated of); a resumed
+    run goes on with the batch it would have seen next. Validation batches are the same each time: as many whole ones as
+    the validation cells fill, or one of all of them if they are fewer than a batch.
 
     Parameters
     ----------
@@ -286,3 +361,57 @@ class ImageDataModule(L.LightningDataModule):
 
     def _loader(self, sampler: BatchSampler) -> BatchLoader:
         return BatchLoader(self._source, self._y, self._e, sampler, self._numbers)
+
+
+_BLOCK = 512
+
+
+def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray | None = None) -> np.ndarray:
+    """Resize images to so many pixels a side (bilinear, antialiased), in their own dtype.
+
+    Models take ``image_size`` and resize as they go, which suits a GPU. On a processor, and for crops much larger than
+    what is trained on, it pays to do it once: an epoch then reads and computes less. Integers are rounded.
+
+    Parameters
+    ----------
+    images
+        Shape ``(N, C, H, W)``, in memory or memory-mapped; uint8, uint16, float16 or float32.
+    image_size
+        Pixels a side; images that are not square want a pair ``(height, width)``, which may stretch them.
+    out
+        Array to write to, for example a memory-map; a new one by default.
+
+    Returns
+    -------
+    Shape ``(N, C, image_size, image_size)``, or ``(N, C, height, width)``; dtype of ``images``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``images`` are not images, ``image_size`` is not positive or would squash images that are not square, or
+        ``out`` is of another shape or dtype.
+
+    Examples
+    --------
+    >>> scbd.data.resize_images(adata.obsm["single_cell_images"], 16).shape
+    (240, 4, 16, 16)
+    """
+    source = ArraySource(images)
+    n, channels, *stored = source.shape
+    size = resized_to(image_size, *stored)
+    shape = (n, channels, *size)
+    if out is None:
+        out = np.empty(shape, source.dtype)
+    elif out.shape != shape or out.dtype != source.dtype:
+        msg = f"out has shape {out.shape} and dtype {out.dtype}, the resized images {shape} and {source.dtype}."
+        raise ValueError(msg)
+    for start in range(0, n, _BLOCK):
+        block = resized(source.read(slice(start, start + _BLOCK)), size)
+        # a weighted mean never leaves the range of its dtype
+        out[start : start + _BLOCK] = (block.round_() if source.dtype.kind == "u" else block).numpy()
+    return out
+
+
+def resized(images: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
+    """Bilinear and antialiased, float32."""
+    return F.interpolate(torch.from_numpy(images).float(), size, mode="bilinear", antialias=True, align_corners=False)

@@ -1,0 +1,333 @@
+"""Crops of cells in fields of view: fields are arrays, cells are centroids or the labels of a mask."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+import pandas as pd
+
+from scbd._checks import head, missing_key
+from scbd.data._inputs import chosen_channels, numbered
+from scbd.data._readers import Crops
+from scbd.data._sources import channels_last, check_images, target_of
+
+if TYPE_CHECKING:
+    from scbd.data._inputs import Channels
+
+logger = logging.getLogger(__name__)
+
+Edge: TypeAlias = Literal["zeros", "reflect", "drop"]
+Mask: TypeAlias = Literal["neighbours", "background"]
+
+LABEL, AREA = "label", "area"
+# pixels a side of what is read at once: fields of most microscopes are smaller, slides are larger
+_TILE = 4_096
+
+
+def crop_cells(
+    images: Any,
+    cells: pd.DataFrame | np.ndarray | None = None,
+    *,
+    size: int,
+    labels: Any = None,
+    field_key: str = "field",
+    yx_keys: tuple[str, str] = ("y", "x"),
+    channels: Channels | None = None,
+    edge: Edge = "zeros",
+    mask: Mask | None = None,
+) -> Crops:
+    """Crops of cells in fields of view, around their centroids or those of their labels.
+
+    Positions are checked first. Crops are cut when they are asked for: :func:`write_screen` holds a few fields in
+    memory, not all of them.
+
+    Pixels are counted from 0, and their positions are those of their middles, as in CellProfiler and scikit-image. The
+    pixel in which the centroid lies becomes pixel ``size // 2`` of the crop.
+
+    Parameters
+    ----------
+    images
+        Fields by name: a mapping of arrays ``(channels, height, width)`` or ``(height, width)`` of numpy, Zarr, dask,
+        h5py or xarray; or one such array.
+    cells
+        A row a cell, with the name of its field (but of one field) and its position in pixels; all columns are kept.
+        Of one field, an array ``(N, 2)`` of y and x will do. `None`: a cell for each label.
+    size
+        Height and width of crops, in pixels.
+    labels
+        Label masks, given like ``images``: integers ``(height, width)``, 0 is background. Cells are then found by field
+        and ``label``, and columns that they lack are added: the centroid, and ``area`` in pixels.
+    field_key, yx_keys
+        Columns of the cells: name of the field, position.
+    channels
+        Which, by number and in which order: a mapping names them, ``{"DNA": 0}``, and so does a list of as many names
+        as there are channels.
+    edge
+        Crops that reach over the edge of their field are filled with ``"zeros"``, or with the field mirrored at its
+        last pixel (``"reflect"``), or left out (``"drop"``).
+    mask
+        What becomes zero: pixels of other cells' labels (``"neighbours"``), or all but those of the cell's own
+        (``"background"``).
+
+    Returns
+    -------
+    :class:`Crops` in the dtype of the fields, sorted by field. ``to_memory()`` makes an AnnData of a few.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If fields differ in channels or dtype, have planes or time points, or do not fit their labels; if a column or
+        channel is not there; if a cell has no field, a position outside of it or none, or a label without pixels.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> fields = {"A1": rng.integers(0, 99, (3, 64, 80), "uint16"), "A2": rng.integers(0, 99, (3, 64, 80), "uint16")}
+    >>> cells = pd.DataFrame({"field": ["A1", "A1", "A2"], "y": [20.2, 40.0, 31.5], "x": [30.0, 25.0, 60.1]})
+    >>> crops = scbd.data.crop_cells(fields, cells, size=32, channels={"DNA": 0, "actin": 2})
+    >>> crops
+    Crops 'cells': 3 of 2 × 32 × 32 uint16 (DNA, actin)
+    """
+    _check_arguments(size, edge, mask, cells, labels)
+    fields = _by_name(images)
+    n_channels = _check_fields(fields)
+    masks = {} if labels is None else _by_name(labels)
+    table = None if cells is None else _table(cells, fields, field_key, yx_keys)
+    if table is None or labels is not None:
+        table = _labelled(table, fields, masks, field_key, yx_keys)
+    number, centres = _placed(table, fields, field_key, yx_keys)
+    lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
+    first = centres - size // 2
+    cut = ((first < 0) | (first + size > lengths)).any(axis=1)
+    if cut.any():
+        logger.info("%d of %d crops reach over the edge of their field (edge=%r).", cut.sum(), len(cut), edge)
+    kept = np.flatnonzero(~cut if edge == "drop" else np.ones_like(cut))
+    if not len(kept):
+        msg = f"Crops of all {len(cut):,} cells reach over the edge of their field, and edge='drop' leaves none."
+        raise ValueError(msg)
+    tiles = centres // _TILE
+    order = kept[np.lexsort([tiles[kept, 1], tiles[kept, 0], number[kept]])]
+    known = numbered(n_channels)
+    places, names = chosen_channels(known, known if channels is None else channels, "images")
+    own = None if mask is None else table[LABEL].to_numpy()[order]
+    source = _CropSource(fields, masks, number[order], centres[order], int(size), places, edge, mask, own)
+    obs = table.iloc[order]
+    return Crops(source, obs.set_axis(obs.index.astype(str)), names)
+
+
+@dataclass(eq=False)
+class _CropSource:
+    """Crops as a source of images: what is asked for of a tile of a field is read together.
+
+    Attributes
+    ----------
+    chunk_rows
+        Cells of a tile: one of them costs as much to read as all.
+    """
+
+    fields: dict[str, Any]
+    masks: dict[str, Any]
+    number: np.ndarray
+    centres: np.ndarray
+    size: int
+    channels: list[int]
+    edge: Edge
+    mask: Mask | None
+    own: np.ndarray | None
+    in_memory: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.names = list(self.fields)
+        tiles = np.column_stack([self.number, self.centres // _TILE])
+        self.tile_of = np.unique(tiles, axis=0, return_inverse=True)[1].ravel()
+        self.chunk_rows = -(-len(tiles) // (int(self.tile_of.max()) + 1))
+        self.shape = (len(tiles), len(self.channels), self.size, self.size)
+        self.dtype: np.dtype = self.fields[self.names[0]].dtype.newbyteorder("=")
+        check_images(self.shape, self.dtype, "images")
+
+    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        """Images of these rows, in this order.
+
+        Raises
+        ------
+        IndexError
+            If there is no such row.
+        ValueError
+            If a field is damaged (which).
+        """
+        out = target_of(self, rows, out)
+        asked = np.arange(self.shape[0])[rows]
+        for places in pd.DataFrame(index=asked).groupby(self.tile_of[asked]).indices.values():
+            name = self.names[self.number[asked[places[0]]]]
+            try:
+                out[places] = self._cut(name, asked[places])
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
+                msg = f"Field {name!r} cannot be read: {error}"
+                raise ValueError(msg) from error
+        return out
+
+    def _cut(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Crops of one tile, ``(n, C, size, size)``."""
+        field = self.fields[name]
+        (y, beyond_y), (x, beyond_x) = (
+            _windows(centres, self.size, length, reflect=self.edge == "reflect")
+            for centres, length in zip(self.centres[rows].T, field.shape[-2:], strict=True)
+        )
+        box = (..., slice(int(y.min()), int(y.max()) + 1), slice(int(x.min()), int(x.max()) + 1))
+        at = (slice(None), (y - y.min())[:, :, None], (x - x.min())[:, None, :])
+        crops = np.moveaxis(_pixels(field[box])[self.channels][at], 1, 0)
+        hidden = beyond_y[:, :, None] | beyond_x[:, None, :]
+        if self.own is not None:
+            labels = _pixels(self.masks[name][box])[at][0]
+            others = labels != self.own[rows][:, None, None]
+            hidden = hidden | (others & (labels != 0) if self.mask == "neighbours" else others)
+        return np.where(hidden[:, None], 0, crops) if hidden.any() else crops
+
+
+def _windows(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Along one axis, the pixels of windows, and which of them are beyond the edge and become zero; ``(n, size)``."""
+    wanted = (centres - size // 2)[:, None] + np.arange(size)
+    if reflect:  # mirrored at the last pixel, which is not repeated
+        period = max(2 * (length - 1), 1)
+        folded = wanted % period
+        return np.minimum(folded, period - folded), np.zeros(wanted.shape, dtype=bool)
+    return np.clip(wanted, 0, length - 1), (wanted < 0) | (wanted >= length)
+
+
+def _pixels(part: Any) -> np.ndarray:
+    """In memory, channels first."""
+    part = np.asarray(part)
+    return part.reshape(-1, *part.shape[-2:])
+
+
+def _by_name(arrays: Any) -> dict[str, Any]:
+    return dict(arrays) if isinstance(arrays, Mapping) else {"0": arrays}
+
+
+def _check_fields(fields: dict[str, Any]) -> int:
+    """How many channels all have.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no fields, or differ.
+    """
+    kinds = {}
+    for name, field in fields.items():
+        if not hasattr(field, "shape") or not hasattr(field, "dtype"):
+            msg = f"Field {name!r} is {type(field).__name__}: give an array, such as tifffile.imread(path)."
+            raise TypeError(msg)
+        shape = tuple(field.shape)
+        if len(shape) not in (2, 3) or 0 in shape or (len(shape) == 3 and channels_last(*shape)):
+            msg = f"Field {name!r} has shape {shape}, a field is (channels, height, width): one plane, one time point."
+            raise ValueError(msg)
+        kinds[name] = (1 if len(shape) == 2 else shape[0], field.dtype)
+    if len(set(kinds.values())) != 1:
+        told = head(f"{name} has {n} channels of {dtype}" for name, (n, dtype) in kinds.items())
+        msg = f"Fields must have the same channels and dtype: {told}." if kinds else "There are no fields."
+        raise ValueError(msg)
+    return next(iter(kinds.values()))[0]
+
+
+def _table(
+    cells: pd.DataFrame | np.ndarray, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
+) -> pd.DataFrame:
+    """Cells with the names of their fields."""
+    table = cells if isinstance(cells, pd.DataFrame) else pd.DataFrame(cells, columns=list(yx_keys))
+    if field_key not in table and len(fields) > 1:
+        raise KeyError(missing_key("The table of cells", field_key, table.columns, "field_key"))
+    return table if field_key in table else table.assign(**{field_key: next(iter(fields))})
+
+
+def _labelled(
+    table: pd.DataFrame | None,
+    fields: dict[str, Any],
+    masks: dict[str, Any],
+    field_key: str,
+    yx_keys: tuple[str, str],
+) -> pd.DataFrame:
+    """Cells with the centroids and areas of their labels; without a table all labels."""
+    names = list(masks) if table is None else table[field_key].unique().tolist()
+    for name in names:
+        if name not in fields or name not in masks:
+            msg = f"Field {name!r} has {'no labels' if name in fields else 'no image'}: give both of each field."
+            raise ValueError(msg)
+    found = pd.concat([_measured(masks[name], fields[name].shape[-2:], name) for name in names], ignore_index=True)
+    found = found.rename(columns=dict(zip(("field", "y", "x"), (field_key, *yx_keys), strict=True)))
+    if table is None:
+        return found.set_axis(found[field_key].astype(str) + "_" + found[LABEL].astype(str))
+    if LABEL not in table:
+        raise KeyError(missing_key("The table of cells", LABEL, table.columns))
+    keys = [field_key, LABEL]
+    joined = table[keys].merge(found, how="left", on=keys).set_axis(table.index)
+    _refuse(joined[AREA].isna(), "have a label without pixels")
+    return table.assign(**{column: joined[column] for column in found if column not in table})
+
+
+def _measured(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
+    """Labels of one field with their centroids and areas."""
+    if mask.dtype.kind not in "ui" or tuple(mask.shape)[-2:] != tuple(size):
+        msg = (
+            f"Labels of field {name!r} are {mask.dtype} of shape {tuple(mask.shape)}: give whole numbers, 0 for "
+            f"background, of its height and width {tuple(size)}."
+        )
+        raise ValueError(msg)
+    labels = _pixels(mask[...])[0]
+    y, x = np.nonzero(labels)
+    found, of_pixel, area = np.unique(labels[y, x], return_inverse=True, return_counts=True)
+    y_mean, x_mean = (np.bincount(of_pixel, at) / area for at in (y, x))
+    return pd.DataFrame({"field": name, LABEL: found.astype(np.int64), "y": y_mean, "x": x_mean, AREA: area})
+
+
+def _placed(
+    table: pd.DataFrame, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each cell the number of its field, and the pixel in which its centroid lies.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If there is no cell, no position, no such field, or the position is outside of it.
+    """
+    if not len(table):
+        msg = "There are no cells: the table is empty, or the labels are all 0."
+        raise ValueError(msg)
+    for key in yx_keys:
+        if key not in table:
+            raise KeyError(missing_key("The table of cells", key, table.columns, "yx_keys"))
+    number = pd.Index(list(fields)).get_indexer(table[field_key])
+    _refuse(number < 0, f"lie in fields that are not given (there are {head(fields)})")
+    yx = table[list(yx_keys)].to_numpy(np.float64, na_value=np.nan)
+    lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
+    _refuse(~((yx >= -0.5) & (yx < lengths - 0.5)).all(axis=1), "have no position in their field")
+    return number, np.floor(yx + 0.5).astype(np.int64)
+
+
+def _refuse(bad: np.ndarray | pd.Series, what: str) -> None:
+    bad = np.asarray(bad)
+    if bad.any():
+        msg = f"{bad.sum():,} of {len(bad):,} cells {what}; the first is in row {np.argmax(bad)}. Correct or drop them."
+        raise ValueError(msg)
+
+
+def _check_arguments(size: Any, edge: Any, mask: Any, cells: Any, labels: Any) -> None:
+    """Raise if an argument is none of those that are known, or one is missing."""
+    for name, value, known in (("edge", edge, get_args(Edge)), ("mask", mask, (None, *get_args(Mask)))):
+        if value not in known:
+            msg = f"{name}={value!r} is not known: use {', '.join(map(repr, known))}."
+            raise ValueError(msg)
+    if not isinstance(size, Integral) or size < 1:
+        msg = f"size={size!r}: give a whole number of pixels."
+        raise ValueError(msg)
+    if labels is None and (cells is None or mask is not None):
+        msg = "Give cells, a table with their positions, or labels, whose centroids are computed; a mask needs labels."
+        raise ValueError(msg)
+    if cells is not None and not isinstance(cells, pd.DataFrame) and np.shape(cells)[1:] != (2,):
+        msg = f"cells has shape {np.shape(cells)}: give a table, or positions (N, 2); label masks are given as labels."
+        raise ValueError(msg)

@@ -1,0 +1,982 @@
+"""Screens on disk: written once, block by block, as one sharded Zarr format with checksums; read by row ever after."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import shutil
+import tempfile
+import warnings
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from glob import escape as glob_escape
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from uuid import uuid4
+
+import h5py
+import numpy as np
+import pandas as pd
+import zarr
+from anndata import AnnData
+from anndata.utils import make_index_unique
+from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
+
+from scbd._anndata import IMAGE_KEY, label_text, label_values
+from scbd._checks import head, resized_to
+from scbd._files import check_distinct, partial_path, progress_bar
+from scbd.data._readers import Crops, channel_table, crops_of, images_of, opened, read_crops, some_channels, tables_of
+from scbd.data._sources import (
+    FEATURES,
+    IMAGE_DTYPES,
+    STORE_KEY,
+    ArraySource,
+    ZarrSource,
+    digest_cells,
+    mapped,
+    worked_on,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from zarr.abc.store import Store
+
+    from scbd._checks import ImageSize
+    from scbd.data._inputs import Channels
+
+    Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
+
+# rows that are written at once, a file of the store
+_BLOCK_BYTES = 64 * 2**20
+# images that are read and converted at once: few enough for a processor's caches, and for memory
+_CONVERTED_BYTES = 8 * 2**20
+# how hard to try: what is stored once is read a dozen times, at nearly the same speed
+_LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
+SOURCE = "source"
+
+
+def open_screen(
+    path: str | os.PathLike[str] | Store,
+    *,
+    image_key: str = IMAGE_KEY,
+    layer: str | None = None,
+    obsm_key: str | None = None,
+) -> AnnData:
+    """Open an ``.h5ad`` or Zarr store of any size: tables in memory, images or features where they are.
+
+    Images of an uncompressed ``.h5ad`` are memory-mapped, those of a Zarr store are read by :class:`ZarrSource`; those
+    of a compressed ``.h5ad`` are loaded. Write results to another path: writing an opened screen over itself destroys
+    its images.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` file; a ``.zarr`` folder; the URL of a Zarr store (``s3://…``, with fsspec); or a store of Zarr's.
+    image_key
+        Key in ``obsm`` of the images.
+    layer, obsm_key
+        In place of images: layer with features (``"X"`` for ``X``), or key of ``obsm`` with them.
+
+    Returns
+    -------
+    An AnnData without other layers, and without ``X`` unless that has the features. Images or features are a read-only
+    array over a :class:`numpy.memmap`, a :class:`zarr.Array` or an array in memory.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, KeyError
+        If there is no such file; if it is truncated or of another kind; if it has no such images or features.
+
+    Warns
+    -----
+    UserWarning
+        If chunks of a Zarr store hold parts of images, which is slow.
+
+    Examples
+    --------
+    >>> adata.write_h5ad("screen.h5ad")  # without compression, so that images can be mapped
+    >>> screen = scbd.data.open_screen("screen.h5ad")
+    >>> screen.obsm["single_cell_images"].shape
+    (240, 4, 32, 32)
+    """
+    group = opened(path)
+    if layer is not None or obsm_key is not None:
+        return _open_features(group, path, layer, obsm_key)
+    images = images_of(group, path, image_key)
+    parts = tables_of(group, image_key)
+    if isinstance(images, h5py.Dataset):
+        with images.file:
+            images = images[...]
+    elif isinstance(images, zarr.Array) and images.chunks[1:] != images.shape[1:]:
+        msg = (
+            f"Chunks of {images.chunks} in {path} hold parts of images, which takes long to read: convert it once with "
+            "scbd.data.write_screen(new_path, path, y_key=…)."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
+
+
+def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | None) -> AnnData:
+    """The same of features, dense."""
+    from anndata.io import read_elem
+
+    place = f"obsm/{obsm_key}" if layer is None else "X" if layer == "X" else f"layers/{layer}"
+    if place not in group:
+        inside = [f"{name}/{key}" for name in ("layers", "obsm") if name in group for key in group[name]]
+        msg = f"{path} has no {place} (its parts: {', '.join((['X'] if 'X' in group else []) + inside)})."
+        raise KeyError(msg)
+    kind = group[place].attrs.get("encoding-type")
+    if kind not in ("array", "dataframe"):
+        msg = f"{place} of {path} is no dense array ({kind}): make it dense (toarray()), and write it again."
+        raise ValueError(msg)
+    parts = tables_of(group, obsm_key or "")
+    features: Any = group[place]
+    if kind == "dataframe":
+        features = read_elem(features)
+    elif isinstance(features, h5py.Dataset):
+        in_place = mapped(features)
+        features = features[...] if in_place is None else in_place
+    if layer is None:
+        return AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}})
+    return AnnData(**parts | ({"X": features} if layer == "X" else {"layers": {layer: features}}))
+
+
+def open_embedding(path: str | os.PathLike[str]) -> AnnData:
+    """Open what ``embed_to`` has written, or another table of embeddings, in memory.
+
+    Parameters
+    ----------
+    path
+        A ``.zarr`` folder or an ``.h5ad``.
+
+    Returns
+    -------
+    AnnData with the cells' table, and the blocks in ``obsm``; metrics read it as it is.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is none; if it is damaged, or of another kind.
+
+    Examples
+    --------
+    >>> embedded = model.embed_to("embedding.zarr", dtype="float16")
+    >>> scbd.data.open_embedding("embedding.zarr").obsm["X_scbd_c"].shape
+    (240, 64)
+    """
+    if not os.path.exists(path):
+        msg = f"There is nothing at {path}."
+        raise FileNotFoundError(msg)
+    group = opened(path)
+    arrays = _blocks_of(group)
+    parts = tables_of(group, *arrays)
+    read = {key: ZarrSource(array, f"obsm[{key!r}]", FEATURES).read(slice(None)) for key, array in arrays.items()}
+    return AnnData(**parts | {"obsm": parts["obsm"] | read})
+
+
+def verify_screen(path: str | os.PathLike[str]) -> None:
+    """Read a whole screen or embedding that scbd has written, and compare it with its checksums.
+
+    Parameters
+    ----------
+    path
+        What :func:`write_screen` or ``embed_to`` wrote.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing.
+    ValueError
+        If blocks are damaged or missing (which rows of which files), if tables are not what was written, or if there
+        are no checksums.
+
+    Examples
+    --------
+    >>> screen = scbd.data.write_screen("screen.zarr", adata, y_key="gene")
+    >>> scbd.data.verify_screen("screen.zarr")  # silent: everything is as it was written
+    """
+    path = Path(path)
+    if not path.exists():
+        msg = f"There is nothing at {path}."
+        raise FileNotFoundError(msg)
+    group = opened(path)
+    said: Any = group.attrs.get(STORE_KEY)
+    arrays = _blocks_of(group, fast=True)
+    if said is None or not arrays:
+        msg = f"{path} has no checksums: scbd verifies what write_screen and embed_to have written."
+        raise ValueError(msg)
+    wrong = [] if _digest_of_tables(path, arrays) == said["tables"] else ["its tables are not what was written"]
+    with progress_bar("Verifying", sum(array.shape[0] for array in arrays.values())) as bar:
+        for array in arrays.values():
+            size = (array.shards or array.chunks)[0]
+            for block, start in enumerate(range(0, array.shape[0], size)):
+                file, stop = path / _chunk_file(array, block), min(start + size, array.shape[0])
+                try:
+                    if not file.exists():
+                        wrong.append(f"{file} is missing, with rows {start} to {stop - 1}")
+                    array[start:stop]
+                except (IndexError, OSError, RuntimeError, ValueError) as error:
+                    wrong.append(f"{file} is damaged, with rows {start} to {stop - 1} ({error})")
+                bar.update(stop - start)
+    if wrong:
+        msg = f"{path} is damaged in {len(wrong)} places: {head(wrong)}. Copy or write it again."
+        raise ValueError(msg)
+
+
+def write_screen(
+    path: str | os.PathLike[str],
+    plates: Plate | Sequence[Plate],
+    *,
+    y_key: str | Sequence[str],
+    image_key: str = IMAGE_KEY,
+    channels: Channels | None = None,
+    image_size: ImageSize | None = None,
+    dtype: Literal["uint8", "uint16", "float16", "float32"] | None = None,
+    intensity_range: Sequence[float] | Sequence[Sequence[float]] | None = None,
+    compression: Literal["lz4", "zstd"] | None = None,
+    seed: int = 0,
+) -> AnnData:
+    """Write plates of crops into one screen, to be opened with :func:`open_screen`.
+
+    Rows are sorted by perturbation and shuffled inside, across plates: of each perturbation of a batch, the cells are
+    then a few stretches of neighbours, from different wells. Hence all plates are given at once; a plate that comes
+    later is added by writing the old screen and the new plate to a new path.
+
+    The store appears under its name when it is whole. Killed at any moment and called again with the same cells, it
+    goes on where it stopped. Memory holds the tables and, for each core, a block of 64 MiB and what is converted at
+    once. Plates whose rows are stored many together, such as a compressed ``.h5ad``, are first put into a temporary
+    file beside ``path``, uncompressed.
+
+    Parameters
+    ----------
+    path
+        A ``.zarr`` folder: files of 64 MiB, a chunk and a checksum an image.
+    plates
+        AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`; one or several. Of several,
+        ``obs["source"]`` says which each cell is from, by the name of the file (a column of that name stays as it is).
+        Columns of dates, intervals or mixed values, such as rows that are 1 on one plate and A on another, are written
+        as text.
+    y_key
+        Column of the perturbation, or several.
+    image_key
+        Key of the images in ``obsm``, where plates have them and in the screen.
+    channels
+        Which are written, by name or number, in this order; a mapping gives them new names. By default all but masks.
+    image_size
+        Resize to so many pixels a side (bilinear, antialiased); crops that are not square want a pair
+        ``(height, width)``, which may stretch them.
+    dtype
+        Of the stored images. From one integer dtype or float to another integer dtype, intensities are scaled.
+    intensity_range
+        What becomes the lowest and the highest value then: ``(low, high)``, or one such pair a channel; by default the
+        0.1 and 99.9 % percentiles of each channel in 2,048 random crops (of floats, in 1,024 random pixels of each).
+        Kept in ``uns["scbd_store"]``.
+    compression
+        ``"lz4"`` reads fastest, ``"zstd"`` is smaller.
+    seed
+        Seed of the shuffling, and of the sample of intensities.
+
+    Returns
+    -------
+    The screen, as :func:`open_screen` opens it.
+
+    Raises
+    ------
+    FileExistsError
+        If there is something at ``path``.
+    OSError
+        If the disk is too small.
+    KeyError, TypeError, ValueError
+        If plates do not fit together, are given twice or lack ``y_key``, a column cannot be stored, an argument is out
+        of range, an image has NaN or infinite pixels (which), a file cannot be read, or the beginning of another store
+        lies there.
+
+    Examples
+    --------
+    >>> plates = [adata[adata.obs["well"] == well].copy() for well in ("P1_W1", "P1_W2")]
+    >>> screen = scbd.data.write_screen("screen.zarr", plates, y_key="gene", compression="lz4")
+    >>> screen.obs["gene"].is_monotonic_increasing  # sorted by perturbation
+    True
+    """
+    path = Path(path)
+    if path.suffix != ".zarr":
+        msg = f"{path}: give a path that ends in .zarr."
+        raise ValueError(msg)
+    if path.exists():
+        msg = f"{path} is there: give another path, or remove it."
+        raise FileExistsError(msg)
+    if compression not in (None, *_LEVELS):
+        msg = f"compression={compression!r} is not known: use {', '.join(map(repr, _LEVELS))} or None."
+        raise ValueError(msg)
+    given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
+    if not given:
+        msg = "There is no plate to write: give at least one."
+        raise ValueError(msg)
+    check_distinct(given)
+    crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
+    size, kind = _wanted(crops, image_size, dtype, intensity_range)
+    _check_alike(crops, y_key, sized=size is not None)
+    obs, order = _in_order(crops, y_key, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (len(obs), crops[0].images.shape[1], *(size or crops[0].images.shape[2:]))
+    n_bytes = math.prod(shape) * kind.itemsize
+    if compression is None:
+        _check_space(path, n_bytes)
+    with ExitStack() as stack:
+        crops = [_by_row(plate, path.parent, stack) for plate in crops]
+        scale = _scale(crops, kind, intensity_range, seed)
+        plan = ScreenPlan(crops, order, shape, kind, size, scale)
+        var = storable(channel_table(crops[0].channels), "var")
+        uns = {} if scale is None else {STORE_KEY: {"intensity_range": scale}}
+        store = BlockStore(
+            path,
+            {"obs": obs, "var": var, "uns": uns},
+            {image_key: (shape, kind)},
+            max(1, _BLOCK_BYTES * len(obs) // n_bytes),
+            plan.digest(obs),
+            by_row=True,
+            compression=compression,
+        )
+        todo = np.flatnonzero(~store.begin()).tolist()
+        written = worked_on(lambda block: store.write(block, {image_key: plan.images(store.rows(block))}), todo)
+        sizes = [store.rows(block).stop - store.rows(block).start for block in todo]
+        bar = stack.enter_context(progress_bar(f"Writing {path.name}", sum(sizes)))
+        for n, _ in zip(sizes, stack.enter_context(closing(written)), strict=True):
+            bar.update(n)
+        store.finish()
+    return open_screen(path, image_key=image_key)
+
+
+def _crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
+    if isinstance(plate, Crops):
+        return some_channels(plate, channels)
+    if isinstance(plate, AnnData):
+        return crops_of(plate, image_key, name, channels)
+    return read_crops(plate, image_key=image_key, channels=channels)
+
+
+def _wanted(
+    plates: Sequence[Crops], image_size: ImageSize | None, dtype: Any, intensity_range: Any
+) -> tuple[tuple[int, int] | None, np.dtype]:
+    """Size and dtype of stored images; size is `None` where it stays.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the dtype is not one of images, or does not hold what is stored, the range is none, or not needed, or the
+        size would squash a plate's images.
+    """
+    stored, n_channels = plates[0].images.dtype, plates[0].images.shape[1]
+    wanted = stored if dtype is None else np.dtype(dtype)
+    if wanted.name not in IMAGE_DTYPES:
+        msg = f"dtype={wanted.name!r} is not one of images: use {', '.join(IMAGE_DTYPES)}."
+        raise TypeError(msg)
+    if wanted == np.float16 and stored == np.uint16:
+        msg = "dtype='float16' rounds whole numbers above 2,048, and has none above 65,504: leave uint16 as it is."
+        raise ValueError(msg)
+    if intensity_range is not None:
+        if wanted.kind == "f" or wanted == stored:
+            msg = f"From {stored} to {wanted} intensities stay as they are: leave intensity_range out."
+            raise ValueError(msg)
+        found = np.asarray(intensity_range, dtype=np.float32)
+        if found.shape not in ((2,), (n_channels, 2)) or not (found[..., 0] < found[..., 1]).all():
+            msg = f"intensity_range={found.tolist()}: give (low, high), for all or for each of {n_channels} channels."
+            raise ValueError(msg)
+    size = None
+    for plate in plates:
+        try:
+            size = resized_to(image_size, *plate.images.shape[2:])
+        except ValueError as error:
+            msg = f"{plate.name}: {error}"
+            raise ValueError(msg) from error
+    if image_size is not None:  # loads torch before there are threads, each of which is told to use one core of it
+        importlib.import_module("scbd.data._loading")
+    return None if image_size is None else size, wanted
+
+
+def _check_alike(plates: Sequence[Crops], y_key: str | Sequence[str], *, sized: bool) -> None:
+    """Raise if plates differ in channels, dtype or size, or lack a perturbation."""
+    first = plates[0]
+    for plate in plates:
+        if (plate.channels, plate.images.dtype) != (first.channels, first.images.dtype):
+            channels = [f"{', '.join(p.channels)} ({p.images.dtype})" for p in (plate, first)]
+            msg = f"{plate.name} has channels {channels[0]}, {first.name} has {channels[1]}: they must be the same."
+            raise ValueError(msg)
+        if not sized and plate.images.shape[2:] != first.images.shape[2:]:
+            sides = [" × ".join(map(str, p.images.shape[2:])) for p in (plate, first)]
+            msg = f"{plate.name} has {sides[0]} pixels, {first.name} {sides[1]}: give image_size."
+            raise ValueError(msg)
+        try:
+            label_values(plate.obs, y_key)
+        except (KeyError, ValueError) as error:
+            msg = f"{plate.name}: {error.args[0]}"
+            raise type(error)(msg) from error
+
+
+def _check_space(path: Path, n_bytes: int) -> None:
+    partial = partial_path(path)
+    there = sum(file.stat().st_blocks * 512 for file in partial.rglob("*") if file.is_file())
+    free = shutil.disk_usage(path.parent).free
+    if n_bytes - there > free:
+        msg = f"{path} takes {(n_bytes - there) / 2**30:.1f} GiB more, the disk has {free / 2**30:.1f} free."
+        raise OSError(msg)
+
+
+def _by_row(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
+    """The plate; where its rows are stored many together, from a temporary file in which each lies by itself."""
+    source = plate.images
+    chunk_rows = getattr(source, "chunk_rows", 1)
+    if chunk_rows == 1:
+        return plate
+    n, *image = source.shape
+    step = chunk_rows * max(1, _BLOCK_BYTES // (chunk_rows * math.prod(image) * source.dtype.itemsize))
+    # has no name, and so is gone after a kill
+    file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+    images: np.ndarray = np.memmap(file, source.dtype, "w+", shape=source.shape)
+
+    def read(start: int) -> int:
+        return len(source.read(slice(start, start + step), out=images[start : start + step]))
+
+    starts = range(0, n, step)
+    with progress_bar(f"Reading {plate.name}", n) as bar:
+        for n_read in worked_on(read, starts) if getattr(source, "concurrent", False) else map(read, starts):
+            bar.update(n_read)
+    return replace(plate, images=ArraySource(images, plate.name))
+
+
+@dataclass(frozen=True, eq=False)
+class ScreenPlan:
+    """Where the rows of a screen come from, and what is done to images on the way.
+
+    Attributes
+    ----------
+    plates
+        Crops that can be read by row.
+    order
+        Of each row of the screen its row of all plates, one after the other.
+    shape, dtype
+        Of the stored images, ``(N, C, H, W)``.
+    image_size
+        That images are resized to; `None` leaves them.
+    intensity_range
+        For each channel what becomes the lowest and the highest value of an integer dtype, ``(C, 2)``; `None` where
+        intensities stay as they are.
+    """
+
+    plates: Sequence[Crops]
+    order: np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    image_size: tuple[int, int] | None
+    intensity_range: np.ndarray | None
+    # most sources are read from one thread at a time, and plates may share one
+    _turn: Lock = field(default_factory=Lock)
+
+    def images(self, rows: slice) -> np.ndarray:
+        """Images of some rows, read from their plates and converted; for several threads at once.
+
+        Raises
+        ------
+        ValueError
+            If an image has NaN or infinite pixels (which), or cannot be read.
+        """
+        order = self.order[rows]
+        images, first = np.empty((len(order), *self.shape[1:]), self.dtype), 0
+        for plate in self.plates:
+            n, *image = plate.images.shape
+            places = np.flatnonzero((order >= first) & (order < first + n))
+            # in the order of the plate's file
+            places = places[np.argsort(order[places])]
+            step = max(1, _CONVERTED_BYTES // (math.prod(image) * plate.images.dtype.itemsize))
+            for part in (places[start : start + step] for start in range(0, len(places), step)):
+                with nullcontext() if getattr(plate.images, "concurrent", False) else self._turn:
+                    raw = plate.images.read(order[part] - first)
+                check_finite(raw, plate, order[part] - first)
+                with np.errstate(over="ignore"):  # where float16 is too small: found next
+                    images[part] = self._converted(raw)
+                check_finite(images[part], plate, order[part] - first)
+            first += n
+        return images
+
+    def _converted(self, images: np.ndarray) -> np.ndarray:
+        if self.image_size not in (None, images.shape[2:]):
+            from scbd.data._loading import resized
+
+            images = resized(images, self.image_size).numpy()
+        if self.intensity_range is not None:
+            low, high = self.intensity_range.T[:, :, None, None]
+            highest = np.iinfo(self.dtype).max
+            images = np.subtract(images, low, dtype=np.float32)
+            images *= highest / (high - low)
+            images.clip(0, highest, out=images)
+        if self.dtype.kind == "u" and images.dtype.kind == "f":
+            np.round(images, out=images)
+        return images.astype(self.dtype, copy=False)
+
+    def digest(self, obs: pd.DataFrame) -> str:
+        """What decides the store: all labels, a sample of every plate's pixels, and what is done to them."""
+        digest = hashlib.sha256(digest_cells(None, obs).encode())
+        digest.update(self.order.tobytes())
+        for plate in self.plates:
+            digest.update(digest_cells(plate.images, plate.obs.iloc[:0]).encode())
+        scale = None if self.intensity_range is None else self.intensity_range.tolist()
+        digest.update(json.dumps([*self.shape, self.dtype.name, *self.plates[0].channels, scale]).encode())
+        return digest.hexdigest()
+
+
+def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
+    """Look at images of some rows of a plate, ``(N, C, H, W)``.
+
+    Raises
+    ------
+    ValueError
+        If one has NaN or infinite pixels (which).
+    """
+    if images.dtype.kind != "f":
+        return
+    bad = rows[~np.isfinite(images).all(axis=(1, 2, 3))]
+    if bad.size:
+        names = head(f"row {row} ({plate.obs.index[row]})" for row in bad)
+        msg = f"{plate.name} has NaN or infinite pixels as {images.dtype}: {names}. Drop these cells or repair them."
+        raise ValueError(msg)
+
+
+def _in_order(plates: Sequence[Crops], y_key: str | Sequence[str], seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """The table, sorted by perturbation and shuffled inside, and which row of all plates each was."""
+    # at once: what is text on one plate may be numbers on another
+    obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
+    obs = storable(_with_source(obs, plates))
+    order = np.random.default_rng(seed).permutation(len(obs))
+    if len(obs) < 2**31:
+        order = order.astype(np.int32)
+    codes = label_values(obs, y_key).cat.codes.to_numpy()
+    order = order[np.argsort(codes[order], kind="stable")]
+    obs = obs.iloc[order].astype({column: "category" for column in obs if obs[column].dtype == object})
+    obs.index = _unique_names(plates)[order]
+    return obs, order
+
+
+def _unique_names(plates: Sequence[Crops]) -> pd.Index:
+    """Names of all cells; where they repeat between plates, with the plate's number, and inside of one with another."""
+    names = [plate.obs.index.astype(str) for plate in plates]
+    together = names[0].append(names[1:])
+    if len(names) > 1 and not together.is_unique:
+        together = pd.Index([f"{name}-{number}" for number, of_plate in enumerate(names) for name in of_plate])
+    if together.is_unique:
+        return together
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Suffix used", UserWarning)  # of names that had one before
+        return make_index_unique(together)
+
+
+def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
+    """The table of all plates, with a column of the file each row is from; one that a plate has itself stays."""
+    new = [number for number, plate in enumerate(plates) if SOURCE not in plate.obs]
+    if len(plates) == 1 or not new:
+        return obs
+    old = {str(name) for plate in plates if SOURCE in plate.obs for name in plate.obs[SOURCE].dropna().unique()}
+    names = dict(zip(new, _source_names([plates[number].name for number in new], old), strict=True))
+    plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), [len(plate.obs) for plate in plates])
+    if not old:
+        return obs.assign(**{SOURCE: pd.Categorical.from_codes(plate_of, list(names.values()))})
+    column = obs[SOURCE].to_numpy(object, copy=True)
+    for number, name in names.items():
+        column[plate_of == number] = name
+    return obs.assign(**{SOURCE: column})
+
+
+def _source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
+    """Of each file its name, with as many folders as tell them apart; or with a number."""
+    paths = [Path(plate) for plate in plates]
+    stems = [path.stem for path in paths]
+    depth = max(len(path.parts) for path in paths)
+    for names in [stems, *(["/".join(path.parts[-n:]) for path in paths] for n in range(1, depth + 1))]:
+        if len({*names, *taken}) == len(names) + len(taken):
+            return names
+    numbers = count(len(taken))
+    return [next(name for n in numbers if (name := f"{stem} {n}") not in taken) for stem in stems]
+
+
+# crops of which intensities are sampled, those that are read at once, and pixels that are counted at once
+_SAMPLED = 2048
+_PERCENTILES = (0.1, 99.9)
+_PART_BYTES = 32 * 2**20
+_COUNTED = 2**20
+# of each crop of floats, which cannot be counted
+_PIXELS = 1024
+
+
+def _scale(plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int) -> np.ndarray | None:
+    """Lowest and highest intensity of each channel, ``(C, 2)``; `None` where intensities stay as they are."""
+    n_channels, stored = plates[0].images.shape[1], plates[0].images.dtype
+    if dtype.kind == "f" or dtype == stored:
+        return None
+    found = sampled_range(plates, seed) if intensity_range is None else np.asarray(intensity_range, dtype=np.float32)
+    return np.array(np.broadcast_to(found, (n_channels, 2)))
+
+
+def sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
+    """Extreme percentiles of each channel, ``(C, 2)``; a channel that never varies keeps its one value as the lowest.
+
+    Of whole numbers they are those of all pixels of 2,048 random crops, of floats those of 1,024 random pixels of each.
+
+    Parameters
+    ----------
+    plates
+        All of one dtype.
+    seed
+        Of the sample.
+
+    Raises
+    ------
+    ValueError
+        If a crop of the sample has NaN or infinite pixels (which).
+    """
+    rng = np.random.default_rng(seed)
+    of_pixels = rng.spawn(1)[0]
+    total = sum(len(plate.obs) for plate in plates)
+    n_channels, dtype = plates[0].images.shape[1], plates[0].images.dtype
+    counts = np.zeros((n_channels, 0 if dtype.kind == "f" else 2 ** (8 * dtype.itemsize)), np.int64)
+    values = []
+    for plate in plates:
+        n, *image = plate.images.shape
+        rows = np.sort(rng.choice(n, min(n, -(-_SAMPLED * n // total)), replace=False))
+        step = max(1, _PART_BYTES // (math.prod(image) * dtype.itemsize))
+        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+            images = plate.images.read(part)
+            check_finite(images, plate, part)
+            pixels = images.reshape(*images.shape[:2], -1)
+            if dtype.kind == "f":
+                values.append(np.moveaxis(_some(pixels, of_pixels), 1, 0).reshape(n_channels, -1))
+            else:
+                _count(pixels, counts)
+    if values:
+        found = np.percentile(np.concatenate(values, axis=1), _PERCENTILES, axis=1)
+    else:
+        found = percentiles_of(counts, _PERCENTILES)
+    low, high = found.astype(np.float32)
+    return np.stack([low, np.where(high > low, high, low + 1)], axis=1)
+
+
+def percentiles_of(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
+    """What ``np.percentile`` says of the numbers that were counted, float64 ``(P, C)``.
+
+    Parameters
+    ----------
+    counts
+        Of each channel how often each of the numbers 0, 1, … is there, ``(C, K)``; as many in all channels.
+    percentiles
+        P of them.
+    """
+    places = np.asarray(percentiles) / 100 * (counts[0].sum() - 1)
+    upto = counts.cumsum(axis=1)
+    below, above = (
+        np.stack([np.searchsorted(channel, ranks, side="right") for channel in upto], axis=1)
+        for ranks in (np.floor(places), np.ceil(places))
+    )
+    return below + (above - below) * (places % 1)[:, None]
+
+
+def _some(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random pixels of each crop, the same in all its channels; all, where there are no more."""
+    n, _, size = pixels.shape
+    return pixels if size <= _PIXELS else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _PIXELS)), axis=2)
+
+
+def _count(pixels: np.ndarray, counts: np.ndarray) -> None:
+    step = max(1, _COUNTED // pixels.shape[2])
+    for start in range(0, len(pixels), step):
+        for channel, of_channel in enumerate(counts):
+            of_channel += np.bincount(pixels[start : start + step, channel].ravel(), minlength=len(of_channel))
+
+
+class BlockStore:
+    """An AnnData in Zarr whose large arrays are written block by block, and gone on with after a kill.
+
+    Until it is whole it lies beside its path (:func:`~scbd._files.partial_path`), with a marker for each block that is
+    on the disk; a block without one is written again. Several processes may write different blocks.
+
+    Parameters
+    ----------
+    path
+        Of the whole store.
+    tables
+        What else is in it, by its slot: ``obs`` and others; tables are :func:`storable`.
+    arrays
+        Shape and dtype of each array of ``obsm``, all with the same number of rows.
+    block_size
+        Rows of a block, which is a file.
+    digest
+        What decides its content: a store that was begun goes on only if this is the same.
+    by_row
+        Whether a row is a chunk of its own; else a block is one.
+    compression
+        ``"lz4"``, ``"zstd"`` or `None`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tables: Mapping[str, Any],
+        arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+        block_size: int,
+        digest: str,
+        *,
+        by_row: bool = False,
+        compression: str | None = None,
+    ) -> None:
+        self._path, self._partial = path, partial_path(path)
+        self._tables, self._arrays, self._n = tables, arrays, len(tables["obs"])
+        self._block_size = min(block_size, self._n)
+        self._digest = f"{digest} {self._block_size} {compression}"
+        self._by_row, self._compression = by_row, compression
+        self._turn = Lock()
+        self._n_blocks = -(-self._n // self._block_size)
+
+    def rows(self, block: int) -> slice:
+        """Rows of a block."""
+        return slice(block * self._block_size, min((block + 1) * self._block_size, self._n))
+
+    def begin(self) -> np.ndarray:
+        """Write the tables, or look at what is there; which blocks are, boolean ``(n_blocks,)``.
+
+        Raises
+        ------
+        FileExistsError, ValueError
+            If something else is there, or was begun there.
+        """
+        if self._path.exists():
+            if _said(self._path).get("digest") != self._digest:
+                msg = f"{self._path} is there: give another path, or remove it."
+                raise FileExistsError(msg)
+            return np.ones(self._n_blocks, dtype=bool)
+        store = self._partial / "store"
+        if not store.exists():
+            shutil.rmtree(self._partial, ignore_errors=True)
+            # under a name of its own, since another process may begin, too
+            own = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
+            try:
+                (own / "done").mkdir(parents=True)
+                self._write_header(own / "store")
+                with suppress(FileExistsError, OSError):
+                    os.rename(own, self._partial)
+            finally:
+                shutil.rmtree(own, ignore_errors=True)
+        if _said(store).get("digest") != self._digest:
+            msg = (
+                f"{self._partial} is the beginning of something else (other cells, order or settings): remove it to "
+                "begin again, or write to another path."
+            )
+            raise ValueError(msg)
+        self._open = _blocks_of(zarr.open_group(store, mode="r+", zarr_format=3), fast=True)
+        return self.done()
+
+    def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
+        """Keep the rows of a block; when this returns, they survive a kill."""
+        for key, array in self._open.items():
+            file = self._partial / "store" / _chunk_file(array, block)
+            file.unlink(missing_ok=True)  # half of it
+            with self._turn:  # all cores code one block; more at once would take more memory, and no less time
+                array[self.rows(block)] = values[key]
+            with file.open("rb+") as written:
+                os.fsync(written.fileno())
+        (self._partial / "done" / str(block)).touch()
+
+    def done(self) -> np.ndarray:
+        """Which blocks are there, boolean ``(n_blocks,)``."""
+        return np.array([(self._partial / "done" / str(block)).exists() for block in range(self._n_blocks)])
+
+    def finish(self) -> bool:
+        """Give the store its name if it is whole; whether it is."""
+        if self._path.exists():
+            return True
+        if not self.done().all():
+            return False
+        with suppress(FileNotFoundError):  # another process was faster
+            os.rename(self._partial / "store", self._path)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):  # by a kill at the beginning
+            shutil.rmtree(left, ignore_errors=True)
+        return True
+
+    def _write_header(self, store: Path) -> None:
+        from anndata.io import write_elem
+        from zarr.codecs import BloscCodec, Crc32cCodec
+
+        group = zarr.open_group(store, mode="w", zarr_format=3)
+        with warnings.catch_warnings():
+            # of how tables will be stored by a later anndata; either way is read
+            warnings.filterwarnings("ignore", "zarr v3 autosharding", UserWarning)
+            for slot, table in {**self._tables, "obsm": {}}.items():
+                write_elem(group, slot, table)
+        group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        compressors: list[Any] = [Crc32cCodec()]
+        if self._compression is not None:
+            level = _LEVELS[self._compression]
+            compressors.insert(0, BloscCodec(cname=self._compression, clevel=level, shuffle="shuffle"))  # type: ignore[arg-type]
+        for key, (shape, dtype) in self._arrays.items():
+            block = (self._block_size, *shape[1:])
+            group.create_array(
+                f"obsm/{key}",
+                shape=shape,
+                dtype=dtype,
+                chunks=(1, *shape[1:]) if self._by_row else block,
+                shards=block if self._by_row else None,
+                compressors=compressors,
+                filters=None,
+                # a chunk of nothing else is left out, and nothing that was written should be: no image is like this
+                fill_value=165 if dtype.kind == "u" else np.nan,
+                attributes={"encoding-type": "array", "encoding-version": "0.2.0", STORE_KEY: True},
+            )
+        tables = _digest_of_tables(store, _blocks_of(group))
+        group.attrs[STORE_KEY] = {"digest": self._digest, "tables": tables}
+
+
+def _blocks_of(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
+    """Arrays of a store that were written by blocks, by their keys in ``obsm``.
+
+    Parameters
+    ----------
+    group
+        An AnnData in Zarr; of another kind there are none.
+    fast
+        Through the library that writes and checks a hundred chunks while Zarr's own way does a dozen.
+    """
+    if not isinstance(group, zarr.Group) or "obsm" not in group:
+        return {}
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}) if fast else nullcontext():
+        arrays = cast("zarr.Group", group["obsm"]).arrays()
+        return {key: array for key, array in sorted(arrays) if STORE_KEY in array.attrs}
+
+
+def _chunk_file(array: zarr.Array, block: int) -> str:
+    """Of a block, in its store."""
+    return f"{array.path}/{array.metadata.encode_chunk_key((block, *(0 for _ in array.shape[1:])))}"
+
+
+def _said(store: Path) -> dict[str, Any]:
+    """What a store says of itself; nothing, where it is none of ours."""
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        said: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
+        return said
+    return {}
+
+
+def _digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
+    """SHA-256 of all files but those of blocks, and the one in which this is written."""
+    digest = hashlib.sha256()
+    blocks = tuple(f"{array.path}/c/" for array in arrays.values())
+    for file in sorted(file for file in store.rglob("*") if file.is_file()):
+        name = file.relative_to(store).as_posix()
+        if name != "zarr.json" and not name.startswith(blocks):
+            digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest()
+
+
+# objects of which pandas makes categories that a store has
+_OF_ONE_KIND = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
+
+
+def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
+    """A table as a store holds it: dates, intervals, mixed values and the like become categories of text.
+
+    Numbers, truth values, text and categories of them stay as they are, and the table itself is not changed. Text is
+    that of labels (:func:`~scbd._anndata.label_values`): a model finds the labels that it was set up with.
+
+    Parameters
+    ----------
+    table
+        What is known of each cell.
+    slot
+        What errors call it.
+
+    Raises
+    ------
+    ValueError
+        If it has a name that no store can hold, or values that no text stands for (in which column).
+    """
+    names = table.columns.astype(str)
+    unfit = [name for name in names if "/" in name or name in ("", ".", "..", "_index")]
+    if unfit or not names.is_unique:
+        wrong = unfit[0] if unfit else names[names.duplicated()][0]
+        why = "which cannot be the name of a column in a store" if unfit else "several times"
+        msg = f"{slot} has a column {wrong!r}, {why}: rename it."
+        raise ValueError(msg)
+    columns = {name: (values, _held(values, f"{slot}[{name!r}]")) for name, values in table.items()}
+    if all(held is values for values, held in columns.values()):
+        return table
+    # of arrays, since names of rows may repeat; a frame of its own, since a view would write to what it shows
+    return pd.DataFrame({name: held.array for name, (_, held) in columns.items()}, index=pd.Index(table.index))
+
+
+def _held(values: pd.Series, where: str) -> pd.Series:
+    """A column in a type that a store has; the same object if it is."""
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return values if _are_held(values.cat.categories) else _with_texts(values, where)
+    if isinstance(values.dtype, np.dtype) and values.dtype != object and values.dtype.kind in "biufc":
+        return values
+    if isinstance(values.array, (pd.arrays.IntegerArray, pd.arrays.BooleanArray)):
+        return values
+    if is_numeric_dtype(values) or is_bool_dtype(values):  # of arrow, sparse, or floats with a mask
+        kind = "boolean" if is_bool_dtype(values) else "Int64" if is_integer_dtype(values) else None
+        plain = values.astype(kind) if kind else pd.Series(values.to_numpy(np.float64, na_value=np.nan), values.index)
+        return cast("pd.Series", plain)
+    values = values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
+    if values.dtype != object:  # dates, intervals: in their order
+        return _with_texts(values.astype("category"), where)
+    kind = infer_dtype(values, skipna=True)
+    if kind == "string" and not values.hasnans:
+        return values
+    if kind in _OF_ONE_KIND:
+        labels = values.astype("category")
+        if _are_held(labels.cat.categories):
+            return labels
+    _check_values(values[values.notna()], where)
+    return values.map(_text, na_action="ignore").astype("category")
+
+
+def _are_held(categories: pd.Index) -> bool:
+    if isinstance(categories.dtype, pd.StringDtype):
+        return True
+    if categories.dtype == object:
+        return infer_dtype(categories, skipna=False) in ("string", "bytes", "boolean", "empty")
+    return categories.dtype.kind in "biuf" and not isinstance(categories.dtype, pd.IntervalDtype)
+
+
+def _with_texts(labels: pd.Series, where: str) -> pd.Series:
+    """Categories as text, in their order."""
+    _check_values(labels.cat.categories, where)
+    texts = list(map(_text, labels.cat.categories.tolist()))
+    if len(set(texts)) == len(texts):
+        return labels.cat.rename_categories(texts)
+    return labels.astype(object).map(_text, na_action="ignore").astype("category")  # 1 and "1" are one
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):  # Python's own text of one has the types of numbers in it
+        return f"[{', '.join(map(_text, value))}]"
+    return label_text(value)
+
+
+def _check_values(values: Iterable[Any], where: str) -> None:
+    unfit = next((value for value in values if not _has_text(value)), None)
+    if unfit is not None:
+        msg = (
+            f"{where} holds values of the type {type(unfit).__name__}, for which no text stands: drop the column, or "
+            "give numbers or text."
+        )
+        raise ValueError(msg)
+
+
+def _has_text(value: Any) -> bool:
+    """Whether text stands for all of it, and is the same in the next process."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_has_text, value))
+    is_table = hasattr(value, "__array__") and np.ndim(value) > 0
+    return not (is_table or isinstance(value, (set, frozenset, dict)) or type(value).__repr__ is object.__repr__)

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from scbd.data._image_files import FileSource, centred, channels_of, fitted_size, size_of
+
+SIDES = st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+def naive(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Pixel by pixel, from the one in the middle."""
+    h, w = image.shape
+    out = np.zeros((height, width), image.dtype)
+    for y in range(height):
+        for x in range(width):
+            row, column = y - height // 2 + h // 2, x - width // 2 + w // 2
+            if 0 <= row < h and 0 <= column < w:
+                out[y, x] = image[row, column]
+    return out
+
+
+@given(SIDES, SIDES)
+def test_padded_and_cut_about_the_middle(stored, wanted):
+    images = np.random.default_rng(0).integers(1, 99, (2, *stored), dtype="uint16")
+    fitted = centred(images, wanted)
+    assert fitted.dtype == images.dtype
+    for image, expected in zip(fitted, images, strict=True):
+        np.testing.assert_array_equal(image, naive(expected, *wanted))
+
+
+@given(st.lists(SIDES, min_size=1))
+def test_squares_that_hold_all_and_that_lie_in_all(sizes):
+    (low, _), (high, _) = fitted_size("crop", sizes), fitted_size("pad", sizes)
+    assert all(low <= side <= high for size in sizes for side in size)
+    assert {low, high} <= {side for size in sizes for side in size}
+
+
+@pytest.fixture
+def plates(tmp_path):
+    """A table's folder, beside one with images."""
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "disk" / "plate 1").mkdir(parents=True)
+    for number in range(3):
+        Image.fromarray(np.full((4, 4), number, "uint8")).save(tmp_path / "disk" / "plate 1" / f"{number}.png")
+    return tmp_path
+
+
+def numbers(source: FileSource) -> list[int]:
+    return source.read(slice(None))[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("start", ["", "./", "../disk/", "plate 1/../"])
+def test_paths_relative_to_the_folder(plates, start):
+    assert numbers(FileSource(plates / "disk", [[f"{start}plate 1/{n}.png"] for n in (2, 0)])) == [2, 0]
+
+
+def test_absolute_paths_and_links_lie_in_the_folder(plates):
+    """Plates are often linked into a project; a name cannot make a link."""
+    paths = [[str(plates / "disk" / "plate 1" / f"{n}.png")] for n in (2, 1)]
+    for folder in (plates, plates / "disk", "/"):
+        assert numbers(FileSource(folder, paths)) == [2, 1]
+    (plates / "meta" / "plate").symlink_to(plates / "disk" / "plate 1")
+    (plates / "meta" / "2.png").symlink_to(plates / "disk" / "plate 1" / "2.png")
+    assert numbers(FileSource(plates / "meta", [["plate/1.png"], ["2.png"]])) == [1, 2]
+    # a folder that is itself a link, by either of its names
+    (plates / "project").symlink_to(plates / "disk")
+    for name in ("project", "disk"):
+        assert numbers(FileSource(plates / "project", [[str(plates / name / "plate 1" / "1.png")]])) == [1]
+
+
+@pytest.mark.parametrize("path", ["../disk/plate 1/0.png", "plate/../../disk/plate 1/0.png", "/etc/passwd"])
+def test_names_do_not_leave_the_folder(plates, path):
+    """Not by way of a link either: what ``..`` says is taken at its word."""
+    (plates / "meta" / "plate").symlink_to(plates / "disk" / "plate 1")
+    with pytest.raises(ValueError, match="Row 1 of the table names .* outside of .*meta: .* as root"):
+        FileSource(plates / "meta", [["plate/0.png"], [path]])
+    with pytest.raises(ValueError, match="outside of"):
+        FileSource(plates / "meta", [["plate/0.png", path]])
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_missing_files_are_counted_before_any_is_read(plates, monkeypatch, listed):
+    """In a folder without a list, and where names are in other letters, each is looked for."""
+    if not listed:
+        monkeypatch.setattr(os, "access", lambda *how: False)
+    assert numbers(FileSource(plates / "disk", [["plate 1/2.png"], ["plate 1/0.png"]])) == [2, 0]
+    paths = [[f"plate 1/{n}.png", f"plate {n % 2}/0.png"] for n in (0, 1, 7, 8, 9)]
+    monkeypatch.setattr(Image, "open", None)
+    with pytest.raises(FileNotFoundError, match=r"5 of 10 files .*plate 0/0.png \(row 0\), .*/7.png \(row 2\)"):
+        FileSource(plates / "disk", paths, fit="pad")
+
+
+def test_a_folder_is_listed_once(plates, monkeypatch):
+    looked: list[str] = []
+    listed = os.listdir
+
+    def noted(path: str) -> list[str]:
+        looked.append(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", noted)
+    FileSource(plates / "disk", [["plate 1/0.png", "plate 1/1.png"]] * 1000)
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "message"),
+    [
+        ("deep", np.zeros((4, 4), "uint16"), "1 × 4 × 4 of uint16.*save all alike"),
+        ("wide", np.zeros((4, 5), "uint8"), "1 × 4 × 5 of uint8.*fit='pad'"),
+        ("colours", np.zeros((4, 4, 3), "uint8"), "3 × 4 × 4 of uint8.*save all alike"),
+    ],
+)
+def test_files_of_another_size_or_kind_are_named(plates, name, image, message):
+    folder = plates / "disk" / "plate 1"
+    Image.fromarray(image).save(folder / f"{name}.png")
+    with pytest.raises(ValueError, match=f"{name}.png and the first .*{message}"):
+        FileSource(folder, [["0.png"], [f"{name}.png"]]).read(slice(None))
+    if name != "colours":
+        with pytest.raises(ValueError, match="channels of row 0 differ"):
+            FileSource(folder, [["0.png", f"{name}.png"]])
+    assert FileSource(folder, [["0.png", "1.png"]], fit="pad").shape == (1, 2, 4, 4)
+
+
+def test_pixels_of_every_kind(tmp_path):
+    grey = np.arange(20, dtype="uint16").reshape(4, 5) * 3000
+    for name in ("deep.png", "deep.tif"):
+        Image.fromarray(grey).save(tmp_path / name)
+        np.testing.assert_array_equal(channels_of(tmp_path / name)[0], grey)
+    (tmp_path / "big.tif").write_bytes(tiff(grey.astype(">u2"), big_endian=True))
+    big = channels_of(tmp_path / "big.tif")
+    np.testing.assert_array_equal(big[0], grey)
+    assert big.dtype == np.uint16 and big.dtype.isnative
+    whole = grey.astype("int32") * 200
+    Image.fromarray(whole).save(tmp_path / "whole.tif")
+    found = channels_of(tmp_path / "whole.tif")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found[0], whole)
+    Image.fromarray(grey / np.float32(7)).save(tmp_path / "real.tif")
+    np.testing.assert_array_equal(channels_of(tmp_path / "real.tif")[0], grey / np.float32(7))
+
+
+def test_palettes_are_the_colours_that_they_stand_for(tmp_path):
+    colours = np.random.default_rng(0).choice([0, 80, 255], (4, 5, 3)).astype("uint8")
+    picture = Image.fromarray(colours).quantize(64)
+    assert picture.mode == "P"
+    picture.save(tmp_path / "palette.png")
+    np.testing.assert_array_equal(np.moveaxis(channels_of(tmp_path / "palette.png"), 0, -1), colours)
+    mask = colours[..., 0] > 0
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    np.testing.assert_array_equal(channels_of(tmp_path / "mask.png")[0], mask * np.uint8(255))
+    Image.fromarray(colours[..., :2].copy(), "LA").save(tmp_path / "two.png")
+    np.testing.assert_array_equal(np.moveaxis(channels_of(tmp_path / "two.png"), 0, -1), colours[..., :2])
+
+
+def tiff(pixels: np.ndarray, big_endian: bool = False) -> bytes:
+    """A plain one, of one strip."""
+    order = ">" if big_endian else "<"
+    height, width = pixels.shape
+    data = pixels.tobytes()
+    tags = [(256, width), (257, height), (258, pixels.dtype.itemsize * 8), (259, 1), (262, 1)]
+    tags += [(273, 8), (277, 1), (278, height), (279, len(data))]
+    directory = struct.pack(f"{order}H", len(tags))
+    for tag, value in tags:
+        directory += struct.pack(f"{order}HHII", tag, 4, 1, value)
+    start = struct.pack(f"{order}2sHI", b"MM" if big_endian else b"II", 42, 8 + len(data))
+    return start + data + directory + struct.pack(f"{order}I", 0)
+
+
+def test_colours_of_16_bits_in_a_png_are_not_halved(tmp_path):
+    """Pillow reads the upper eight of them, and says nothing."""
+    colours = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3), dtype="uint16")
+    path = tmp_path / "colours.png"
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colours)
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(lines)),
+        (b"IEND", b""),
+    ]
+    chunks = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(ValueError, match=r"colours.png holds colours of 16 bits, of which half would be lost: save it"):
+        channels_of(path)
+
+
+# what tifffile makes of three or four channels by default
+APART: dict[str, Any] = {"photometric": "rgb", "planarconfig": "separate"}
+# of TIFFs that Pillow does not know, or takes for others and says nothing: dtype, channels, how they are written
+MISREAD: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "apart": ("uint16", 3, APART),
+    "four apart": ("uint16", 4, APART),
+    "big-endian": ("uint16", 3, APART | {"byteorder": ">"}),
+    "compressed": ("uint16", 3, APART | {"compression": "zlib"}),
+    "together": ("uint16", 3, {"photometric": "rgb", "planarconfig": "contig"}),
+    "two of 16 bits": ("uint16", 2, {"photometric": "minisblack", "planarconfig": "contig"}),
+    "two of which one is extra": ("uint8", 2, {"planarconfig": "contig", "extrasamples": ["unspecified"]}),
+    "a fourth that is extra": ("uint8", 4, {"planarconfig": "contig", "extrasamples": ["unspecified"]}),
+    "premultiplied": ("uint8", 4, {"planarconfig": "contig", "extrasamples": ["assocalpha"]}),
+    "many": ("uint8", 5, {"photometric": "minisblack", "planarconfig": "contig"}),
+    "floats": ("float32", 3, APART),
+    "halves": ("float16", 3, {"photometric": "minisblack"}),
+    "half, grey": ("float16", 1, {}),
+}
+
+
+def write_tiff(path: Path, pixels: np.ndarray, how: dict[str, Any]) -> None:
+    """Channels first; colours, where they lie together, as Pillow knows them."""
+    together = how.get("planarconfig") == "contig"
+    kind = {"photometric": "rgb" if len(pixels) > 2 else "minisblack"} if "extrasamples" in how else {}
+    tifffile.imwrite(path, np.moveaxis(pixels, 0, -1) if together else pixels, **kind, **how)
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_tiffs_that_pillow_misreads_are_read_as_they_are(tmp_path, monkeypatch, name):
+    dtype, n_channels, how = MISREAD[name]
+    pixels = np.random.default_rng(0).integers(0, 250 if dtype == "uint8" else 4096, (n_channels, 20, 21)).astype(dtype)
+    write_tiff(tmp_path / "a.tif", pixels, how)
+    found = channels_of(tmp_path / "a.tif")
+    np.testing.assert_array_equal(found, pixels)
+    assert found.dtype == pixels.dtype and found.dtype.isnative
+    assert size_of(tmp_path / "a.tif") == (20, 21)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(ValueError, match=r"a.tif is a TIFF that needs one more package .*: pip install tifffile, or"):
+        channels_of(tmp_path / "a.tif")
+
+
+def test_what_pillow_reads_needs_no_other_package(tmp_path, monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 20, 21))
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        f"{dtype}.tif": (dtype, {"photometric": "minisblack"}) for dtype in ("uint8", "uint16", "float32")
+    }
+    kinds |= {"colours.tif": ("uint8", APART), "compressed.tif": ("uint8", APART | {"compression": "zlib"})}
+    for name, (dtype, how) in kinds.items():
+        tifffile.imwrite(tmp_path / name, pixels.astype(dtype), **how)
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    for name, (dtype, _) in kinds.items():
+        found = channels_of(tmp_path / name)
+        np.testing.assert_array_equal(found, pixels)
+        assert found.dtype == dtype
+
+
+@pytest.mark.parametrize(("dtype", "byteorder"), [("uint8", "<"), ("uint16", "<"), ("uint16", ">")])
+def test_white_is_the_largest_value_of_any_number_of_bits(tmp_path, dtype, byteorder):
+    pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (20, 21)).astype(dtype)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="miniswhite", byteorder=byteorder)
+    np.testing.assert_array_equal(channels_of(tmp_path / "a.tif")[0], np.iinfo(dtype).max - pixels)
+
+
+def test_tiffs_of_other_numbers_say_what_they_hold(tmp_path):
+    grey = np.arange(20).reshape(4, 5) - 10
+    cases: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+        "holds numbers of 8 bits from -10 to 9: save it as 32-bit float": (grey.astype("int8"), {}),
+        "holds numbers of 32 bits from -10 to 9: save it as 32-bit float": (grey.astype("int16"), {}),
+        "holds float64: save it as 32-bit float": (grey.astype("float64"), {}),
+        r"says that 0 is white \(MinIsWhite\) of float32: save it with 0 as black": (
+            grey.astype("float32"),
+            {"photometric": "miniswhite"},
+        ),
+    }
+    for message, (pixels, how) in cases.items():
+        tifffile.imwrite(tmp_path / "a.tif", pixels, **how)
+        with pytest.raises(ValueError, match=f"a.tif {message}"):
+            channels_of(tmp_path / "a.tif")
+    tifffile.imwrite(tmp_path / "a.tif", np.abs(grey).astype("int8"))
+    np.testing.assert_array_equal(channels_of(tmp_path / "a.tif")[0], np.abs(grey))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, beside its error
+def test_a_truncated_tiff_is_no_image_either_way(tmp_path):
+    pixels = np.zeros((3, 20, 21), "uint16")
+    kinds: list[dict[str, Any]] = [{"photometric": "minisblack"}, APART]
+    for how in kinds:
+        tifffile.imwrite(tmp_path / "a.tif", pixels, **how)
+        data = (tmp_path / "a.tif").read_bytes()
+        for n_bytes in (100, len(data) // 2):
+            (tmp_path / "a.tif").write_bytes(data[:n_bytes])
+            with pytest.raises(ValueError, match=r"a.tif (is no TIFF or PNG|cannot be read as TIFF), or is truncated"):
+                channels_of(tmp_path / "a.tif")
+
+
+def test_numbers_that_are_no_pixels(tmp_path):
+    for name, value in {"below": -1, "above": 2**24 + 1}.items():
+        Image.fromarray(np.full((4, 4), value, "int32")).save(tmp_path / f"{name}.tif")
+        with pytest.raises(ValueError, match=f"{name}.tif holds numbers of 32 bits from {value} to {value}: save"):
+            channels_of(tmp_path / f"{name}.tif")
+
+
+def test_files_that_are_no_images_of_pixels(plates):
+    folder = plates / "disk" / "plate 1"
+    (folder / "text.png").write_bytes(b"no image at all")
+    Image.new("CMYK", (5, 6)).save(folder / "cmyk.tif")
+    pages = [Image.new("L", (5, 6)), Image.new("L", (5, 3))]
+    pages[0].save(folder / "pages.tif", save_all=True, append_images=pages[1:])
+    for name, message in {
+        "text.png": "is no TIFF or PNG",
+        "cmyk.tif": "'CMYK'",
+        "pages.tif": "pages of different sizes",
+    }.items():
+        with pytest.raises(ValueError, match=f"{name} .*{message}|{name} {message}"):
+            FileSource(folder, [["0.png"], [name]]).read(np.array([1]))

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import lmdb
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from scbd.data import ArraySource, Crops, read_crops, write_screen
+from scbd.data._readers import LMDBSource, _in_order_of, lmdb_keys, parsed_keys
+
+KEY = "single_cell_images"
+N = 12
+
+
+def check(crops: Crops, images: np.ndarray, **columns) -> None:
+    assert crops.images.shape == images.shape and crops.images.dtype == images.dtype
+    rows = np.array([5, 0, 5, 3])
+    np.testing.assert_array_equal(crops.images.read(rows), images[rows])
+    np.testing.assert_array_equal(crops.images.read(slice(None)), images)
+    for column, values in columns.items():
+        assert list(crops.obs[column].astype(str)) == list(map(str, values))
+
+
+def test_crops_say_what_does_not_fit():
+    images = ArraySource(np.zeros((3, 2, 4, 4), "uint8"))
+    with pytest.raises(ValueError, match="well A1: the table has 2 rows, there are 3 images"):
+        Crops(images, pd.DataFrame(index=["a", "b"]), ["x", "y"], "well A1")
+    with pytest.raises(ValueError, match="1 names for 2 channels .x."):
+        Crops(images, pd.DataFrame(index=["a", "b", "c"]), ["x"])
+
+
+@pytest.mark.parametrize("how", ["mapped", "gzip", "scportrait", "screen"])
+def test_anndata(tmp_path, how):
+    cells, path = make_cells(N), tmp_path / "c.h5ad"
+    cells.var["channels"] = ["dna", "actin"]
+    cells.write_h5ad(path, compression="gzip" if how == "gzip" else None)
+    if how == "scportrait":  # an AnnData in HDF5 by another name, images chunked, channels in var
+        path = path.rename(tmp_path / "single_cells.h5sc")
+        with h5py.File(path, "r+") as file:
+            del file["obsm"][KEY]
+            stored = file["obsm"].create_dataset(KEY, data=cells.obsm[KEY], chunks=(1, 1, 16, 16), compression="lzf")
+            stored.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    if how == "screen":
+        path = tmp_path / "c.zarr"
+        cells = cells[write_screen(path, cells, y_key="gene").obs_names].copy()
+    crops = read_crops(path)
+    check(crops, cells.obsm[KEY], gene=cells.obs["gene"])
+    assert crops.channels == ["dna", "actin"] and crops.name == str(path)
+    check(read_crops(path, channels=["actin"]), cells.obsm[KEY][:, [1]])
+    with pytest.raises(KeyError, match="has no 'a' .its keys: dna, actin"):
+        read_crops(path, channels=["a", "b", "c"])
+
+
+def test_arrays(tmp_path):
+    images = make_cells(N).obsm[KEY]
+    np.savez(tmp_path / "a.npz", X=images, gene=list("abcabcabcabc"), channels=["x", "y"], note=np.zeros(3))
+    crops = read_crops(tmp_path / "a.npz")
+    check(crops, images, gene="abcabcabcabc")
+    assert crops.channels == ["x", "y"] and list(crops.obs) == ["gene"]
+    np.save(tmp_path / "b.npy", images)
+    table = pd.DataFrame({"gene": list("abcabcabcabc")}, index=[f"cell {i}" for i in range(N)][::-1])
+    table.to_csv(tmp_path / "t.csv")
+    for rows in (table, tmp_path / "t.csv"):  # arrays have no names: rows are in their order
+        found = read_crops(tmp_path / "b.npy", table=rows)
+        check(found, images, gene="abcabcabcabc")
+        assert list(found.obs.index) == list(table.index) and list(found.obs) == ["gene"]
+
+
+def test_real_arrays(shared):
+    real = read_crops(shared / "cells" / "submorph_crops_3x64x64.npz")
+    assert real.images.shape == (668, 3, 64, 64) and real.obs["sirna"].nunique() == 4 and len(set(real.channels)) == 3
+
+
+def test_image_files_and_their_table(tmp_path):
+    images = make_cells(8, shape=(3, 6, 5), dtype="uint16").obsm[KEY] * np.uint16(200)
+    (tmp_path / "crops").mkdir()
+    rows = []
+    for row, image in enumerate(images):
+        pages = [Image.fromarray(channel) for channel in image]
+        pages[0].save(tmp_path / "crops" / f"{row}.tif", save_all=True, append_images=pages[1:])
+        for name, page in zip("abc", pages, strict=True):
+            page.save(tmp_path / "crops" / f"{row}_{name}.png")
+        small = (image // 200).astype(np.uint8)
+        Image.fromarray(np.moveaxis(small, 0, -1)).save(tmp_path / "crops" / f"{row}_rgb.png")
+        paths = {name: f"crops/{row}_{name}.png" for name in "abc"}
+        rows.append({"gene": f"g{row % 2}", "path": f"crops/{row}.tif", "rgb": f"crops/{row}_rgb.png"} | paths)
+    table = pd.DataFrame(rows)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
+    table.to_parquet(tmp_path / "t.parquet")
+    check(read_crops(tmp_path / "t.csv"), images, gene=table["gene"])
+    several = read_crops(tmp_path / "t.parquet", file_columns=["a", "b", "c"])
+    check(several, images, gene=table["gene"])
+    assert several.channels == ["a", "b", "c"] and "a" not in several.obs
+    check(read_crops(tmp_path / "t.tsv", file_columns="rgb"), (images // 200).astype(np.uint8))
+    (tmp_path / "meta").mkdir()
+    table.to_csv(tmp_path / "meta" / "t.csv")
+    check(read_crops(tmp_path / "meta" / "t.csv", root=tmp_path), images, gene=table["gene"])
+    with pytest.raises(KeyError, match=r"no column 'file' .*file_columns=\['path', 'rgb', 'a', 'b', 'c'\]"):
+        read_crops(tmp_path / "t.csv", file_columns="file")
+    table.assign(path=[*table["path"][:5], None, None, ""]).to_csv(tmp_path / "gaps.csv")
+    with pytest.raises(ValueError, match=r"no file in 3 of 8 rows .the first is row 5."):
+        read_crops(tmp_path / "gaps.csv")
+    table.head(0).to_csv(tmp_path / "empty.csv")
+    with pytest.raises(ValueError, match="names no file"):
+        read_crops(tmp_path / "empty.csv")
+
+
+def write_images(folder: Path, shape: tuple[int, int] = (6, 6), n: int = 3, seed: int = 0) -> np.ndarray:
+    folder.mkdir(parents=True)
+    images = np.random.default_rng(seed).integers(0, 255, (n, *shape), dtype="uint8")
+    for row, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{row}.png")
+    return images
+
+
+def test_files_that_a_table_names_twice_are_told(tmp_path):
+    write_images(tmp_path / "c")
+    table = pd.DataFrame({"a": ["0.png", "1.png", "0.png", "0.png"], "b": ["1.png", "1.png", "2.png", "1.png"]})
+    table.to_csv(tmp_path / "c" / "t.csv")
+    with pytest.warns(UserWarning, match=r"t.csv names the files of 1 rows again .the first is row 3.") as w:
+        read_crops(tmp_path / "c" / "t.csv", file_columns=["a", "b"])
+    assert w[0].filename == __file__
+
+
+def test_folders_of_images(tmp_path):
+    a, b = write_images(tmp_path / "one" / "a"), write_images(tmp_path / "one" / "b", seed=1)
+    (tmp_path / "one" / "a" / ".0.png").write_bytes(b"left by a system")
+    (tmp_path / "one" / "notes.txt").write_text("")
+    crops = read_crops(tmp_path / "one")
+    check(crops, np.concatenate([a, b])[:, None], label="aaabbb")
+    assert crops.obs.index.tolist()[:2] == ["a/0.png", "a/1.png"] and crops.channels == ["channel_0"]
+    assert sorted(write_screen(tmp_path / "s.zarr", crops, y_key="label").obs["label"]) == list("aaabbb")
+    for number, (plate, gene) in enumerate([("p1", "x"), ("p1", "y"), ("p2", "x")]):
+        write_images(tmp_path / "two" / plate / gene, seed=number)
+    deep = read_crops(tmp_path / "two").obs
+    assert deep["folder_1"].tolist() == ["p1"] * 6 + ["p2"] * 3 and deep["label"].tolist() == list("xxxyyyxxx")
+    named = pd.DataFrame({"gene": list("aab")}, index=["0.png", "1.png", "2.png"])
+    flat = read_crops(tmp_path / "two" / "p1" / "x", table=named, channels=["DNA"])
+    assert flat.obs["gene"].tolist() == list("aab") and flat.channels == ["DNA"]
+    assert not list(read_crops(tmp_path / "two" / "p1" / "x").obs)
+    write_images(tmp_path / "one" / "a" / "deeper")
+    with pytest.raises(ValueError, match="folders of different depth, such as a/0.png, a/deeper"):
+        read_crops(tmp_path / "one")
+
+
+@pytest.mark.parametrize(("fit", "size"), [("pad", (9, 9)), ("crop", (4, 4)), (5, (5, 5)), ((3, 8), (3, 8))])
+def test_crops_of_different_sizes_and_of_any_proportions(tmp_path, fit, size):
+    write_images(tmp_path / "c" / "a", (6, 9))
+    write_images(tmp_path / "c" / "b", (4, 7))
+    with pytest.raises(ValueError, match=r"b.0.png and the first .* fit='pad'"):
+        read_crops(tmp_path / "c").images.read(slice(None))
+    crops = read_crops(tmp_path / "c", fit=fit)
+    assert crops.images.shape == (6, 1, *size)
+    middle = np.asarray(Image.open(tmp_path / "c" / "b" / "1.png"))[4 // 2, 7 // 2]
+    assert crops.images.read(np.array([4]))[0, 0, size[0] // 2, size[1] // 2] == middle
+    # of arrays, whose images are of one size but not square
+    cells = make_cells(8, shape=(2, 6, 9))
+    cells.write_h5ad(tmp_path / "cells.h5ad", compression="gzip")
+    whole = {"pad": 9, "crop": 6}.get(fit, 0)
+    expected = (whole, whole) if whole else size
+    plate = read_crops(tmp_path / "cells.h5ad", fit=fit, channels=["channel_1"])
+    assert plate.images.shape == (8, 1, *expected)
+    screen = write_screen(tmp_path / "s.zarr", plate, y_key="gene")
+    found = np.asarray(screen.obsm[KEY][:])[:, 0, expected[0] // 2, expected[1] // 2]
+    assert sorted(found.tolist()) == sorted(cells.obsm[KEY][:, 1, 3, 4].tolist())
+
+
+@pytest.mark.parametrize("fit", ["squash", 0, (3,), 2.5])
+def test_how_images_cannot_be_fitted(tmp_path, fit):
+    write_images(tmp_path / "c")
+    with pytest.raises(ValueError, match="fit="):
+        read_crops(tmp_path / "c", fit=fit)
+
+
+def test_what_is_wrong_is_said(tmp_path):
+    images = make_cells(4).obsm[KEY]
+    np.savez(tmp_path / "two.npz", a=images, b=images)
+    np.savez(tmp_path / "pickled.npz", a=np.array([{"harm": 1}], dtype=object))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "two.npz").read_bytes()[:500])
+    np.save(tmp_path / "b.npy", images)
+    (tmp_path / "cells.txt").write_text("")
+    (tmp_path / "cells.parquet").write_bytes(b"PAR1")
+    for error, message, name, kwargs in [
+        (FileNotFoundError, "none.h5ad", "none.h5ad", {}),
+        (ValueError, "cells.txt is of no known kind", "cells.txt", {}),
+        (KeyError, "no array 'single_cell_images' .it has: a, b.", "two.npz", {}),
+        (ValueError, "pickled.npz cannot be read", "pickled.npz", {}),
+        (ValueError, "cut.npz cannot be read", "cut.npz", {}),
+        (ValueError, "the table has 2 rows, there are 4 images", "b.npy", {"table": pd.DataFrame({"a": [1, 2]})}),
+        (ValueError, "cells.txt is no table", "b.npy", {"table": tmp_path / "cells.txt"}),
+        (FileNotFoundError, "none.csv", "b.npy", {"table": tmp_path / "none.csv"}),
+        (ValueError, "cells.parquet cannot be read", "cells.parquet", {}),
+    ]:
+        with pytest.raises(error, match=message):
+            read_crops(tmp_path / name, **kwargs)
+    assert read_crops(tmp_path / "two.npz", image_key="b").images.shape == images.shape
+
+
+def key_of(number: int) -> bytes:
+    return f"{number + 70}_2020_A_B{number % 2}_7_G{number % 3}_{number}".encode()
+
+
+def write_lmdb(path: Path, images: np.ndarray) -> None:
+    with lmdb.open(str(path), map_size=2**25) as database, database.begin(write=True) as transaction:
+        for number, image in enumerate(images):
+            transaction.put(key_of(number), image.tobytes())
+
+
+def test_the_published_lmdb(tmp_path):
+    crops = np.arange(6 * 4 * 100 * 100, dtype="uint16").reshape(6, 4, 100, 100)
+    write_lmdb(tmp_path / "ops", crops)
+    found = read_crops(tmp_path / "ops")
+    check(found, crops, gene=[f"G{i % 3}" for i in range(6)], well=["2020_A_B0", "2020_A_B1"] * 3)
+    assert found.obs.index.tolist() == [str(i + 70) for i in range(6)]
+
+
+def test_keys_and_values_of_an_lmdb(tmp_path):
+    images = np.arange(5 * 2 * 3 * 3, dtype="uint16").reshape(5, 2, 3, 3)
+    write_lmdb(tmp_path, images)
+    keys = lmdb_keys(tmp_path)
+    source = LMDBSource(tmp_path, [*keys, b"other"], shape=(2, 3, 3))
+    np.testing.assert_array_equal(source.read(np.array([4, 0, 4])), images[[4, 0, 4]])
+    with pytest.raises(KeyError, match="has no key b'other'"):
+        source.read(np.array([5]))
+    del source  # a database is open once
+    with pytest.raises(ValueError, match=r"is no crop of 4 × 3 × 3 uint16 \(36 bytes\)"):
+        LMDBSource(tmp_path, keys, shape=(4, 3, 3)).read(np.array([0]))
+
+
+def test_labels_are_sorted_and_belong_to_their_keys():
+    obs = parsed_keys([b"u1_P_2_B1_7_ZW10_0", b"u2_P_1_A1_7_AURKB_1", b"u3_P_2_B1_8_AURKB_2", b"u4_P_2_B1_9_KIF11_3"])
+    assert list(obs.index) == ["u1", "u2", "u3", "u4"]
+    wanted = {
+        "plate": ["P_2", "P_1", "P_2", "P_2"],
+        "well": ["P_2_B1", "P_1_A1", "P_2_B1", "P_2_B1"],
+        "tile": ["7", "7", "8", "9"],
+        "gene": ["ZW10", "AURKB", "AURKB", "KIF11"],  # three, which come in an order that is not turned by turning
+    }
+    pd.testing.assert_frame_equal(obs, pd.DataFrame(wanted, index=obs.index).astype("category"))
+    with pytest.raises(ValueError, match="b'u1_P_7' is not of the form"):
+        parsed_keys([b"u1_P_7"])
+
+
+@pytest.fixture(params=["anndata", "folder", "lmdb"])
+def images(request, tmp_path):
+    """Images with names, and what each is called in their own order."""
+    if request.param == "anndata":
+        make_cells(N).write_h5ad(tmp_path / "c.h5ad")
+        return tmp_path / "c.h5ad", [f"cell_{i}" for i in range(N)]
+    if request.param == "folder":
+        write_images(tmp_path / "crops", n=N)
+        return tmp_path / "crops", sorted(f"{i}.png" for i in range(N))  # 0, 1, 10, 11, 2, …
+    write_lmdb(tmp_path / "ops", np.zeros((N, 4, 100, 100), "uint16"))
+    return tmp_path / "ops", sorted(str(i + 70) for i in range(N))
+
+
+@pytest.mark.parametrize("place", ["index", "column", "file"])
+def test_rows_are_found_by_name(images, tmp_path, place):
+    path, names = images
+    table = pd.DataFrame({"well": [f"A{i}" for i in range(N)], "gene": [f"g of {name}" for name in names]}, index=names)
+    other = table.iloc[np.random.default_rng(0).permutation(N)]
+    given = other if place == "index" else other.rename_axis("what").reset_index()
+    if place == "file":
+        given.to_csv(tmp_path / "t.csv", index=False)
+    crops = read_crops(path, table=tmp_path / "t.csv" if place == "file" else given)
+    assert crops.obs.index.tolist() == names and crops.obs["gene"].tolist() == table["gene"].tolist()
+
+
+def test_without_names_only_an_anndata_has_an_order(images, capsys):
+    path, _ = images
+    table = pd.DataFrame({"gene": [f"g{i}" for i in range(N)]})
+    if path.suffix == ".h5ad":
+        assert read_crops(path, table=table).obs["gene"].tolist() == table["gene"].tolist()
+        assert "c.h5ad" in capsys.readouterr().err
+        table.index = [f"other_{i}" for i in range(N)]
+    with pytest.raises(ValueError, match="does not say which row"):
+        read_crops(path, table=table)
+
+
+@given(st.permutations(range(N)), st.permutations(range(N)))
+def test_any_order_of_either(mine, theirs):
+    names = pd.Index([f"c{i}" for i in mine])
+    table = pd.DataFrame({"gene": theirs}, index=[f"c{i}" for i in theirs])
+    found = _in_order_of(names, table, "c.h5ad", ordered=True)
+    assert found.index.equals(names) and found["gene"].tolist() == list(mine)
+
+
+def test_names_that_do_not_tell():
+    names = pd.Index(list("abc"))
+    with pytest.raises(ValueError, match="the index and column 'next' .* in different orders"):
+        _in_order_of(names, pd.DataFrame({"next": list("bca")}, index=list("acb")), "x", ordered=True)
+    with pytest.raises(ValueError, match="does not say which row"):
+        _in_order_of(names, pd.DataFrame({"cell": list("abd"), "well": list("bbb")}), "x", ordered=False)
+    with pytest.raises(ValueError, match="does not say which row"):  # of two rows neither is the one
+        _in_order_of(pd.Index(list("aab")), pd.DataFrame(index=list("aba")), "x", ordered=True)
+    numbered = pd.DataFrame({"uid": list("102"), "gene": list("xyz")})
+    assert _in_order_of(pd.Index(list("210")), numbered, "x", ordered=False)["gene"].tolist() == list("zxy")
+    repeated = pd.DataFrame({"gene": [1, 2, 3]}, index=list("aab"))
+    assert _in_order_of(repeated.index, repeated, "x", ordered=True) is repeated

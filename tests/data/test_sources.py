@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zarr
+from conftest import make_cells
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.storage import MemoryStore
+
+from scbd.data import ArraySource, ZarrSource
+from scbd.data import _sources as sources
+from scbd.data._sources import (
+    FEATURES,
+    IMAGE_DTYPES,
+    ColumnSource,
+    HDF5Source,
+    columns_of,
+    digest_cells,
+    mapped,
+    non_finite_rows,
+    open_h5,
+    prefetch,
+    worked_on,
+)
+
+KEY = "obsm/single_cell_images"
+SHAPE = (23, 2, 4, 4)
+IMAGES = np.arange(np.prod(SHAPE), dtype="uint16").reshape(SHAPE)
+
+
+def check_rows(source, images=IMAGES) -> None:
+    assert source.shape == images.shape and source.dtype == images.dtype
+    for rows in (np.array([22, 0, 7, 8, 9, 7, 7]), slice(3, 20), slice(None), np.array([], dtype=int), np.arange(23)):
+        out = np.empty_like(images[rows])
+        assert source.read(rows, out) is out
+        for read in (out, source.read(rows)):
+            assert type(read) is np.ndarray and read.dtype == images.dtype
+            np.testing.assert_array_equal(read, images[rows])
+    for row in (-1, 23):
+        with pytest.raises(IndexError, match="there are 23"):
+            source.read(np.array([0, row]))
+
+
+@pytest.mark.parametrize("dtype", IMAGE_DTYPES)
+def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
+    cells = make_cells(23, dtype=dtype)
+    images = cells.obsm["single_cell_images"]
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    on_disk = mapped(open_h5(tmp_path / "cells.h5ad")[KEY])
+    assert on_disk is not None and isinstance(on_disk.base, np.memmap)
+    for array in (images, on_disk):
+        source = ArraySource(array)
+        check_rows(source, images)
+        assert source.in_memory == (array is images)
+    ArraySource(images).read(slice(0, 2))[:] = 1  # free to change
+    np.testing.assert_array_equal(images, on_disk)
+
+
+def test_what_is_not_in_one_stretch_is_not_mapped(tmp_path):
+    make_cells(50).write_h5ad(tmp_path / "c.h5ad", compression="gzip")
+    assert mapped(open_h5(tmp_path / "c.h5ad")[KEY]) is None
+
+
+def test_a_view_is_read_without_copying_all_of_it(monkeypatch):
+    """Channels last turned to channels first, as many have them: numpy's take would copy the whole array."""
+    images = np.moveaxis(np.arange(3 * 4 * 4 * 2, dtype="uint16").reshape(3, 4, 4, 2), -1, 1)
+    monkeypatch.setattr(np, "take", None)
+    np.testing.assert_array_equal(ArraySource(images).read(np.array([2, 0])), images[[2, 0]])
+
+
+def test_some_channels():
+    check_rows(columns_of(ArraySource(IMAGES), [1]), IMAGES[:, [1]])
+    check_rows(ColumnSource(ArraySource(IMAGES), [1, 0, 1]), IMAGES[:, [1, 0, 1]])
+    source = ArraySource(IMAGES)
+    assert columns_of(source, [0, 1]) is source
+
+
+def test_non_finite_rows_are_found_in_any_block():
+    images = np.zeros((10, 2, 3, 3), dtype="float32")
+    images[2, 1, 0, 0], images[9, 0, 2, 2] = np.nan, -np.inf
+    assert non_finite_rows(ArraySource(images), block=4).tolist() == [2, 9]
+    assert non_finite_rows(ArraySource(np.full((3, 1, 2, 2), 255, dtype="uint8"))).size == 0
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (np.zeros((5, 16, 16), "uint8"), ValueError, r"\(5, 16, 16\), images must be 4-D"),
+        (np.zeros((5, 0, 4, 4), "uint8"), ValueError, r"\(5, 0, 4, 4\)"),
+        *((np.zeros((5, 1, 4, 4), dtype), TypeError, "cast it") for dtype in ("float64", "int16", ">u2", "bool")),
+        (zarr.create_array(store={}, shape=(4, 1, 8, 8), dtype="uint8"), TypeError, "zarr"),
+        (np.ma.masked_greater(np.zeros((5, 1, 4, 4), "uint8"), 30), TypeError, "masked"),
+    ],
+)
+def test_what_is_no_array_of_images(images, error, message):
+    with pytest.raises(error, match=message):
+        ArraySource(images)
+
+
+@pytest.mark.parametrize(
+    "shape", [(16, 16, 2), (64, 64, 12), (64, 48, 3), (64, 64, 4), (8, 8, 1), (16, 100, 5)], ids=str
+)
+def test_channels_last_are_refused(shape):
+    with pytest.raises(ValueError, match=r"np.moveaxis\(images, -1, 1\)"):
+        ArraySource(np.zeros((5, *shape), dtype="uint8"))
+    turned = np.moveaxis(np.zeros((5, *shape), dtype="uint8"), -1, 1)
+    assert ArraySource(turned).shape == (5, shape[2], shape[0], shape[1])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 16, 16), (1, 1, 1), (4, 3, 3), (3, 3, 3), (40, 5, 5), (40, 40, 40), (2, 16, 24), (4, 32, 160), (5, 100, 1)]
+    + [(40, 12, 9), (2048, 1, 1), (3, 3, 2), (1, 64, 64), (16, 16, 24), (160, 32, 32)],
+    ids=str,
+)
+def test_channels_first_of_any_number_and_size_are_not(shape):
+    assert ArraySource(np.zeros((5, *shape), dtype="uint8")).shape == (5, *shape)
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 1, 2, 4), (23, 2, 1, 1)])
+def test_hdf5_of_any_chunks(tmp_path, chunks):
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        how = {} if chunks is None else {"chunks": chunks, "compression": "gzip"}
+        source = HDF5Source(file.create_dataset("images", data=IMAGES, **how))
+        check_rows(source)
+
+        @given(st.lists(st.integers(0, 22), max_size=40))
+        def check(rows):
+            np.testing.assert_array_equal(source.read(np.array(rows, dtype=int)), IMAGES[rows])
+
+        check()
+
+
+def test_a_damaged_file_names_the_rows(tmp_path):
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        images = file.create_dataset("images", data=IMAGES, chunks=(4, 2, 4, 4), compression="gzip")
+        at = images.id.get_chunk_info(1).byte_offset
+    data = bytearray((tmp_path / "c.h5").read_bytes())
+    data[at : at + 8] = b"damaged!"
+    (tmp_path / "c.h5").write_bytes(bytes(data))
+    with h5py.File(tmp_path / "c.h5") as file:
+        source = HDF5Source(file["images"], "obsm['x']")
+        source.read(np.array([0, 3]))
+        with pytest.raises(ValueError, match=r"obsm.'x'. is damaged .* rows 4 to 5"):
+            source.read(np.array([4, 5]))
+
+
+CODECS = {
+    "raw": None,
+    "checked": [Crc32cCodec()],
+    "lz4": [BloscCodec(cname="lz4")],
+    "zstd, checked": [ZstdCodec(), Crc32cCodec()],
+    "gzip": [GzipCodec()],
+}
+
+
+def stored(store, *, chunks=1, shards=None, images=IMAGES, **kwargs):
+    shards = None if shards is None else (shards, *images.shape[1:])
+    chunks = (chunks, *images.shape[1:]) if isinstance(chunks, int) else chunks
+    kwargs = {"compressors": None, "chunks": chunks, "shards": shards} | kwargs
+    array = zarr.create_array(store, shape=images.shape, dtype=images.dtype, **kwargs)
+    array[:] = images
+    return array
+
+
+@pytest.mark.parametrize("compressors", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize(("chunks", "shards"), [(1, None), (3, None), (1, 8), (4, 8), (23, None), (1, 64)])
+def test_rows_as_asked_from_any_layout(tmp_path, chunks, shards, compressors):
+    source = ZarrSource(stored(tmp_path / "a.zarr", chunks=chunks, shards=shards, compressors=compressors))
+    assert source._undo is not None
+    check_rows(source)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"shards": 8},
+        {"filters": [TransposeCodec(order=(0, 2, 3, 1))]},
+        {"serializer": BytesCodec(endian="big")},
+        {"chunks": (5, 1, 3, 4)},
+        {"zarr_format": 2},
+    ],
+    ids=str,
+)
+def test_what_is_not_read_by_bytes_is_read_by_zarr(how):
+    source = ZarrSource(stored(MemoryStore(), **how))
+    assert source._undo is None
+    check_rows(source)
+
+
+@given(rows=st.lists(st.integers(0, 22), max_size=40), layout=st.sampled_from([(1, 8), (4, 8), (1, None)]))
+def test_any_rows_in_any_order(tmp_path_factory, rows, layout):
+    store = tmp_path_factory.mktemp("store") / "a.zarr"
+    source = ZarrSource(stored(store, chunks=layout[0], shards=layout[1], compressors=[ZstdCodec()]))
+    np.testing.assert_array_equal(source.read(np.array(rows, dtype=int)), IMAGES[rows])
+
+
+@pytest.mark.parametrize("compressors", [None, [Crc32cCodec()], [ZstdCodec()]], ids=["raw", "checked", "zstd"])
+def test_chunks_lie_in_a_shard_in_any_order(tmp_path, compressors):
+    """As those of a writer that fills a shard as chunks become ready."""
+    array = stored(tmp_path / "a.zarr", shards=8, compressors=compressors)
+    path = tmp_path / "a.zarr" / "c" / "0" / "0" / "0" / "0"
+    data = path.read_bytes()
+    entries = np.frombuffer(data[-8 * 16 - 4 : -4], "<u8").reshape(8, 2).astype(int)
+    turned, index = b"", np.zeros((8, 2), dtype="<u8")
+    for chunk in (5, 0, 7, 2, 1, 6, 4, 3):
+        offset, length = entries[chunk]
+        index[chunk] = len(turned), length
+        turned += data[offset : offset + length]
+    path.write_bytes(turned + with_checksum(index.tobytes()))
+    for rows in (slice(None), np.array([6, 2, 3]), np.array([7, 0])):
+        np.testing.assert_array_equal(ZarrSource(array).read(rows), IMAGES[rows])
+
+
+def with_checksum(data: bytes) -> bytes:
+    """With its checksum."""
+    from numcodecs.checksum32 import CRC32C
+
+    return bytes(CRC32C(location="end").encode(data))
+
+
+def test_far_more_files_than_are_kept_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources._Files, "_MOST", 2)
+    source = ZarrSource(stored(tmp_path / "a.zarr", shards=2))
+    for _ in range(2):
+        np.testing.assert_array_equal(source.read(np.arange(23)[::-1]), IMAGES[::-1])
+
+
+@pytest.mark.parametrize("shards", [8, None])
+def test_what_a_foreign_store_leaves_out_is_its_fill_value(tmp_path, shards):
+    """Zarr writes no chunk that is all fill value, and no shard without chunks."""
+    images = IMAGES.copy()
+    images[3:9] = 7
+    images[16:] = 7
+    source = ZarrSource(stored(tmp_path / "a.zarr", shards=shards, images=images, fill_value=7))
+    assert not (tmp_path / "a.zarr" / "c" / "22").exists()
+    np.testing.assert_array_equal(source.read(slice(None)), images)
+
+
+def test_an_index_at_the_beginning_without_a_checksum(tmp_path):
+    codec = ShardingCodec(
+        chunk_shape=(1, *SHAPE[1:]), codecs=[BytesCodec()], index_codecs=[BytesCodec()], index_location="start"
+    )
+    array = zarr.create(
+        store=tmp_path / "a.zarr", shape=SHAPE, dtype="uint16", chunks=(8, *SHAPE[1:]), codecs=[codec], zarr_format=3
+    )
+    array[:] = IMAGES
+    check_rows(ZarrSource(array))
+
+
+def test_zarr_arrays_that_are_no_images_or_features(tmp_path):
+    with pytest.raises(ValueError, match=r"images has shape .23, 32."):
+        ZarrSource(zarr.create_array(MemoryStore(), shape=(23, 32), dtype="uint16"))
+    with pytest.raises(TypeError, match="int64"):
+        ZarrSource(stored(MemoryStore(), images=IMAGES.astype("int64")))
+    features = np.random.default_rng(0).random((23, 5), dtype="float32")
+    check_rows(ZarrSource(stored(tmp_path / "f.zarr", images=features, chunks=4), "X", FEATURES), features)
+
+
+def test_a_damaged_index_is_found(tmp_path):
+    array = stored(tmp_path / "a.zarr", shards=8)
+    path = tmp_path / "a.zarr" / "c" / "1" / "0" / "0" / "0"
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    for damaged in (bytes(data), b""):
+        path.write_bytes(damaged)
+        source = ZarrSource(array)
+        source.read(np.array([3]))
+        with pytest.raises(ValueError, match="c/1/0/0/0 is damaged or truncated, with rows 8 to 15 of images"):
+            source.read(np.array([8]))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 20), st.integers(1, 50))
+def test_targets_are_filled_however_little_a_call_reads(sizes, start, most):
+    """A system call may read less than was asked for."""
+    data, preadv = bytes(range(256)), os.preadv
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        (Path(folder) / "file").write_bytes(data)
+        patch.setattr(os, "preadv", lambda file, targets, offset: preadv(file, [targets[0][:most]], offset))
+        targets = [bytearray(size) for size in sizes]
+        sources._Files(Path(folder)).read_into("file", start, [memoryview(target) for target in targets])
+        assert b"".join(targets) == data[start : start + sum(sizes)]
+
+
+def test_bytes_that_are_not_there(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(range(256)))
+    files = sources._Files(tmp_path)
+    assert files.read("file", -6, 6) == bytes(range(250, 256)) and files.size("file") == 256
+    for call in (
+        lambda: files.read("file", 250, 10),
+        lambda: files.read("file", -300, 300),
+        lambda: files.read_into("file", 250, [memoryview(bytearray(10))]),
+    ):
+        with pytest.raises(EOFError):
+            call()
+    with pytest.raises(FileNotFoundError):
+        files.read("none", 0, 1)
+
+
+def digest(cells, columns=("gene", "well")):
+    return digest_cells(ArraySource(cells.obsm["single_cell_images"]), cells.obs[list(columns)])
+
+
+def corrected(cells):
+    """Beyond the first sixty-four: what is looked at is drawn from all."""
+    cells.obsm["single_cell_images"][70:] += 1
+
+
+def relabelled(cells):
+    cells.obs["gene"] = np.where(np.arange(cells.n_obs) == 7, "gene_1", cells.obs["gene"].astype(str))
+
+
+def wider(cells):
+    cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].astype("uint16")
+
+
+def reshaped(cells):
+    """The same bytes."""
+    cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].reshape(-1, 1, 32, 16)
+
+
+def renamed(cells):
+    cells.obs = cells.obs.rename(columns={"gene": "well", "well": "gene"})
+
+
+def turned(cells):
+    cells.obs = cells.obs.iloc[::-1]
+
+
+@pytest.mark.parametrize("change", [corrected, relabelled, reshaped, wider, renamed, turned])
+def test_other_cells_have_another_digest(cells, monkeypatch, change):
+    monkeypatch.setattr(sources, "_HASHED", 10)
+    before, again = digest(cells), cells.copy()
+    again.obs["gene"] = again.obs["gene"].cat.reorder_categories(again.obs["gene"].cat.categories[::-1])
+    assert digest(again) == before
+    change(cells)
+    assert digest(cells) != before
+
+
+def test_a_part_costs_what_it_holds_whatever_categories_there_are(cells, monkeypatch):
+    """Names of all cells in a categorical: they were hashed again with every part."""
+    hashed = []
+    original = pd.Categorical._hash_pandas_object
+
+    def counted(values, **how):
+        hashed.append(len(values.categories))
+        return original(values, **how)
+
+    monkeypatch.setattr(pd.Categorical, "_hash_pandas_object", counted)
+    monkeypatch.setattr(sources, "_HASHED", 10)
+    cells.obs["name"] = pd.Categorical(cells.obs_names)
+    digest_cells(None, cells.obs[["name"]])
+    assert max(hashed) == 10
+
+
+def threads_of(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 50])
+def test_items_come_in_order_from_another_thread(ahead):
+    def item(number):
+        return number, threading.current_thread().name
+
+    assert list(prefetch(map(item, range(20)), ahead)) == [(number, "scbd-prefetch") for number in range(20)]
+    assert list(prefetch([])) == [] and not threads_of("scbd-prefetch")
+
+
+def test_it_is_never_further_ahead_than_asked():
+    made = []
+    third = threading.Event()
+
+    def items():
+        for item in range(10):
+            made.append(item)
+            if item == 3:
+                third.set()
+            yield item
+
+    iterator = prefetch(items(), ahead=2)
+    assert next(iterator) == 0
+    assert third.wait(10)  # two wait, one is in hand
+    assert made == [0, 1, 2, 3]
+    iterator.close()
+    assert not threads_of("scbd-prefetch")
+
+
+def test_an_error_comes_where_its_item_would_have():
+    def items():
+        yield 1
+        raise OSError("the disk is gone")
+
+    iterator = prefetch(items())
+    assert next(iterator) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(iterator)
+    assert not threads_of("scbd-prefetch")
+
+
+def test_results_come_in_order_whoever_is_first():
+    def slow_at_first(item):
+        time.sleep(0.02 / (1 + item))
+        return item, threading.current_thread().name.split("_")[0], torch.get_num_threads()
+
+    threads = torch.get_num_threads()
+    assert list(worked_on(slow_at_first, range(9))) == [(item, "scbd-worker", 1) for item in range(9)]
+    assert torch.get_num_threads() == threads
+    met = threading.Barrier(2, timeout=10)  # they work beside each other
+    assert sorted(worked_on(lambda _: met.wait(), range(2))) == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["error", "leaving early"])
+def test_what_ends_early_begins_nothing_more(how):
+    begun = []
+
+    def work(item):
+        begun.append(item)
+        if item == 1 and how == "error":
+            raise OSError("the disk is full")
+        time.sleep(0.01)
+
+    results = worked_on(work, range(1000))
+    if how == "error":
+        with pytest.raises(OSError, match="the disk is full"):
+            list(results)
+    else:
+        next(results)
+        results.close()
+    assert len(begun) < 1000 and not threads_of("scbd-worker")
