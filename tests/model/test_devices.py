@@ -86,10 +86,11 @@ def one_process(out: str) -> None:
     model.train(**settings | {"max_steps": 3})
     torch.distributed.barrier()
     model = make()
-    model.train(**settings, ckpt_path="last")
+    model.train(**settings, resume=True)
     torch.save(model.module.state_dict(), f"{out}/{rank}.pt")
+    pd.concat(model.history.values(), axis=1).to_csv(f"{out}/history {rank}.csv")
     for block_size in (32, 100_000):  # some for each, and none for one
-        whole = model.embed_to(f"{out}/{block_size}.h5ad", block_size=block_size, batch_size=16)
+        whole = model.embed_to(f"{out}/{block_size}.zarr", block_size=block_size, batch_size=16)
         assert "X_scbd_c" in whole.obsm
     model = make(torch.nn.BatchNorm2d)
     model.train(**NORMALISED | {"devices": 2, "strategy": "ddp"})
@@ -112,11 +113,11 @@ def test_two_processes_train_like_one_and_resume(tmp_path):
         for name, value in expected.items():
             torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
     # each embeds a share, and no cell is lost or there twice
-    expected = model.get_latent_representation(batch_size=16)
+    z = model.get_latent_representation(batch_size=16)
     for block_size in (32, 100_000):
-        embedded = open_embedding(tmp_path / f"{block_size}.h5ad")
+        embedded = open_embedding(tmp_path / f"{block_size}.zarr")
         assert list(embedded.obs_names) == list(model.adata.obs_names)
-        np.testing.assert_allclose(embedded.obsm["X_scbd_c"], expected, atol=1e-3)
+        np.testing.assert_allclose(embedded.obsm["X_scbd_c"], z, atol=1e-3)
     # of BatchNorm, each has the statistics of its share, with cells of all perturbations; afterwards those of the first
     normalised = make(OfShares)
     normalised.train(**NORMALISED)
@@ -126,7 +127,7 @@ def test_two_processes_train_like_one_and_resume(tmp_path):
         assert torch.equal(two[name], one[name]), name
         torch.testing.assert_close(one[name], value, rtol=1e-4, atol=1e-5)
     # one history, of the joint losses
-    history = pd.read_csv(tmp_path / "history.csv").set_index("step")
+    history = pd.read_csv(tmp_path / "history 0.csv").set_index("step")
     for name in ("train_loss", "validation_loss"):
         expected = model.history[name][name].astype(float)
         both = pd.concat([history[name].dropna(), expected], axis=1, join="inner", keys=["two", "one"])

@@ -1,28 +1,36 @@
+"""Embeddings of any cells, in memory and in files."""
+
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import IMAGE_KEY, make_cells
-from small_models import make_model
+from anndata import AnnData
+from conftest import IMAGE_KEY, contents, make_cells, make_wells
+from small_models import QUICK, PressCtrlC, make_model
 from torch import nn
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
+from scbd.data import write_screen
+from scbd.data._screens import BlockStore
+from scbd.metrics import aggregate, batch_probe
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+BLOCKS: dict[str, Any] = {"batch_size": 16, "block_size": 48}  # five of 200 cells
 
 
-def make_trained(cells, kind=SCBDModel, **kwargs):
+def make_trained(cells: AnnData, kind: Any = SCBDModel, **kwargs: Any) -> Any:
     kind.setup_anndata(cells, y_key="gene", e_key="well")
     model = kind(cells, encoder="small", **kwargs)
-    model.train(max_steps=4, batch_size=24, accelerator="cpu", precision="32-true", enable_progress_bar=False)
+    model.train(**QUICK, perturbations_per_batch=None)
     return model
 
 
-def of_network(network, cells):
+def of_network(network: nn.Module, cells: AnnData) -> SCBDModel:
     """An encoder of one's own, as it is."""
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = SCBDModel(cells, encoder=network, n_latent=6)
@@ -30,44 +38,30 @@ def of_network(network, cells):
     return model
 
 
-def named(cells):
+def named(cells: AnnData) -> AnnData:
     cells.var_names = ["DNA", "actin"]
     return cells
 
 
 @pytest.fixture(scope="module")
-def of_names():
-    return make_trained(named(make_cells()), n_latent=6)
+def of_floats() -> SCBDModel:
+    return make_trained(named(make_cells(dtype="float32")), n_latent=6)
 
 
 @pytest.fixture(scope="module")
-def of_floats():
-    return make_trained(make_cells(dtype="float32"), n_latent=6)
-
-
-@pytest.fixture(scope="module")
-def classifier():
+def classifier() -> ERMModel:
     return make_trained(make_cells(dtype="float32"), ERMModel)
 
 
-@pytest.mark.parametrize("batch_size", [-1, 0, 2.5, "8"])
-def test_a_batch_size_that_is_none_gets_a_sentence(of_names, classifier, tmp_path, batch_size):
-    """Of -1, the embedding was memory that nothing had been written to."""
-    said = f"batch_size={batch_size!r}: give a whole number, 1 or larger"
-    for call in (
-        lambda: of_names.get_latent_representation(batch_size=batch_size),
-        lambda: of_names.embed_to(tmp_path / "z.h5ad", batch_size=batch_size),
-        lambda: classifier.predict(batch_size=batch_size),
-    ):
-        with pytest.raises(ValueError, match=said):
-            call()
-    assert not list(tmp_path.iterdir())
+@pytest.fixture(scope="module")
+def of_many() -> SCBDModel:
+    return make_trained(make_cells(200), n_latent=6)
 
 
-def test_any_batch_size_gives_the_same_embedding(of_names):
-    z = of_names.get_latent_representation(batch_size=None)
+def test_any_batch_size_gives_the_same_embedding(of_floats):
+    z = of_floats.get_latent_representation()
     for batch_size in (1, np.int64(7), 10**6):
-        np.testing.assert_allclose(of_names.get_latent_representation(batch_size=batch_size), z, atol=1e-6)
+        np.testing.assert_allclose(of_floats.get_latent_representation(batch_size=batch_size), z, atol=1e-6)
 
 
 def test_a_module_in_training_mode_embeds_as_it_does_out_of_it():
@@ -76,73 +70,6 @@ def test_a_module_in_training_mode_embeds_as_it_does_out_of_it():
     z = model.get_latent_representation()
     model.module.train()
     np.testing.assert_allclose(model.get_latent_representation(batch_size=5), z, atol=1e-6)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_bad_pixels_of_new_cells_are_named_before_anything_is_returned(of_floats, classifier, tmp_path, value):
-    cells = make_cells(60, dtype="float32")
-    cells.obsm[IMAGE_KEY][[21, 40], 1, 3, 3] = value
-    for call in (
-        lambda: of_floats.get_latent_representation(cells),
-        lambda: of_floats.get_latent_representation(cells, indices=[3, 40, 21]),
-        lambda: of_floats.get_latent_representation(cells, out=tmp_path / "z.npy"),
-        lambda: of_floats.embed_to(tmp_path / "z.h5ad", cells),
-        lambda: classifier.predict(cells),
-    ):
-        with pytest.raises(ValueError, match=r"Images of 2 of \d+ cells .* \(rows (21, 40|40, 21)\): drop these cells"):
-            call()
-    assert not (tmp_path / "z.h5ad").exists() and not (tmp_path / "z.npy").exists()
-    fine = np.isfinite(cells.obsm[IMAGE_KEY]).all(axis=(1, 2, 3))
-    assert np.isfinite(of_floats.get_latent_representation(cells, indices=fine)).all()
-
-
-def test_a_broken_model_is_told_from_broken_cells(of_names):
-    weight = of_names.module.content.projection[-1].bias
-    kept = weight.data.clone()
-    weight.data[2] = torch.nan
-    try:
-        with pytest.raises(
-            ValueError, match=r"returns NaN for 96 of 96 cells .*content.projection.*training that diverged"
-        ):
-            of_names.get_latent_representation()
-    finally:
-        weight.data = kept
-
-
-def test_pixels_beyond_all_measure_are_told_from_a_broken_model():
-    model = of_network(nn.Sequential(nn.Flatten(), nn.Linear(512, 8)), make_cells(dtype="float32"))
-    model.module.content.encoder[1].weight.data.fill_(1e10)
-    cells = make_cells(60, dtype="float32")
-    cells.obsm[IMAGE_KEY][7] = 1e30
-    with pytest.raises(ValueError, match=r"NaN for 1 of 60 cells \(rows 7\) .* far outside of those it was trained on"):
-        model.get_latent_representation(cells)
-
-
-def test_channels_in_another_order_are_refused_wherever_cells_are_embedded(of_names, tmp_path):
-    turned = named(make_cells(20))[:, ["actin", "DNA"]].copy()
-    for call in (
-        lambda: of_names.get_latent_representation(turned),
-        lambda: of_names.embed_to(tmp_path / "z.h5ad", turned),
-    ):
-        with pytest.raises(ValueError, match="channels actin, DNA, .* with DNA, actin: the same in another order"):
-            call()
-
-
-def test_channels_of_another_name_warn_once(of_names):
-    cells = make_cells(20)
-    cells.var_names = ["DNA", "tubulin"]
-    with pytest.warns(UserWarning, match="channels DNA, tubulin, .* other names") as caught:
-        of_names.get_latent_representation(cells)
-    assert len(caught) == 1 and caught[0].filename == __file__
-
-
-def test_a_model_that_resizes_takes_other_sizes_of_the_same_proportions():
-    with pytest.raises(ValueError, match="image_size=8 would squash images of 8 × 16 pixels"):
-        make_trained(make_cells(shape=(2, 8, 16)), image_size=8)
-    model = make_trained(make_cells(), n_latent=6, image_size=12)
-    assert len(model.get_latent_representation(make_cells(8, shape=(2, 20, 20)))) == 8
-    with pytest.raises(ValueError, match="images of 20 × 16 pixels, .* on 16 × 16, and resizing would stretch them"):
-        model.get_latent_representation(make_cells(8, shape=(2, 20, 16)))
 
 
 def test_new_cells_need_no_labels(trained):
@@ -157,56 +84,296 @@ def test_new_cells_need_no_labels(trained):
 
 def test_indices_are_embedded_in_the_order_asked_for(trained):
     whole = trained.get_latent_representation(batch_size=7)
-    rows = [5, 90, 5, 0, -1]
-    np.testing.assert_allclose(trained.get_latent_representation(indices=rows), whole[rows], rtol=1e-5, atol=1e-6)
     mask = np.arange(96) % 3 == 0
-    np.testing.assert_allclose(trained.get_latent_representation(indices=mask), whole[mask], rtol=1e-5, atol=1e-6)
+    for indices, rows in (([5, 90, 5, 0, -1], [5, 90, 5, 0, 95]), (mask, np.flatnonzero(mask))):
+        found = trained.get_latent_representation(indices=indices)
+        np.testing.assert_allclose(found, whole[rows], rtol=1e-5, atol=1e-6)
     assert trained.get_latent_representation(indices=[]).shape == (0, 6)
     view = trained.adata[10:20]
     np.testing.assert_allclose(trained.get_latent_representation(view), whole[10:20], rtol=1e-5, atol=1e-6)
-    for bad, said in (([0, 96], "reach from 0 to 96, there are 96"), (mask[:5], "length 5"), ([0.5], "row numbers")):
-        with pytest.raises(ValueError, match=said):
+    for bad, named_ in (([0, 96], "from 0 to 96"), (mask[:5], "length 5"), ([0.5], "row numbers")):
+        with pytest.raises(ValueError, match=named_):
             trained.get_latent_representation(indices=bad)
 
 
-def test_out(trained, tmp_path):
+def test_an_embedding_is_written_where_it_is_asked_for(trained, tmp_path, monkeypatch):
     whole = trained.get_latent_representation()
     mine = np.zeros((96, 6), dtype=np.float32)
     assert trained.get_latent_representation(out=mine) is mine
     np.testing.assert_array_equal(mine, whole)
     mapped = trained.get_latent_representation(out=tmp_path / "new" / "z.npy", enable_progress_bar=True)
     np.testing.assert_array_equal(mapped, whole)
-    np.testing.assert_array_equal(np.load(tmp_path / "new" / "z.npy"), whole)
     assert os.listdir(tmp_path / "new") == ["z.npy"]
-    with pytest.raises(ValueError, match=r"out has shape \(3, 6\), the embedding has shape \(96, 6\)"):
-        trained.get_latent_representation(out=mine[:3])
-    with pytest.raises(ValueError, match="out has dtype int64, which holds no fractions"):
-        trained.get_latent_representation(out=mine.astype(int))
-    with pytest.raises(ValueError, match=r"the path of an \.npy file"):
-        trained.get_latent_representation(out=tmp_path / "z.csv")
-
-
-def test_a_broken_embedding_leaves_nothing_behind(trained, tmp_path, monkeypatch):
-    def breaks(*args):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(trained.module, "embed", breaks)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    for out, named_ in ((mine[:3], r"\(3, 6\)"), (mine.astype(int), "int64"), (tmp_path / "z.csv", r"\.npy")):
+        with pytest.raises(ValueError, match=named_):
+            trained.get_latent_representation(out=out)
+    monkeypatch.setattr(trained.module, "embed", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         trained.get_latent_representation(out=tmp_path / "z.npy")
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["new"]
 
 
-def test_bad_requests_of_an_embedding(trained):
-    with pytest.raises(ValueError, match="block='z' is not known: use 'c' .perturbation. or 's'"):
-        trained.get_latent_representation(block="z")
-    with pytest.raises(ValueError, match="representation='r' is not known"):
-        trained.get_latent_representation(representation="r")
-    with pytest.raises(ValueError, match="holds 3 channels of uint8, the model was set up with 2"):
-        trained.get_latent_representation(make_cells(4, shape=(3, 16, 16)))
-    with pytest.raises(ValueError, match="holds images of 20 × 20 pixels, the model was trained on 16 × 16"):
-        trained.get_latent_representation(make_cells(4, shape=(2, 20, 20)))
+@pytest.mark.parametrize(
+    ("settings", "named_"),
+    [
+        ({"block": "z"}, "block='z'"),
+        ({"representation": "r"}, "representation='r'"),
+        ({"center": "mean"}, "center='mean'"),
+        ({"center": "controls"}, "center='controls'"),
+        ({"adata": make_cells(4, shape=(3, 16, 16))}, "3 channels"),
+        ({"adata": make_cells(4, shape=(2, 20, 20))}, "20 × 20"),
+        *(({"batch_size": size}, f"batch_size={size!r}") for size in (-1, 0, 2.5, "8")),
+    ],
+)
+def test_bad_requests_of_an_embedding(trained, settings, named_):
+    with pytest.raises(ValueError, match=named_):
+        trained.get_latent_representation(**settings)
+
+
+def test_cells_without_inputs_are_named(trained):
+    with pytest.raises(KeyError, match="single_cell_images"):
+        trained.get_latent_representation(AnnData(obs=trained.adata.obs))
+
+
+def test_a_model_that_resizes_takes_other_sizes_of_the_same_proportions():
+    model = make_model(image_size=8)
+    model.is_trained_ = True
+    assert len(model.get_latent_representation(make_cells(8, shape=(2, 20, 20)))) == 8
+    with pytest.raises(ValueError, match="stretch"):
+        model.get_latent_representation(make_cells(8, shape=(2, 20, 16)))
 
 
 def test_an_untrained_model_warns():
     with pytest.warns(UserWarning, match="untrained"):
         make_model().get_latent_representation()
+
+
+def test_names_of_channels_are_compared(of_floats, tmp_path):
+    turned = named(make_cells(20, dtype="float32"))[:, ["actin", "DNA"]].copy()
+    with pytest.raises(ValueError, match="actin, DNA"):
+        of_floats.get_latent_representation(turned)
+    renamed = make_cells(20, dtype="float32")
+    renamed.var_names = ["Hoechst", "phalloidin"]
+    with pytest.warns(UserWarning, match="Hoechst, phalloidin"):
+        of_floats.get_latent_representation(renamed)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_bad_pixels_of_new_cells_are_named_before_anything_is_returned(of_floats, classifier, tmp_path, value):
+    cells = named(make_cells(60, dtype="float32"))
+    cells.obsm[IMAGE_KEY][[21, 40], 1, 3, 3] = value
+    for call in (
+        lambda: of_floats.get_latent_representation(cells),
+        lambda: of_floats.get_latent_representation(cells, indices=[3, 40, 21]),
+        lambda: of_floats.get_latent_representation(cells, out=tmp_path / "z.npy"),
+        lambda: of_floats.embed_to(tmp_path / "z.zarr", cells),
+    ):
+        with pytest.raises(ValueError, match=r"rows (21, 40|40, 21)"):
+            call()
+    assert not (tmp_path / "z.zarr").exists() and not (tmp_path / "z.npy").exists()
+    fine = np.isfinite(cells.obsm[IMAGE_KEY]).all(axis=(1, 2, 3))
+    assert np.isfinite(of_floats.get_latent_representation(cells, indices=fine)).all()
+
+
+def test_a_broken_model_is_told_from_pixels_beyond_all_measure():
+    model, cells = of_network(nn.Sequential(nn.Flatten(), nn.Linear(512, 8)), make_cells(dtype="float32")), make_cells()
+    weight = model.module.content.encoder[1].weight
+    weight.data.fill_(1e10)
+    cells = make_cells(60, dtype="float32")
+    cells.obsm[IMAGE_KEY][7] = 1e30
+    with pytest.raises(ValueError, match="rows 7"):
+        model.get_latent_representation(cells)
+    weight.data[2] = torch.nan
+    with pytest.raises(ValueError, match="content.encoder"):
+        model.get_latent_representation()
+
+
+def wells_of(**settings: Any) -> SCBDModel:
+    wells = make_wells()
+    SCBDModel.setup_anndata(wells, "compound", "plate", control="DMSO")
+    model = SCBDModel(wells, **settings)
+    model.train(**QUICK, train_size=1.0)
+    return model
+
+
+def centred(model: SCBDModel) -> np.ndarray:
+    z, controls = model.get_latent_representation(center=None), (model.adata.obs["compound"] == "DMSO").to_numpy()
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+    return z - z[controls].mean(0)
+
+
+def test_embeddings_of_features_are_centred_on_controls(tmp_path):
+    model = wells_of()
+    first = model.centers_["c"]
+    np.testing.assert_allclose(model.get_latent_representation(), centred(model), atol=1e-5)
+    on_disk = model.embed_to(tmp_path / "z.zarr")
+    for block in "cs":
+        z = model.get_latent_representation(block=block)
+        np.testing.assert_allclose(on_disk.obsm[f"X_scbd_{block}"], z, atol=1e-6)
+    # of a run that is interrupted, that of its weights
+    with pytest.raises(KeyboardInterrupt):
+        model.train(**QUICK | {"max_steps": 8, "lr": 1e-2, "train_size": 1.0}, callbacks=PressCtrlC(5))
+    np.testing.assert_allclose(model.get_latent_representation(), centred(model), atol=1e-5)
+    assert not np.allclose(model.centers_["c"], first, atol=1e-3)
+    model.adata.obs["split"] = np.where(model.adata.obs["compound"] == "DMSO", "test", "train")
+    with pytest.warns(UserWarning, match="No training cell is a control"):
+        model.train(**QUICK, split="split")
+    assert model.centers_ == {}
+
+
+def test_a_file_holds_what_the_array_would(of_many, tmp_path):
+    model = of_many
+    embedded = model.embed_to(tmp_path / "z.zarr", **BLOCKS)
+    assert list(embedded.obsm) == ["X_scbd_c", "X_scbd_s"] and embedded.obs.equals(model.adata.obs)
+    for block in "cs":
+        on_disk = embedded.obsm[f"X_scbd_{block}"]
+        assert on_disk.dtype == np.float32
+        np.testing.assert_array_equal(on_disk, model.get_latent_representation(block=block, batch_size=16))
+    half = model.embed_to(tmp_path / "half.zarr", dtype="float16", blocks=["c"], batch_size=16)
+    assert list(half.obsm) == ["X_scbd_c"]
+    np.testing.assert_allclose(half.obsm["X_scbd_c"], embedded.obsm["X_scbd_c"], atol=5e-4)
+    wide = model.embed_to(tmp_path / "r.zarr", representation="intermediate", blocks=["s"])
+    assert wide.obsm["X_scbd_s"].shape == (200, model.module.style.n_features)
+    # metrics read it as it is
+    assert aggregate(half, "X_scbd_c", gene_key="gene", control="gene_0").n_obs == 3
+    in_memory = AnnData(obs=half.obs, obsm={"X_scbd_c": np.array(half.obsm["X_scbd_c"])})
+    assert batch_probe(half, "X_scbd_c", "well") == batch_probe(in_memory, "X_scbd_c", "well")
+
+
+def test_other_cells_from_a_store(of_many, tmp_path):
+    screen = write_screen(tmp_path / "s.zarr", make_cells(50, seed=3), y_key="gene", compression="lz4")
+    embedded = of_many.embed_to(tmp_path / "z.zarr", screen[:, :])
+    np.testing.assert_array_equal(embedded.obsm["X_scbd_c"], of_many.get_latent_representation(screen))
+    assert list(embedded.obs_names) == list(screen.obs_names)
+
+
+def test_killed_after_any_block_it_goes_on_to_the_same_bytes(of_many, tmp_path, monkeypatch):
+    of_many.embed_to(tmp_path / "whole.zarr", **BLOCKS)
+    original = BlockStore.write
+    for killed_at in range(5):
+        path = tmp_path / f"{killed_at}.zarr"
+        written: list[int] = []
+        again: list[int] = []
+
+        def write_or_die(self, block, values, written=written, killed_at=killed_at):
+            if len(written) == killed_at:
+                raise KeyboardInterrupt
+            original(self, block, values)
+            written.append(block)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockStore, "write", write_or_die)
+            with pytest.raises(KeyboardInterrupt):
+                of_many.embed_to(path, **BLOCKS)
+        assert not path.exists() and not torch.is_inference_mode_enabled()
+        with monkeypatch.context() as patch:
+            patch.setattr(BlockStore, "write", lambda self, b, v, again=again: (again.append(b), original(self, b, v)))
+            of_many.embed_to(path, **BLOCKS)
+        assert again == list(range(killed_at, 5))
+        assert contents(path) == contents(tmp_path / "whole.zarr")
+
+
+def test_the_beginning_of_another_embedding_is_not_gone_on_with(of_many, tmp_path, monkeypatch):
+    model = of_many
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockStore, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.embed_to(tmp_path / "z.zarr")
+    bias = model.module.content.projection[-1].bias
+    weights = bias.data.clone()
+    bias.data += 1
+    try:
+        with pytest.raises(ValueError, match="z.zarr"):
+            model.embed_to(tmp_path / "z.zarr")
+    finally:
+        bias.data = weights  # to the bit: rounding would make other weights of them, and refuse whatever follows
+    corrected, relabelled = model.adata.copy(), model.adata.copy()
+    corrected.obsm["single_cell_images"] = corrected.obsm["single_cell_images"] // 2  # the same table
+    relabelled.obs["well"] = relabelled.obs["well"].to_numpy()[::-1]  # of the same length
+    settings: list[dict[str, Any]] = [{"dtype": "float16"}, {"blocks": ["c"]}, {"batch_size": 7}]
+    for changed in [*settings, *({"adata": other} for other in (make_cells(50), corrected, relabelled))]:
+        with pytest.raises(ValueError, match="z.zarr"):
+            model.embed_to(tmp_path / "z.zarr", **changed)
+    assert len(model.embed_to(tmp_path / "z.zarr")) == 200  # nothing was changed after all
+
+
+def test_what_is_wrong_is_said_before_any_work(of_many, tmp_path):
+    (tmp_path / "there.zarr").write_text("kept")
+    cases: list[tuple[type[Exception], str, str, dict[str, Any]]] = [
+        (FileExistsError, "there.zarr", "there.zarr", {}),
+        (ValueError, "z.npy", "z.npy", {}),
+        *(
+            (ValueError, f"{name}={value!r}" if named_ is None else named_, "z.zarr", {name: value})
+            for name, value, named_ in (
+                ("dtype", "float64", None),
+                ("blocks", ["c", "x"], "block='x'"),
+                ("blocks", [], "blocks"),
+                ("representation", "q", None),
+                ("block_size", 0, None),
+                ("batch_size", -1, None),
+                ("shard", (0, 2), "shard"),
+            )
+        ),
+    ]
+    for error, message, path, changed in cases:
+        with pytest.raises(error, match=message):
+            of_many.embed_to(tmp_path / path, **changed)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.zarr"]
+
+
+def test_models_with_one_block_write_that(classifier, tmp_path):
+    assert list(classifier.embed_to(tmp_path / "z.zarr").obsm) == ["X_erm_c"]
+    with pytest.raises(ValueError, match="single block"):
+        classifier.embed_to(tmp_path / "y.zarr", blocks=["s"])
+
+
+def test_shares_of_several_devices(of_many, tmp_path):
+    of_many.embed_to(tmp_path / "whole.zarr", **BLOCKS)
+    path = tmp_path / "z.zarr"
+    assert not of_many.embed_to(path, shard=(2, 2), **BLOCKS).obsm
+    assert len(of_many.embed_to(path, shard=(1, 2), **BLOCKS).obsm) == 2
+    assert contents(path) == contents(tmp_path / "whole.zarr")
+    late = of_many.embed_to(path, shard=(2, 2), **BLOCKS)  # others have left nothing
+    np.testing.assert_array_equal(late.obsm["X_scbd_c"], of_many.get_latent_representation(batch_size=16))
+    before = contents(path)
+    (tmp_path / "text.zarr").write_text("kept")
+    for name in ("z.zarr", "text.zarr"):
+        with pytest.raises(FileExistsError, match=name):
+            of_many.embed_to(tmp_path / name, dtype="float16", shard=(2, 2))
+    assert contents(path) == before and (tmp_path / "text.zarr").read_text() == "kept"
+
+
+def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(of_many, tmp_path, monkeypatch):
+    """One without a block would else look for its share when the others have given the file its name, and be refused.
+
+    And none may open the file before the last has written it.
+    """
+    path = tmp_path / "z.zarr"
+    events: list[str] = []
+
+    def record(name: str) -> None:
+        call = getattr(BlockStore, name)
+
+        def recorded(*given: Any) -> Any:
+            events.append(name)
+            return call(*given)
+
+        monkeypatch.setattr(BlockStore, name, recorded)
+
+    record("begin")
+    record("write")
+
+    def wait() -> None:
+        events.append("wait")
+        if events.count("wait") == 2:  # until the other one is done
+            of_many.embed_to(path, shard=(2, 2), **BLOCKS)
+
+    for name, answer in {"is_initialized": True, "get_rank": 0, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.distributed, "barrier", wait)
+    assert len(of_many.embed_to(path, **BLOCKS).obsm) == 2
+    assert events == ["begin", "wait", *["write"] * 3, "wait", "begin", *["write"] * 2]

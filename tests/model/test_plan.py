@@ -1,3 +1,5 @@
+"""What a step is: of the plan, and of the head beside the encoder."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,29 +8,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_cells, make_wells
-from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
+from lightning.pytorch.callbacks import Callback
+from small_models import QUICK, assert_same, make_model, weights
+from torch import nn
+from torch.nn import functional as F
 
 from scbd import SCBDModel
-from scbd.baselines import ERMModel, VAEModel
+from scbd.baselines import ERMModel, IVAEModel, VAEModel
+from scbd.model._plan import OnlineHead
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
 
 
-def test_history_has_one_frame_a_metric(trained):
-    names = {"loss", "supervised_c", "learned_c", "supervised_s", "invariance_c", "interaction_c", "environment_c"}
-    expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
-    assert set(trained.history) == expected | {"alpha", "z_c_spread", "z_c_effective_rank"}
-    for name, frame in trained.history.items():
-        assert list(frame.columns) == [name]
-        assert frame.index.name == "step"
-        assert frame.index.is_monotonic_increasing
-        assert frame.index[-1] == 12
-        assert np.isfinite(frame.to_numpy(dtype=float)).all()
-
-
 def test_alpha_warms_up():
     model = make_model(alpha=100.0, smoothing=0)
-    model.train(**QUICK | {"max_steps": 4}, validate_every=1, plan_kwargs={"n_steps_alpha_warmup": 2}, load_best=False)
+    model.train(**QUICK | {"max_steps": 4}, validate_every=1, plan_kwargs={"n_steps_alpha_warmup": 2})
     h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
     weight = (h["train_loss"] - h["train_supervised_c"] - h["train_supervised_s"]) / h["train_invariance_c"]
     np.testing.assert_allclose(weight, [0, 50, 100, 100], atol=1e-2)
@@ -90,17 +84,6 @@ def test_every_batch_of_a_run_is_another_one_and_turned_in_another_way(accumulat
     assert watched.seeds == [3 * 1_000_003 + i for i in range(4 * accumulated, 8 * accumulated)]
 
 
-@pytest.mark.parametrize(("interrupted", "validate_every"), [(2, 2), (3, 2), (3, 5)])
-def test_a_run_that_accumulates_gradients_resumes_where_a_step_ends(tmp_path, interrupted, validate_every):
-    how: dict[str, Any] = QUICK | {"max_steps": 5, "accumulate_grad_batches": 2, "validate_every": validate_every}
-    with pytest.raises(KeyboardInterrupt):
-        make_model(augment=True).train(**how, checkpoint_dir=tmp_path, callbacks=PressCtrlC(interrupted))
-    resumed, whole = make_model(augment=True), make_model(augment=True)
-    resumed.train(**how, checkpoint_dir=tmp_path, ckpt_path="last")
-    whole.train(**how)
-    assert_same(weights(resumed), weights(whole))
-
-
 def moved(before, after):
     """Names of what training has changed."""
     return {name for name in before if not torch.equal(before[name], after[name])}
@@ -109,7 +92,7 @@ def moved(before, after):
 def test_frozen_encoders_stay_as_they_are_statistics_included():
     model = make_model()
     before = weights(model)
-    model.train(**QUICK | {"encoder_lr": 0})
+    model.train(**QUICK | {"plan_kwargs": {"encoder_lr": 0}})
     changed = moved(before, weights(model))
     assert any(".projection." in name for name in changed)
     assert not any(".encoder." in name for name in changed)
@@ -125,7 +108,7 @@ def test_what_was_frozen_in_an_encoder_of_ones_own_stays_so():
     model = make_model(encoder=network)
     for rate, moves in ((None, True), (0, False), (None, True)):
         before = weights(model)
-        model.train(**QUICK | {"encoder_lr": rate})
+        model.train(**QUICK | {"plan_kwargs": {"encoder_lr": rate}})
         changed = moved(before, weights(model))
         assert not any(".encoder.0." in name for name in changed)
         assert any(".encoder.1." in name for name in changed) == moves
@@ -139,7 +122,7 @@ def test_encoders_learn_at_a_rate_of_their_own():
     for rate in (None, 1e-4):
         model = make_model(cells)
         before = weights(model)
-        model.train(**one | {"encoder_lr": rate})
+        model.train(**one | {"plan_kwargs": {"encoder_lr": rate}})
         after = weights(model)
         for part in ("encoder.0.weight", "projection.0.weight"):
             (name,) = [name for name in before if name.startswith("content") and name.endswith(part)]
@@ -151,17 +134,141 @@ def test_encoders_learn_at_a_rate_of_their_own():
 
 def test_a_rate_of_encoders_that_cannot_be_gets_a_sentence():
     cells = make_cells()
-    with pytest.raises(ValueError, match="encoder_lr=-1: give"):
-        make_model(cells).train(**QUICK | {"encoder_lr": -1})
+    with pytest.raises(ValueError, match="encoder_lr"):
+        make_model(cells).train(**QUICK | {"plan_kwargs": {"encoder_lr": -1}})
     VAEModel.setup_anndata(cells, y_key="gene", e_key="well")
-    with pytest.raises(ValueError, match="encoder_lr is for models with an encoder by name"):
-        VAEModel(cells, n_latent=4).train(**QUICK | {"encoder_lr": 0.1})
+    with pytest.raises(ValueError, match="encoder_lr"):
+        VAEModel(cells, n_latent=4).train(**QUICK | {"plan_kwargs": {"encoder_lr": 0.1}})
     wells = make_wells()
     SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
     with pytest.raises(ValueError, match="leaves nothing to learn"):
-        SCBDModel(wells, encoder="linear", n_latent=4).train(**QUICK | {"encoder_lr": 0})
+        SCBDModel(wells, encoder="linear", n_latent=4).train(**QUICK | {"plan_kwargs": {"encoder_lr": 0}})
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = ERMModel(cells, encoder="small")
     before = weights(model)
-    model.train(**QUICK | {"encoder_lr": 0})
+    model.train(**QUICK | {"plan_kwargs": {"encoder_lr": 0}})
     assert all(name.startswith(("head.", "preprocess.")) for name in moved(before, weights(model)))
+
+
+# ---- the head that learns beside the encoder
+
+LONGER = QUICK | {"max_steps": 12, "validate_every": 2}
+
+
+class Seen(Callback):
+    """What a head is to learn from, by a way of its own: the encoder as it was before each step, embedding again."""
+
+    def __init__(self, model) -> None:
+        self.model = model
+        self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
+        content = self.model.module.content
+        buffers = {name: value.clone() for name, value in content.named_buffers()}
+        with torch.no_grad():
+            r = content.represent(self.model.module.preprocess(batch["inputs"]), "intermediate")
+        content.load_state_dict(buffers, strict=False)
+        self.batches.append((r, batch["y"]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"invariance": "listing", "alpha": 1.0, "smoothing": 0}])
+def test_it_learns_from_each_batch_as_the_encoder_embedded_it_before_its_step(settings):
+    model = make_model(**settings)
+    seen = Seen(model)
+    how = QUICK | {"seed": 3, "lr": 0.01, "weight_decay": 0.2}
+    model.train(**how, online_head=True, callbacks=[seen])
+    torch.manual_seed(3)
+    head = nn.Linear(model.module.content.n_features, 4)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.01, weight_decay=0.2)
+    losses = []
+    for r, y in seen.batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(head(r), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert len(losses) == 6
+    for name, values in head.state_dict().items():
+        np.testing.assert_allclose(model.online_head_[name], values, atol=1e-6)
+    assert float(model.history["train_online_head"].iloc[-1, 0]) == pytest.approx(losses[-1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "network", "how"),
+    [
+        (SCBDModel, {"encoder": "small"}, {"gradient_clip_val": 0.01}),
+        (SCBDModel, {"encoder": "small"}, {"precision": "bf16-mixed", "load_best": True}),
+        (IVAEModel, {}, {}),
+    ],
+)
+def test_it_changes_nothing_of_the_encoders(model_class, network, how):
+    found = []
+    for online_head in (False, True):
+        torch.manual_seed(0)
+        cells = make_cells()
+        model_class.setup_anndata(cells, y_key="gene", e_key="well")
+        model = model_class(cells, n_latent=6, **network)
+        model.train(**QUICK | {"validate_every": 2} | how, online_head=online_head)
+        found.append((weights(model), torch.get_rng_state(), model.history["train_loss"]))
+        assert model.can_predict is online_head
+    (without, random, losses), (beside, same_random, same_losses) = found
+    assert_same(beside, without)
+    torch.testing.assert_close(same_random, random, rtol=0, atol=0)
+    assert losses.equals(same_losses)
+
+
+def test_it_is_saved_predicts_and_goes_on(tmp_path):
+    model = make_model()
+    model.train(**LONGER | {"max_steps": 60, "lr": 1e-3}, online_head=True)
+    genes = model.adata.obs["gene"].to_numpy()
+    assert np.mean(model.predict() == genes) > 0.5
+    proba = model.predict(indices=[3, 1], return_proba=True)
+    assert proba.shape == (2, 4)
+    r = model.get_latent_representation(indices=[3, 1], representation="intermediate")
+    logits = r @ model.online_head_["weight"].T + model.online_head_["bias"]
+    np.testing.assert_allclose(proba, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), atol=1e-5)
+    model.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), model.adata)
+    np.testing.assert_array_equal(loaded.predict(), model.predict())
+    # a decoder on frozen blocks leaves it; a run goes on from it; one without leaves none
+    loaded.train_decoder(max_steps=1, width=8, enable_progress_bar=False, accelerator="cpu")
+    assert loaded.can_predict
+    before = loaded.online_head_["weight"]
+    loaded.train(**QUICK | {"max_steps": 1, "lr": 1e-3}, online_head=True)
+    assert 0 < np.abs(loaded.online_head_["weight"] - before).max() < 0.01
+    loaded.train(**QUICK | {"max_steps": 1})
+    with pytest.raises(ValueError, match="online_head=True"):
+        loaded.predict()
+
+
+def test_labels_that_are_new_leave_it_what_it_knows():
+    model = make_model()
+    model.train(**QUICK, online_head=True)
+    before = model.online_head_
+    cells = make_cells()
+    cells.obs["gene"] = np.where(np.arange(len(cells)) < 24, "a gene of later", cells.obs["gene"].astype(str))
+    model.adata = cells
+    model.train(**QUICK | {"max_steps": 1, "lr": 1e-6}, online_head=True)
+    for name, values in model.online_head_.items():
+        assert len(values) == 5
+        np.testing.assert_allclose(values[:4], before[name], atol=1e-4)
+
+
+def test_features_that_are_no_numbers_teach_it_nothing():
+    model = make_model()
+    head = OnlineHead(model.module.network("c"), 4, lr=0.1, weight_decay=0.0, seed=0)
+    before = head.linear.weight.clone()
+    head.on_train_start(None, None)  # type: ignore[arg-type]
+    head._features = torch.full((2, model.module.content.n_features), torch.nan)
+    head.on_train_batch_end(None, None, None, {"y": torch.tensor([0, 1])}, 0)  # type: ignore[arg-type]
+    head.teardown(None, None, "fit")  # type: ignore[arg-type]
+    assert torch.equal(head.linear.weight, before)
+
+
+def test_a_classifier_has_a_head_already():
+    cells = make_cells()
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = ERMModel(cells, encoder="small")
+    model.train(**QUICK, online_head=True)
+    assert model.can_predict and not model.online_head_
+    assert "train_online_head" not in model.history

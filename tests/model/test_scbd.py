@@ -1,18 +1,56 @@
-"""SCBDModel as its users meet it."""
+"""SCBDModel as its users meet it: both blocks, several environments, numbers beside them, and features."""
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
-from conftest import make_cells
-from small_models import QUICK, make_model
-from torch import nn
+import scvi
+import torch
+from anndata import AnnData
+from conftest import make_cells, make_wells
+from small_models import QUICK, assert_same, make_model, weights
 
 import scbd
 from scbd import SCBDModel
+from scbd.baselines import standardize_by_environment
+from scbd.data import open_screen
+from scbd.datasets import simulated_profiles
+from scbd.metrics import label_probe
+from scbd.nn import Numbers
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+IMAGES, Y, E = torch.randint(0, 255, (24, 2, 16, 16)).byte(), torch.arange(24) % 2, torch.arange(24) // 2 % 3
+NUMBERS = torch.stack([torch.arange(24) * 7 % 24, torch.arange(24) // 5], 1)
+COVARIATES = ["time", "column"]
+WELLS: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "control": "DMSO", "position_key": "well"}
+WHOLE: dict[str, Any] = QUICK | {"train_size": 1.0, "batch_size": None}
+
+
+def cells_in_plates(n: int = 96) -> AnnData:
+    """Cells in two rows of two plates, with a time of their own, in twelve columns."""
+    cells, rng = make_cells(n), np.random.default_rng(1)
+    row = [f"row_{i // 3 % 2}" for i in range(n)]
+    cells.obs = cells.obs.assign(row=row, time=rng.permutation(n) / 7, column=rng.integers(1, 13, n))
+    return cells
+
+
+def make(cells: AnnData | None = None, setup: dict[str, Any] | None = None, **kwargs: Any) -> SCBDModel:
+    cells = cells_in_plates() if cells is None else cells
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(cells, **{"y_key": "gene", "e_key": "well"} | (setup or {}))
+    return SCBDModel(cells, **{"encoder": "small", "n_latent": 6, "alpha": 0.1, **kwargs})
+
+
+def of_wells(wells: AnnData | None = None, setup: dict[str, Any] = WELLS, **kwargs: Any) -> SCBDModel:
+    wells = make_wells() if wells is None else wells
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(wells, **setup)
+    return SCBDModel(wells, **kwargs)
 
 
 def test_the_five_lines(trained):
@@ -28,25 +66,296 @@ def test_training_learns_both_blocks():
     cells = make_cells(200)
     model = make_model(cells, alpha=0.0)
     model.train(**QUICK | {"max_steps": 60, "lr": 2e-3, "batch_size": 100})
-    truth = {"c": cells.obs["gene"], "s": cells.obs["well"]}
-    for block, label in truth.items():
-        predicted = scbd.metrics.predict_labels(
-            model.get_latent_representation(block=block),
-            label,
-            model.get_latent_representation(block=block),
-            classifier="nearest_mean",
-        )
+    for block, column in (("c", "gene"), ("s", "well")):
+        z, label = model.get_latent_representation(block=block), cells.obs[column]
+        predicted = scbd.metrics.predict_labels(z, label, z, classifier="nearest_mean")
         assert (predicted == label).mean() > 0.9
 
 
-def test_any_module_is_an_encoder(tmp_path):
-    mine = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32, 10))
-    model = make_model(encoder=mine)
+@pytest.mark.parametrize(
+    ("given", "named"), [("intensty", "'intensity'"), ("Whitening", "'whitening'"), ("depth", "'depth'")]
+)
+def test_arguments_that_there_are_not_are_named(given, named):
+    with pytest.raises(TypeError, match=named):
+        make(None, None, **{given: 1})
+
+
+def columns_of(model: SCBDModel, e: torch.Tensor) -> list[torch.Tensor]:
+    """Codes of plate and row as the names of the crossed environments have them."""
+    names = [model._registered("e")["categories"][code].split(" × ") for code in e]
+    return [torch.from_numpy(np.unique(column, return_inverse=True)[1]) for column in zip(*names, strict=True)]
+
+
+@pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": COVARIATES}])
+def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all(setup):
+    """Each column by itself; of numbers z_s, which is made of clusters, does not hear."""
+    model = make(None, setup, alpha=0.5, smoothing=0)
+    numbers = NUMBERS if "continuous_covariate_keys" in setup else None
+    losses, inputs = model.module(IMAGES, Y, E, numbers=numbers), model.module.preprocess(IMAGES)
+    z_c, passed = model.module.content.watched(inputs)
+    labels = columns_of(model, E) if numbers is None else [E]
+    every: list[Any] = labels if numbers is None else [*labels, *map(Numbers, numbers.T)]
+    expected = scbd.nn.invariance_statistic([*passed, z_c], every, Y)
+    torch.testing.assert_close(losses.parts["invariance_c"], expected)
+    z_s = model.module.style(inputs)
+    of_each = [scbd.nn.supervised_contrastive_loss(z_s, column) for column in labels]
+    torch.testing.assert_close(losses.parts["supervised_s"], sum(of_each) / len(of_each))
+    supervised = losses.parts["supervised_c"] + losses.parts["supervised_s"]
+    torch.testing.assert_close(losses.loss, supervised + 0.5 * expected)
+
+
+def test_contrastive_forms_are_the_mean_over_columns():
+    model = make(None, {"e_key": ["plate", "row"]}, alpha=1.0, invariance="mean", style_target="ye")
+    losses, inputs = model.module(IMAGES, Y, E), model.module.preprocess(IMAGES)
+    z_c, z_s = model.module.content(inputs), model.module.style(inputs)
+    each = [scbd.nn.invariance_loss(z_c, column, reduction="mean") for column in columns_of(model, E)]
+    torch.testing.assert_close(losses.parts["invariance_c"], sum(each) / 2)
+    # the pair is with all of where a cell was
+    torch.testing.assert_close(losses.parts["supervised_s"], scbd.nn.supervised_contrastive_loss(z_s, 3 * Y + E))
+    with pytest.raises(ValueError, match="time, column"):
+        make(None, {"continuous_covariate_keys": COVARIATES}, invariance="mean")
+
+
+def test_crossed_columns_are_as_one_column_of_their_pairs():
+    cells = cells_in_plates()
+    cells.obs["both"] = cells.obs["plate"].astype(str) + " × " + cells.obs["row"]
+    several = {"e_key": ["plate", "row"]}
+    crossed, one, apart = (make(cells, s) for s in (several | {"e_columns": "crossed"}, {"e_key": "both"}, several))
+    for model in (crossed, one, apart):
+        model.train(**QUICK)
+    assert_same(weights(crossed), weights(one))
+    assert not torch.equal(apart.module.content.projection[-1].weight, one.module.content.projection[-1].weight)
+    assert "4 environments (plate × row)" in repr(crossed)
+    assert "side by side: 2 of plate, 2 of row" in repr(apart)
+
+
+def test_what_columns_are_is_saved_and_new_environments_are_learned_from(tmp_path):
+    for e_columns in ("side_by_side", "crossed"):
+        make(None, {"e_key": ["plate", "row"], "e_columns": e_columns}).save(tmp_path / e_columns)
+    crossed, apart = (SCBDModel.load(tmp_path / name, cells_in_plates()) for name in ("crossed", "side_by_side"))
+    assert crossed.module.covariates is None and apart.module.covariates is not None
+    new = cells_in_plates()
+    new.obs["row"] = new.obs["row"].replace("row_1", "row_2")
+    apart.adata = new
+    apart.train(**QUICK)
+    assert apart.module.covariates.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [1, 2]]
+
+
+def test_batches_hold_the_order_of_the_numbers_that_are_attached():
+    cells = cells_in_plates()
+    model = make(cells, {"continuous_covariate_keys": COVARIATES})
+    seen: list[dict[str, torch.Tensor]] = []
+    forward = model.module.forward
+
+    def watched(inputs: torch.Tensor, y: torch.Tensor, e: torch.Tensor, **kwargs: Any) -> Any:
+        seen.append({"inputs": inputs, **kwargs})
+        return forward(inputs, y, e, **kwargs)
+
+    model.module.forward = watched  # type: ignore[method-assign]
     model.train(**QUICK)
-    assert model.get_latent_representation(representation="intermediate").shape == (96, 10)
-    assert "Sequential" in repr(model)
+    image = {cells.obsm["single_cell_images"][i].tobytes(): i for i in range(cells.n_obs)}
+    for batch in seen:
+        rows = [image[one.numpy().tobytes()] for one in batch["inputs"]]
+        for column, places in zip(COVARIATES, batch["numbers"].T, strict=True):
+            values = cells.obs[column].to_numpy()
+            np.testing.assert_array_equal(places, np.searchsorted(np.unique(values), values[rows]))
+
+
+def test_the_scale_of_numbers_is_of_no_matter():
+    cells, changed = cells_in_plates(), cells_in_plates()
+    changed.obs = changed.obs.assign(time=np.exp(cells.obs["time"]), column=-3.0 * cells.obs["column"])
+    trained = [make(table, {"continuous_covariate_keys": COVARIATES}) for table in (cells, changed)]
+    for model in (*trained, without := make(cells)):
+        model.train(**QUICK)
+    one, other = map(weights, trained)
+    name = "content.projection.2.weight"
+    assert not torch.equal(one[name], weights(without)[name])
+    for name in one:  # turned round, odd terms change their sign, and rounding
+        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
+
+
+def test_new_cells_are_embedded_without_numbers_and_trained_with_them(tmp_path):
+    model = make(None, {"continuous_covariate_keys": COVARIATES})
+    model.train(**QUICK)
+    model.train_decoder(**QUICK, width=4, joint=True)
     model.save(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"holds Python objects \(.*making them could run any code"):
-        SCBDModel.load(tmp_path / "model", model.adata)
-    loaded = SCBDModel.load(tmp_path / "model", model.adata, allow_pickle=True)
-    np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
+    model = SCBDModel.load(tmp_path / "model", cells_in_plates())
+    assert "numbers time, column" in repr(model)
+    np.testing.assert_array_equal(model.adata_manager.get_from_registry("numbers"), model.adata.obs[COVARIATES])
+    missing = make_cells(30, seed=1)
+    missing.obs = missing.obs.assign(time=np.nan, column="A")
+    for new in (make_cells(30, seed=1), missing):
+        assert model.get_latent_representation(new).shape == (30, 6)
+        model.adata = new
+        error: Any = (KeyError, ValueError)
+        with pytest.raises(error, match="'time'"):
+            model.train(**QUICK)
+    new.obs = new.obs.assign(time=np.arange(30.0) * 1e6, column=np.arange(30))
+    model.train(**QUICK)
+
+
+@pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": "time"}])
+def test_a_run_is_resumed_with_the_environments_it_was_begun_with(setup, tmp_path):
+    make(None, setup).train(**QUICK, checkpoint_dir=tmp_path)
+    again: dict[str, Any] = QUICK | {"max_steps": 8, "checkpoint_dir": tmp_path, "resume": True}
+    name = "e_columns" if "e_key" in setup else next(iter(setup))
+    other = setup | {"e_columns": "crossed"} if "e_key" in setup else {}
+    with pytest.raises(ValueError, match=name):
+        make(None, other).train(**again)
+    make(None, setup).train(**again)
+
+
+def on_new_plates(wells: AnnData, setup: dict[str, Any], alpha: float) -> np.ndarray:
+    """z_c of the plates that were not trained on."""
+    scvi.settings.seed = 0
+    SCBDModel.setup_anndata(wells, **setup)
+    model = SCBDModel(wells, encoder="mlp", n_latent=16, alpha=alpha, style_target=None)
+    model.train(max_steps=40, batch_size=1024, split="split", enable_progress_bar=False, accelerator="cpu")
+    return model.get_latent_representation(wells[wells.obs["split"] == "test"])
+
+
+@pytest.mark.filterwarnings("ignore:y and e are confounded")
+def test_plate_and_position_are_both_forgotten_on_plates_that_nobody_saw():
+    """One compound a well, in a layout of its own a plate. To forget the plate alone leaves the position."""
+    how: dict[str, Any] = {"one_layout": False, "n_features": 48, "effect_size": 1.0, "well_effect": 0.0}
+    wells = simulated_profiles(64, 32, position_effect=2.5, **how)
+    wells.obs["split"] = np.where(wells.obs["plate"].cat.codes < 16, "train", "test")
+    new, f1 = wells.obs[wells.obs["split"] == "test"], {}
+    for e_key in ("plate", ["plate", "well"]):
+        setup = {"y_key": "perturbation", "e_key": e_key, "control": "control"}
+        z_c = on_new_plates(wells, setup, 0.05)
+        f1[len(e_key)] = [label_probe(z_c, new[column])["f1"] for column in ("plate", "well")]
+    one, both = f1[len("plate")], f1[2]
+    assert one[0] < 0.15 and both[0] < 0.15
+    assert one[1] > 0.05 and both[1] < 0.02  # by chance .01
+    # of their cross there is one well each, of which nothing can be learned
+    with pytest.raises(ValueError, match="label of its own"):
+        of_wells(wells, setup | {"e_columns": "crossed"}, encoder="linear").train(**WHOLE)
+
+
+def columns_that_differ(shape: str) -> AnnData:
+    """Features of 24 compounds, anew over 24 columns on each of 24 plates, whose columns differ in one direction."""
+    rng, wells = np.random.default_rng(0), 192
+    plate, column = np.repeat(np.arange(24), wells), np.tile(np.arange(24), 24 * 8)
+    compound = np.concatenate([rng.permutation(wells) % 24 for _ in range(24)])
+    z = (column - 11.5) / 11.5
+    place = z if shape == "gradient" else 1.5 * (z**2 - 1 / 3)
+    means, of_plate, noise = (rng.normal(size=(n, 12)) for n in (24, 24, len(plate)))
+    direction = rng.normal(size=12)
+    x = means[compound] + 0.5 * of_plate[plate] + noise + 3 * np.outer(place, direction / np.linalg.norm(direction))
+    obs = {"compound": compound, "plate": plate, "column": column, "place": place}
+    table = pd.DataFrame(obs, index=[str(i) for i in range(len(plate))])
+    table["split"] = np.where(plate < 12, "train", "test")
+    return AnnData(x.astype(np.float32), obs=table)
+
+
+@pytest.mark.parametrize("shape", ["gradient", "edges and middle"])
+def test_a_gradient_over_columns_is_forgotten_on_plates_that_nobody_saw(shape):
+    """To forget the plate alone leaves it, as to forget nothing does."""
+    wells = columns_that_differ(shape)
+    new, left, f1 = wells.obs[wells.obs["split"] == "test"], {}, {}
+    for name, alpha, keys in (("nothing", 0.0, None), ("plate", 0.05, None), ("both", 0.05, "column")):
+        setup = {"y_key": "compound", "e_key": "plate", "continuous_covariate_keys": keys}
+        z_c = on_new_plates(wells, setup, alpha)
+        left[name], f1[name] = determination(z_c, new), label_probe(z_c, new["compound"])["f1"]
+    assert min(left["nothing"], left["plate"]) > 0.2
+    assert left["both"] < 0.05
+    assert f1["both"] > 0.9 * f1["nothing"]
+
+
+def determination(z_c: np.ndarray, obs: pd.DataFrame) -> float:
+    """Share of the variance of the place that a linear map tells at equal compound, on the second half of the wells."""
+    apart = z_c - pd.DataFrame(z_c).groupby(obs["compound"].to_numpy()).transform("mean").to_numpy()
+    place, half = obs["place"].to_numpy(), len(apart) // 2
+    fit = np.linalg.lstsq(apart[:half], place[:half] - place[:half].mean(), rcond=None)[0]
+    return float(1 - np.var(place[half:] - apart[half:] @ fit) / np.var(place[half:]))
+
+
+def test_a_linear_encoder_begins_as_the_map_it_starts_from():
+    model = of_wells()
+    model.train(**WHOLE | {"max_steps": 1, "lr": 0.0})
+    r = model.get_latent_representation(representation="intermediate")
+    scaled = model.module.preprocess(torch.from_numpy(model.adata.X))
+    np.testing.assert_allclose(r, model.module.content.transform(scaled).numpy(), atol=1e-5)
+    z_c, z_s = (model.get_latent_representation(block=block, center=None) for block in "cs")
+    np.testing.assert_allclose(z_c, r / np.linalg.norm(r, axis=1, keepdims=True), atol=1e-5)
+    plate = model.adata.obs["plate"].cat.codes.to_numpy()
+
+    def share(z: np.ndarray) -> float:
+        return float(np.stack([z[plate == p].mean(0) for p in range(4)]).var(0).sum() / z.var(0).sum())
+
+    assert share(z_s) > 2 * share(z_c)  # which starts from environments
+
+
+def test_a_feature_that_controls_do_not_vary_in_is_trained_on():
+    wells = make_wells()
+    controls = (wells.obs["compound"] == "DMSO").to_numpy()
+    wells.X[controls, 3] = 0  # foci that only treated cells have
+    wells.X[:, 4] = np.where(np.arange(72) < 40, 1, np.nextafter(np.float32(1), 2))  # rounding
+    model = of_wells(wells)
+    model.train(**WHOLE)
+    scaled = model.module.preprocess(torch.from_numpy(wells.X)).numpy()
+    assert not scaled[controls, 3].any() and 0.5 < scaled[~controls, 3].std() < 2 and not scaled[:, 4].any()
+    assert np.isfinite(model.get_latent_representation()).all()
+
+
+@pytest.mark.parametrize("encoder", ["linear", "mlp", torch.nn.Linear(10, 5)], ids=["linear", "mlp", "module"])
+@pytest.mark.parametrize("whitening", ["auto", "within", "controls", "lda", "plda", None])
+@pytest.mark.filterwarnings("ignore:position_key is not used")
+def test_encoders_and_whitenings(encoder, whitening):
+    model = of_wells(encoder=encoder, whitening=whitening)
+    model.train(**WHOLE | {"max_steps": 2})
+    assert np.isfinite(model.get_latent_representation()).all()
+    kind = ("plda" if encoder == "linear" else None) if whitening == "auto" else whitening
+    assert getattr(model.module.content.transform, "kind", None) == kind
+
+
+def test_plates_that_were_standardised_one_by_one_are_trained_on():
+    """Their means are the same, and the encoder of z_s has no difference of plates to start from."""
+    wells = make_wells()
+    wells.layers["standardized"] = standardize_by_environment(wells.X, wells.obs["plate"])
+    model = of_wells(wells, WELLS | {"layer": "standardized"})
+    model.train(**WHOLE)
+    z_s = model.get_latent_representation(block="s", center=None)
+    assert np.isfinite(z_s).all() and np.linalg.matrix_rank(z_s) > 3
+
+
+def test_learns_compounds_and_not_plates():
+    wells = make_wells(n_compounds=20, n_plates=6, n_features=20)
+    model = of_wells(wells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(enable_progress_bar=False, accelerator="cpu")
+    compound, plate = wells.obs["compound"].to_numpy(), wells.obs["plate"].to_numpy()
+
+    def nearest(x: np.ndarray) -> tuple[float, float]:
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        similar = x @ x.T
+        np.fill_diagonal(similar, -np.inf)
+        known = compound != "DMSO"
+        chosen = similar[known].argmax(1)
+        return float((compound[chosen] == compound[known]).mean()), float((plate[chosen] == plate[known]).mean())
+
+    (raw_compound, raw_plate), (found_compound, found_plate) = (
+        nearest(x) for x in (wells.X, model.get_latent_representation())
+    )
+    assert found_compound > 0.85 > raw_compound and found_plate < 0.5 < raw_plate
+
+
+def test_memory_mapped_features_give_the_same(tmp_path):
+    wells = make_wells()
+    model = of_wells(wells)
+    model.train(**WHOLE)
+    z = model.get_latent_representation()
+    wells.uns.clear()
+    wells.write_h5ad(tmp_path / "wells.h5ad")
+    mapped = open_screen(tmp_path / "wells.h5ad", layer="X")
+    np.testing.assert_array_equal(model.get_latent_representation(mapped), z)
+
+
+@pytest.mark.parametrize("validation_size", [None, 0.25])
+def test_a_linear_encoder_trains_on_all_cells_and_validates_when_asked_to(validation_size):
+    model = of_wells()
+    model.train(**QUICK | {"max_steps": 1, "validation_size": validation_size})
+    held = len(model.validation_indices)
+    assert len(model.train_indices) + held == 72 and (0 < held < 36 if validation_size else not held)

@@ -1,45 +1,123 @@
-"""Runs that follow each other, and what a run takes over from the one before."""
+"""Runs: what they learn from, that they go on where they stopped, and what is left of those that fail."""
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import tempfile
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scvi
 import torch
-from conftest import make_cells
-from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
-from torch import nn
+from conftest import make_cells, make_wells
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from scvi.train import SaveCheckpoint
+from small_models import QUICK, PressCtrlC, Worsen, assert_same, make_model, weights
 
 from scbd import SCBDModel
-from scbd.baselines import FishModel
-from scbd.data import ArraySource, Split, open_screen, write_screen
+from scbd.baselines import ERMModel, FishModel, VAEModel
+from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
+from scbd.model import TrainingDiverged
+from scbd.model._train import find_state, steps_between_validations
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
-class Batches(Callback):
-    """What was trained on: images as they are after the augmentation, and labels."""
+class Stop(Callback):
+    """Something goes wrong after so many steps."""
 
-    def __init__(self):
-        self.seen = []
+    def __init__(self, step: int, error: type[Exception] = RuntimeError) -> None:
+        self.step, self.error = step, error
+
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == self.step:
+            raise self.error("out of memory")
+
+
+class Spoil(Callback):
+    """Make the weights something else before a step."""
+
+    def __init__(self, step: int, value: float = float("nan")) -> None:
+        self.step, self.value = step, value
+
+    def on_train_batch_start(self, trainer, plan, *args):
+        if trainer.global_step == self.step - 1:
+            for parameter in plan.module.parameters():
+                parameter.data.fill_(self.value)
+
+
+class Batches(Callback):
+    """What was trained on."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
 
     def on_train_batch_start(self, trainer, plan, batch, *args):
         self.seen.append(batch["inputs"].float().mean((1, 2, 3)))
 
 
-def test_a_second_run_sees_the_batches_that_come_next():
+def with_controls() -> SCBDModel:
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
+    return SCBDModel(cells, encoder="small", n_latent=6)
+
+
+def of_class(model_class: Any, **how: Any) -> Any:
+    cells = make_cells()
+    model_class.setup_anndata(cells, y_key="gene", e_key="well")
+    scvi.settings.seed = 0
+    return model_class(cells, **how)
+
+
+def finite(model: Any) -> bool:
+    return all(bool(value.isfinite().all()) for value in model.module.state_dict().values())
+
+
+# ---- what is trained on
+
+
+def test_training_twice_is_the_same_and_comes_from_training_cells_alone():
+    split, runs = Split(train=np.arange(60), validation=np.arange(60, 96)), []
+    for other in (False, False, True):
+        cells = make_cells()
+        if other:
+            cells.obsm["single_cell_images"][60:] = 255 - cells.obsm["single_cell_images"][60:]
+        model = make_model(cells, augment=True, alpha=0.01)  # "auto" looks at validation cells
+        model.train(**QUICK, split=split)
+        runs.append(weights(model))
+    assert_same(*runs[:2])
+    assert_same(*runs[1:])
+
+
+def test_split_indices_are_disjoint_and_stratified(trained):
+    train, validation, test = trained.train_indices, trained.validation_indices, trained.test_indices
+    assert sorted(np.concatenate([train, validation, test])) == list(range(96))
+    assert 80 <= len(train) <= 92
+    assert len(test) == 0
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_second_run_sees_the_batches_that_come_next(accumulated):
     whole, halves = Batches(), Batches()
-    make_model().train(**QUICK | {"max_steps": 8}, callbacks=whole)
+    how: dict[str, Any] = QUICK | {"accumulate_grad_batches": accumulated}
+    make_model().train(**how | {"max_steps": 8}, callbacks=whole)
     model = make_model()
-    model.train(**QUICK | {"max_steps": 3}, callbacks=halves)
-    model.train(**QUICK | {"max_steps": 5}, callbacks=halves)
-    assert len(whole.seen) == len(halves.seen) == 8
+    model.train(**how | {"max_steps": 3}, callbacks=halves)
+    tracked = int(model.module.content.encoder[1].num_batches_tracked)
+    assert not model.module.training
+    model.train(**how | {"max_steps": 5}, callbacks=[halves])
+    assert len(whole.seen) == len(halves.seen) == 8 * accumulated
     for one, two in zip(whole.seen, halves.seen, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+    # in training mode, and behind what there was
+    assert int(model.module.content.encoder[1].num_batches_tracked) == tracked + 5 * accumulated
+    assert model.history["train_loss"].index[-1] == model.training_settings_["steps"] == 8
 
 
 def test_a_second_run_turns_its_images_another_way(monkeypatch):
@@ -64,8 +142,7 @@ def test_a_second_run_keeps_the_split_of_the_first():
     model.train(**QUICK, seed=1)
     np.testing.assert_array_equal(model.validation_indices, first.validation)
     # another one may be asked for, with a word where it tells nothing
-    said = r"\d+ of 4[89] validation cells were trained on in an earlier run"
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match="validation cells were trained on in an earlier run"):
         model.train(**QUICK, seed=1, train_size=0.5)
     assert 40 < len(model.train_indices) < 56
     model.train(**QUICK, train_size=1.0)
@@ -76,56 +153,9 @@ def test_other_cells_get_a_split_of_their_own():
     model = make_model()
     model.train(**QUICK)
     model.adata = make_cells(60, seed=4)
-    SCBDModel.setup_anndata(model.adata, y_key="gene", e_key="well")
     model.train(**QUICK)
     assert max(model.train_indices.max(), model.validation_indices.max()) == 59
     assert len(model.train_indices) + len(model.validation_indices) == 60
-
-
-@pytest.mark.parametrize("model_class", [SCBDModel, FishModel])
-def test_a_second_run_that_was_interrupted_goes_on_exactly(tmp_path, model_class):
-    how: dict[str, Any] = QUICK | {"max_steps": 5, "validate_every": 2, "log_every_n_steps": 1}
-
-    def first():
-        cells = make_cells()
-        scvi.settings.seed = 0
-        model_class.setup_anndata(cells, y_key="gene", e_key="well")
-        steps = {"pretrain_steps": 6} if model_class is FishModel else {"augment": True}
-        model = model_class(cells, encoder="small", **steps)
-        model.train(**how | {"max_steps": 4})
-        return model
-
-    whole, resumed = first(), first()
-    resumed.save(str(tmp_path / "model"))
-    whole.train(**how)
-    with pytest.raises(KeyboardInterrupt):
-        resumed.train(**how, checkpoint_dir=tmp_path / "run", callbacks=PressCtrlC(3))
-    assert resumed.training_settings_["steps"] == 7
-    again = [resumed, model_class.load(str(tmp_path / "model"), make_cells())]
-    for model, directory in zip(again, ("run", "copy"), strict=True):
-        if directory == "copy":
-            os.makedirs(tmp_path / "copy")
-            os.link(tmp_path / "first.ckpt", tmp_path / "copy" / "last.ckpt")
-            os.link(tmp_path / "first.csv", tmp_path / "copy" / "history.csv")
-        else:
-            os.link(tmp_path / "run" / "last.ckpt", tmp_path / "first.ckpt")
-            os.link(tmp_path / "run" / "history.csv", tmp_path / "first.csv")
-        model.train(**how, checkpoint_dir=tmp_path / directory, ckpt_path="last")
-        assert_same(weights(model), weights(whole))
-        assert model.training_settings_["steps"] == 9
-        assert model.history["train_loss"].index.tolist() == list(range(1, 10))
-
-
-def test_fish_counts_the_steps_of_runs_before():
-    """Or it would take batches of single environments for plain ones."""
-    cells = make_cells()
-    FishModel.setup_anndata(cells, y_key="gene", e_key="well")
-    model = FishModel(cells, encoder="small", pretrain_steps=3)
-    model.train(**QUICK | {"max_steps": 3})
-    model.train(**QUICK | {"max_steps": 2})
-    optimiser: Any = model.trainer.optimizers[0]
-    assert optimiser.param_groups[0]["n_steps"] == 5
-    assert any("ahead" in state for state in optimiser.state.values())
 
 
 def test_the_seed_is_that_of_scvi_tools(monkeypatch):
@@ -137,73 +167,37 @@ def test_the_seed_is_that_of_scvi_tools(monkeypatch):
             scvi.settings.seed = 5
         model.train(**QUICK | {"max_steps": 1}, seed=seed)
         splits.append(model.validation_indices)
-    np.testing.assert_array_equal(splits[0], splits[1])
-    scvi.settings.seed = None
-    model = make_model()
-    scvi.settings.seed = None
-    model.train(**QUICK | {"max_steps": 1})
-    assert model.training_settings_["seed"] == 0
+    np.testing.assert_array_equal(*splits)
 
 
-def test_split_indices_are_disjoint_and_stratified(trained):
-    train, validation, test = trained.train_indices, trained.validation_indices, trained.test_indices
-    assert sorted(np.concatenate([train, validation, test])) == list(range(96))
-    assert 80 <= len(train) <= 92
-    assert len(test) == 0
-
-
-def test_validation_rows_move_nothing(cells):
-    """Statistics and weights come from training cells alone."""
-    split = Split(train=np.arange(60), validation=np.arange(60, 96))
-    one = make_model(cells)
-    one.train(**QUICK, split=split, load_best=False)
-    other = make_cells()
-    other.obsm["single_cell_images"][60:] = 255 - other.obsm["single_cell_images"][60:]
-    two = make_model(other)
-    two.train(**QUICK, split=split, load_best=False)
-    assert_same(weights(one), weights(two))
-
-
-def test_training_twice_is_the_same(cells):
-    runs = []
-    for _ in range(2):
-        model = make_model(make_cells(), augment=True)
-        model.train(**QUICK)
-        runs.append(weights(model))
-    assert_same(*runs)
-
-
-def test_a_second_training_goes_on_in_training_mode():
-    model = make_model()
-    model.train(**QUICK)
-    tracked = int(model.module.content.encoder[1].num_batches_tracked)
-    model.train(**QUICK, load_best=False)
-    assert int(model.module.content.encoder[1].num_batches_tracked) == tracked + 6
-    assert not model.module.training
-    assert model.history["train_loss"].index[-1] == 12
-    assert model.training_settings_["steps"] == 12
-
-
-def test_epochs_and_default_length():
+@pytest.mark.parametrize(("accumulated", "steps"), [(1, 6), (2, 3)])
+def test_epochs_are_passes_over_the_cells(accumulated, steps):
     model = make_model(make_cells(60))
-    model.train(max_epochs=3, batch_size=20, enable_progress_bar=False, accelerator="cpu")
-    assert model.trainer.global_step == 3 * 2
-    # of two batches a step there are half as many: as many passes over the cells
-    model.train(max_epochs=3, batch_size=20, accumulate_grad_batches=2, enable_progress_bar=False, accelerator="cpu")
-    assert model.trainer.global_step == 3
+    how: dict[str, Any] = QUICK | {"max_steps": None, "max_epochs": 3, "batch_size": 20}
+    model.train(**how, accumulate_grad_batches=accumulated)
+    assert model.trainer.global_step == steps
 
 
 def test_cells_on_disk_train_like_those_in_memory(tmp_path):
-    on_disk = write_screen(tmp_path / "cells.h5ad", make_cells(), y_key="gene")
-    in_memory = on_disk.copy()
-    sharded = write_screen(tmp_path / "cells.zarr", make_cells(), y_key="gene", compression="lz4", block_size=20)
-    trained = []
-    for table in (in_memory, on_disk, sharded):
+    on_disk = write_screen(tmp_path / "cells.zarr", make_cells(), y_key="gene")
+    found = []
+    for table in (on_disk.to_memory(), on_disk):
         model = make_model(table)
-        model.train(**QUICK, neighbours=False)  # else those of a disk are drawn in stretches
-        trained.append(weights(model) | {"z": torch.from_numpy(model.get_latent_representation(indices=[5, 90, 5]))})
-    assert_same(*trained[:2])
-    assert_same(*trained[1:])
+        model.train(**QUICK, batch_kwargs={"neighbours": False})  # else those of a disk are drawn in stretches
+        found.append(weights(model) | {"z": torch.from_numpy(model.get_latent_representation(indices=[5, 90, 5]))})
+    assert_same(*found)
+
+
+def test_images_on_the_device_change_nothing_but_where_they_are(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    found = []
+    for preload in (None, "device"):
+        model = make_model(open_screen(tmp_path / "cells.h5ad"))
+        model.train(**QUICK, batch_kwargs={"preload": preload})
+        found.append(weights(model))
+        trainer: Any = model.trainer
+        assert isinstance(trainer.datamodule.train_dataloader()._source, ArraySource)  # given back
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
@@ -213,50 +207,552 @@ def test_all_image_types_train(dtype):
     assert np.isfinite(model.get_latent_representation()).all()
 
 
-def test_images_on_the_device_change_nothing_but_where_they_are(tmp_path):
-    make_cells().write_h5ad(tmp_path / "cells.h5ad")
-    trained = []
-    for preload in (None, "device"):
-        model = make_model(open_screen(tmp_path / "cells.h5ad"))
-        model.train(**QUICK, preload=preload)
-        trained.append(weights(model))
-        trainer: Any = model.trainer
-        assert isinstance(trainer.datamodule.train_dataloader()._source, ArraySource)  # given back
-    assert_same(*trained)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
 def test_compiling_keeps_names_and_numbers(tmp_path):
-    trained = []
+    found = []
     # what compiled code computes is torch's affair, and a compiler not always there
     with torch.compiler.set_stance("force_eager"):
-        for compile in (False, True):
+        for compiled in (False, True):
             model = make_model()
-            model.train(**QUICK, compile=compile)
-            trained.append(weights(model))
-            assert (model.module.content._compiled_call_impl is not None) == compile
-        assert_same(*trained)
+            if compiled:
+                model.module.content.compile()
+            model.train(**QUICK)
+            found.append(weights(model))
+        assert_same(*found)
         model.save(str(tmp_path / "model"))
         loaded = SCBDModel.load(str(tmp_path / "model"), adata=make_cells())
         np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
 
 
 @pytest.mark.parametrize(
-    ("encoder", "instructions", "asked", "used"),
+    ("n_validation", "batch_size", "max_steps", "every"),
     [
-        ("small", True, "auto", "bf16-mixed"),
-        ("small", False, "auto", "32-true"),
-        ("small", True, "32-true", "32-true"),
-        ("densenet121", True, "auto", "32-true"),  # nobody has looked
-        (nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten()), True, "auto", "32-true"),
+        (8, 24, 400, 20),  # twenty times
+        (40, 24, 10, 10),  # a tenth of the time allows for one and a half
+        (20, 24, 10, 3),
+        (8, 24, 5, 1),
+        (0, 24, 400, 20),
     ],
 )
-def test_bfloat16_is_the_default_where_it_is_known_to_do_no_harm(monkeypatch, encoder, instructions, asked, used):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions, raising=False)
-    model = make_model(make_cells(shape=(2, 32, 32)), encoder=encoder)
-    assert "precision auto" in repr(model)
-    model.train(**QUICK | {"precision": asked, "max_steps": 1})
-    assert model.training_settings_["precision"] == used
-    assert f"precision {used}" in repr(model)
-    assert model.get_latent_representation().dtype == np.float32
-    assert model._precision("auto", torch.device("cuda")) == "32-true"
+def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch_size, max_steps, every):
+    split = Split(train=np.arange(48), validation=np.arange(48, 48 + n_validation))
+    labels = np.zeros(96, dtype=int)
+    source = ArraySource(cells.obsm["single_cell_images"])
+    data = ImageDataModule(source, labels, labels, split, batch_size=batch_size, max_steps=max_steps)
+    assert steps_between_validations(data) == every
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"max_steps": "10"}, "max_steps"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"max_steps": None, "max_epochs": 1.5}, "max_epochs"),
+        ({"max_epochs": 2}, "max_steps or max_epochs"),
+        ({"batch_size": 24.0}, "batch_size"),
+        ({"batch_size": 200}, "batch_size"),
+        ({"perturbations_per_batch": 0}, "perturbations_per_batch"),
+        ({"validate_every": 0}, "validate_every"),
+        ({"seed": -1}, "seed"),
+        ({"lr": float("nan")}, "lr"),
+        ({"weight_decay": "0.1"}, "weight_decay"),
+        ({"train_size": 1.5}, "train_size"),
+        ({"split": "fold"}, "fold"),
+        ({"split": 0.9}, "split"),
+        ({"split": Split(train=np.arange(90, 120))}, "row 119"),
+        ({"train_size": 1.0, "early_stopping": True}, "early_stopping"),
+        ({"train_size": 1.0, "load_best": True}, "load_best"),
+        ({"precision": "64-true"}, "precision"),
+        ({"resume": True}, "checkpoint_dir"),
+        ({"plan_kwargs": {"n_steps_alpha_warmup": 1.5}}, "n_steps_alpha_warmup"),
+        ({"plan_kwargs": {"warmup": 3}}, "warmup"),
+        ({"batch_kwargs": {"preload": "disk"}}, "preload"),
+        ({"max_step": 3}, "max_step"),
+        ({"accelerator": "foo"}, "foo"),
+        ({"strategy": "ddp_spawn", "devices": 2}, "ddp_spawn"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_work(tmp_path, how, said):
+    model = make_model()
+    before = weights(model)
+    with pytest.raises((TypeError, ValueError, KeyError), match=said):
+        model.train(**QUICK | {"checkpoint_dir": None if "resume" in how else tmp_path / "run"} | how)
+    assert_same(weights(model), before)
+    assert not model.is_trained and not model.module.preprocess.fitted
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_length_of_a_run_has_a_name():
+    """The first argument of scvi-tools' train is max_epochs: a copied line would train for steps in place of epochs."""
+    with pytest.raises(TypeError, match="positional argument"):
+        make_model().train(400)  # type: ignore[call-arg]
+
+
+def test_a_decoder_has_defaults_of_its_own(monkeypatch):
+    model, seen = make_model(), []
+
+    def noted(objective, settings, *, contrastive):
+        seen.append((settings.lr, settings.batch_size, settings.perturbations_per_batch))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(model, "_fit", noted)
+    model.is_trained_ = True
+    for given in ({}, {"batch_size": None, "perturbations_per_batch": 4, "lr": 0.1}, {"joint": True}):
+        with pytest.raises(ZeroDivisionError):
+            model.train_decoder(width=4, **given)
+    assert seen == [(1e-3, 48, None), (0.1, 48, 4), (1e-3, None, "auto")]  # of 96 cells two batches
+
+
+# ---- beside Lightning and scvi-tools
+
+
+def test_loggers_and_callbacks_come_beside_ours(tmp_path):
+    theirs = ModelCheckpoint(tmp_path / "theirs", monitor="validation_loss")
+    model = make_model()
+    model.train(
+        **QUICK,
+        validate_every=3,
+        checkpoint_dir=tmp_path / "ours",
+        callbacks=[theirs, callbacks.LearningRateMonitor(), callbacks.EarlyStopping("validation_loss", patience=1)],
+        logger=[CSVLogger(tmp_path / "a"), CSVLogger(tmp_path / "b")],
+    )
+    assert np.isfinite(model.history["train_loss"].to_numpy()).all()
+    assert len(list((tmp_path / "theirs").glob("*.ckpt"))) == 1
+    for name in ("a", "b"):
+        assert "train_loss" in next((tmp_path / name).rglob("metrics.csv")).read_text()
+
+
+@pytest.mark.filterwarnings("ignore:.*was not fully:UserWarning")
+def test_scvi_tools_saves_models_on_the_way(tmp_path):
+    saving = SaveCheckpoint(str(tmp_path), filename="best", monitor="validation_loss")
+    model = make_model()
+    model.train(**QUICK, validate_every=3, callbacks=[saving])
+    assert model.is_trained and not model.module.training
+    saved = SCBDModel.load(saving.best_model_path, make_cells())
+    assert np.isfinite(saved.get_latent_representation()).all()
+    assert "SCBDModel" in repr(saved)
+
+
+def test_what_is_saved_on_the_way_says_nothing_of_the_run_before(tmp_path):
+    """It was found of other weights, and stays where a run makes no step."""
+
+    class Save(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                model.save(tmp_path / "on the way")
+
+    model = with_controls()
+    model.train(**QUICK)
+    model.adapt(model.adata, ["plate", "well"])
+    found = {name: getattr(model, name) for name in model.traits.findings}
+    assert all(found.values())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.train(**QUICK, callbacks=[Stop(0)])
+    assert {name: getattr(model, name) for name in model.traits.findings} == found
+    model.train(**QUICK, callbacks=[Save()])
+    saved = SCBDModel.load(tmp_path / "on the way", adata=False)
+    assert saved.is_trained and not any(getattr(saved, name) for name in model.traits.findings)
+    assert model.health and model.statistics_ and model.adaptations.empty
+
+
+@pytest.mark.filterwarnings("ignore:.*fast_dev_run.*")
+def test_a_dry_run(tmp_path):
+    model = make_model()
+    model.train(**QUICK, fast_dev_run=True, checkpoint_dir=tmp_path / "run", load_best=True)
+    assert model.training_settings_["steps"] == 1
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_bar_shows_steps_and_losses(capsys):
+    make_model().train(**QUICK | {"enable_progress_bar": True})
+    shown = capsys.readouterr()
+    assert "6/6" in shown.out + shown.err and "train_loss" in shown.out + shown.err
+
+
+def test_history_has_one_frame_a_metric(trained):
+    names = {"loss", "supervised_c", "learned_c", "supervised_s", "invariance_c", "interaction_c", "environment_c"}
+    expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
+    assert set(trained.history) == expected | {"alpha", "z_c_spread", "z_c_effective_rank"}
+    for name, frame in trained.history.items():
+        assert list(frame.columns) == [name]
+        assert frame.index.name == "step" and frame.index.is_monotonic_increasing and frame.index[-1] == 12
+        assert np.isfinite(frame.to_numpy(dtype=float)).all()
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "model_class", "model_kwargs", "how"),
+    [
+        (4, SCBDModel, {"augment": True}, {"online_head": True}),
+        (5, SCBDModel, {"augment": True}, {"accumulate_grad_batches": 2}),
+        (5, SCBDModel, {}, {"train_size": 1.0, "accumulate_grad_batches": 2}),  # nothing to validate
+        (3, FishModel, {"pretrain_steps": 6}, {}),
+    ],
+    ids=["head", "accumulated", "unvalidated", "Fish"],
+)
+def test_a_resumed_run_is_that_which_was_never_interrupted(tmp_path, interrupted, model_class, model_kwargs, how):
+    """A second run, at a step with a validation or between, by the model that made it or by one that was saved."""
+    how = QUICK | {"max_steps": 7, "validate_every": 2, "log_every_n_steps": 1} | how
+
+    def first() -> Any:
+        model = of_class(model_class, encoder="small", **model_kwargs)
+        model.train(**how | {"max_steps": 4})
+        return model
+
+    whole, again = first(), first()
+    again.save(str(tmp_path / "model"))
+    whole.train(**how)
+    with pytest.raises(KeyboardInterrupt):
+        again.train(**how, checkpoint_dir=tmp_path / "run", callbacks=PressCtrlC(interrupted))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # given back
+    state = find_state(tmp_path / "run", resume=True)
+    assert state is not None and state.step == interrupted // 2 * 2
+    if interrupted == 4:
+        again = model_class.load(str(tmp_path / "model"), make_cells())
+    again.train(**how, checkpoint_dir=tmp_path / "run", resume=True)
+    assert_same(weights(again), weights(whole))
+    assert again.training_settings_["steps"] == 11
+    assert set(again.history) == set(whole.history)
+    for name, frame in whole.history.items():
+        pd.testing.assert_frame_equal(again.history[name], frame)
+    for name, values in whole.online_head_.items():
+        np.testing.assert_array_equal(again.online_head_[name], values)
+
+
+def test_a_run_can_be_made_longer_but_does_not_go_back(tmp_path):
+    model, how = make_model(), QUICK | {"validate_every": 4, "checkpoint_dir": tmp_path, "resume": True}
+    for steps in (4, 8):
+        model.train(**how | {"max_steps": steps})
+    assert model.training_settings_["steps"] == 8
+    assert model.history["validation_loss"].index.tolist() == [4, 8]
+    whole = make_model()
+    whole.train(**QUICK | {"max_steps": 8, "validate_every": 4})
+    assert_same(weights(model), weights(whole))
+    with pytest.raises(ValueError, match="max_steps=7"):
+        make_model().train(**how | {"max_steps": 7})
+    with pytest.raises(FileExistsError, match="resume=True"):
+        make_model().train(**how | {"resume": False})
+
+
+def brighter(cells):
+    cells.obsm["single_cell_images"] += 1
+    return cells
+
+
+def relabelled(cells):
+    cells.obs["gene"] = cells.obs["gene"].to_numpy()[::-1]
+    return cells
+
+
+def reordered(cells):
+    """Labels as they were, each under another number."""
+    cells.obs["gene"] = cells.obs["gene"].cat.reorder_categories(sorted(set(cells.obs["gene"]))[::-1])
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("change", "model_kwargs", "how", "said"),
+    [
+        (brighter, {}, {}, "other images"),
+        (relabelled, {}, {}, "other labels"),
+        (reordered, {}, {}, "other order of labels"),
+        (None, {}, {"split": Split(np.arange(80), np.arange(80, 95))}, "other split"),
+        (None, {"alpha": 2}, {}, "alpha: 'auto' → 2"),
+        (None, {"temperature": 0.5}, {}, "temperature"),
+        (None, {"include_self": False}, {}, "include_self"),
+        (None, {}, {"batch_size": 12}, "batch_size: 24 → 12"),
+        (None, {}, {"plan_kwargs": {"n_steps_alpha_warmup": 3}}, "n_steps_alpha_warmup: None → 3"),
+        (None, {}, {"gradient_clip_val": 0.01}, "gradient_clip_val"),
+        (None, {}, {"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+        (None, {}, {"precision": "bf16-mixed"}, "precision"),
+        (None, {}, {"validate_every": 3}, "validate_every"),
+        (None, {}, {"online_head": True}, "online_head"),
+    ],
+)
+def test_a_run_goes_on_with_the_cells_and_settings_it_was_begun_with(begun, change, model_kwargs, how, said):
+    cells = make_cells() if change is None else change(make_cells())
+    model = make_model(cells, **model_kwargs)
+    before = weights(model)
+    settings: dict[str, Any] = {"max_steps": 4, "checkpoint_dir": begun, "resume": True, "split": SPLIT}
+    with pytest.raises(ValueError, match=f"other settings .*{said}"):
+        model.train(**QUICK | settings | how)
+    assert_same(weights(model), before)
+
+
+SPLIT = Split(np.arange(80), np.arange(80, 96))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    make_model().train(**QUICK | {"max_steps": 2, "checkpoint_dir": folder, "split": SPLIT})
+    return folder
+
+
+def test_checkpoints_do_not_pass_through_the_folder_for_temporary_files(tmp_path, monkeypatch):
+    """Where that is on another file system, a checkpoint would be copied over the one before."""
+    monkeypatch.setattr(tempfile, "mkstemp", None)
+    make_model().train(**QUICK, validate_every=2, load_best=True, checkpoint_dir=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt"]
+
+
+def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path, monkeypatch):
+    def breaks_off(checkpoint, file):
+        if checkpoint["global_step"] == 4:
+            file.write(b"half")
+            os._exit(9)  # as SIGKILL would
+        save(checkpoint, file)
+
+    save = torch.save
+    monkeypatch.setattr(torch, "save", breaks_off)
+    how: dict[str, Any] = QUICK | {"validate_every": 2, "checkpoint_dir": tmp_path}
+    worker = os.fork()
+    if not worker:
+        try:
+            make_model().train(**how)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 9
+    assert len(list(tmp_path.glob(".last.ckpt.*.partial"))) == 1
+    monkeypatch.undo()
+    state = find_state(tmp_path, resume=True)
+    assert state is not None and state.step == 2
+    resumed, whole = make_model(), make_model()
+    resumed.train(**how, resume=True)
+    whole.train(**how | {"checkpoint_dir": None})
+    assert_same(weights(resumed), weights(whole))
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+    damaged = bytearray((tmp_path / "last.ckpt").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "last.ckpt").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"last\.ckpt is damaged"):
+        make_model().train(**how | {"max_steps": 8}, resume=True)
+
+
+# ---- the best weights, and stopping early
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_best_weights_are_kept_with_the_head_that_they_had(tmp_path, on_disk):
+    """A learning rate that ruins the model after the first validation."""
+    how: dict[str, Any] = QUICK | {"lr": 3.0, "validate_every": 1, "online_head": True}
+    model, shorter = make_model(), make_model()
+    model.train(**how | {"max_steps": 12}, load_best=True, checkpoint_dir=tmp_path if on_disk else None)
+    step = int(model.history["validation_loss"]["validation_loss"].idxmin())
+    assert step < 12 and model.training_settings_["steps"] == 12
+    shorter.train(**how | {"max_steps": step})
+    assert_same(weights(model), weights(shorter))
+    for name, values in shorter.online_head_.items():
+        np.testing.assert_array_equal(model.online_head_[name], values)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_interrupted_run_ends_with_its_best_weights_and_goes_on_with_them(tmp_path, moved):
+    how: dict[str, Any] = QUICK | {"max_steps": 8, "lr": 1e-2, "validate_every": 1, "load_best": True}
+    model, resumed, whole = make_model(), make_model(), make_model()
+    whole.train(**how, callbacks=Worsen())
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        model.train(**how, checkpoint_dir=folder, callbacks=[Worsen(), PressCtrlC(6)])
+    saved = torch.load(folder / "best.ckpt", weights_only=True)
+    assert saved["global_step"] == model.history["validation_loss"]["validation_loss"].idxmin() < 6
+    assert_same(weights(model), {name.removeprefix("module."): value for name, value in saved["state_dict"].items()})
+    if moved:
+        folder = folder.rename(tmp_path / "elsewhere")
+    resumed.train(**how, checkpoint_dir=folder, resume=True, callbacks=Worsen())
+    assert_same(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("load_best", [False, True])
+def test_a_run_that_had_stopped_does_not_go_on(tmp_path, load_best, monkeypatch):
+    monkeypatch.setattr("scbd.model._train._PATIENCE", 2)
+    how: dict[str, Any] = QUICK | {"max_steps": 50, "lr": 3.0, "validate_every": 1, "load_best": load_best}
+    how |= {"early_stopping": True, "checkpoint_dir": tmp_path, "resume": True}
+    model, again = make_model(), make_model()
+    model.train(**how)
+    again.train(**how)
+    assert again.training_settings_["steps"] == model.training_settings_["steps"] < 10
+    assert_same(weights(again), weights(model))
+
+
+# ---- runs that do not come to their end
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_run_that_stops_keeps_what_it_did(error):
+    model, same = with_controls(), with_controls()
+    before = weights(same)
+    same.module.load_state_dict(weights(model) | {k: v for k, v in before.items() if "fitted" in k})
+    with pytest.raises(error):
+        model.train(**QUICK, log_every_n_steps=1, callbacks=PressCtrlC(3) if error is not OSError else Stop(3, error))
+    same.train(**QUICK | {"max_steps": 3})
+    assert_same(weights(model), weights(same))
+    assert model.is_trained and model.training_settings_["steps"] == 3
+    assert model.history["train_loss"].index.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(model.train_indices, same.train_indices)
+    assert model.health == {}  # nobody has looked
+    assert not model.module.training
+    # and is centred and described as ever
+    controls = model.train_indices[(model.adata.obs["gene"] == "gene_0").to_numpy()[model.train_indices]]
+    centred = model.get_latent_representation(indices=controls, center="controls")
+    np.testing.assert_allclose(centred.mean(0), 0, atol=1e-6)
+    assert set(model.statistics_) == {"all", "controls"}
+
+
+def test_what_a_run_failed_at_is_said_even_if_nothing_can_be_embedded(monkeypatch):
+    class Breaks(Stop):
+        def on_train_batch_start(self, trainer, *args):
+            if trainer.global_step == 3:
+                monkeypatch.setattr(ArraySource, "read", lambda *args: 1 / 0)
+            super().on_train_batch_start(trainer, *args)
+
+    with pytest.raises(OSError, match="out of memory"):
+        with_controls().train(**QUICK, callbacks=Breaks(3, OSError))
+
+
+def test_a_run_that_makes_no_step_leaves_what_there_was():
+    model = make_model()
+    model.train(**QUICK)
+    model.train_decoder(**QUICK | {"max_steps": 12}, width=4)
+    before, settings, rows = weights(model), model.training_settings_, model.train_indices
+    health, images, names = model.health, model.reconstruct(), set(model.history)
+    assert health and "decoder_train_loss" in names
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.train(**QUICK, train_size=1.0, callbacks=Stop(0))
+    with pytest.raises(TrainingDiverged):
+        model.train(**QUICK | {"lr": 1e30}, validate_every=6)
+    assert_same(weights(model), before)
+    assert model.training_settings_ == settings and model.train_indices is rows
+    assert model.health == health and set(model.history) == names
+    assert model.history["decoder_train_loss"].index[-1] == 12
+    np.testing.assert_array_equal(model.reconstruct(), images)
+
+
+# ---- losses that are no numbers
+
+
+@pytest.mark.parametrize("make", [make_model, lambda: of_class(ERMModel, encoder="small")], ids=["SCBD", "ERM"])
+def test_a_run_that_diverges_ends_with_its_last_good_weights(make, tmp_path):
+    model, half = make(), make()
+    how: dict[str, Any] = QUICK | {"max_steps": 9, "validate_every": 2}
+    with pytest.raises(TrainingDiverged, match="step 6 .*lr 0.0001"):
+        model.train(**how, checkpoint_dir=tmp_path, callbacks=[Spoil(6)])
+    half.train(**how | {"max_steps": 4})
+    assert_same(weights(model), weights(half))
+    # trained, as far as it got, and the loss says how it ended
+    assert model.is_trained and not model.module.training and model.training_settings_["steps"] == 4
+    assert len(model.train_indices) == len(half.train_indices) > 0
+    losses = model.history["train_loss"]["train_loss"]
+    assert losses.index[-1] == 6 and np.isnan(losses.loc[6]) and np.isfinite(losses.loc[:5]).all()
+    # the state to resume from is a good one
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 4
+    # and training goes on from there
+    model.train(**how | {"max_steps": 2})
+    assert model.training_settings_["steps"] == 6
+    assert np.isfinite(model.history["train_loss"].to_numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "spoil", "step"),
+    [
+        ({}, Spoil(1), 0),
+        ({"lr": 1e30, "validate_every": 1}, None, 0),
+        ({"lr": 1e30}, None, 0),
+        ({"train_size": 1.0, "validate_every": 2}, Spoil(5, 1e38), 2),  # finite, and too large to compute with
+    ],
+)
+def test_weights_that_no_loss_has_shown_to_be_good_are_not_kept(how, spoil, step):
+    model, half = make_model(), make_model()
+    before = weights(model)
+    with pytest.raises(TrainingDiverged, match=f"weights of step {step}"):
+        model.train(**QUICK | how, callbacks=spoil)
+    assert finite(model) and model.is_trained == (step > 0)
+    if step:
+        half.train(**QUICK | how | {"max_steps": step})
+        before = weights(half)
+    parameters = [name for name, _ in model.module.named_parameters()]  # statistics have seen the batch that showed it
+    assert_same(*({name: found[name] for name in parameters} for found in (before, weights(model))))
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_what_the_last_step_spoils_is_seen(validated):
+    class SpoilLast(Callback):
+        def on_train_batch_end(self, trainer, plan, *args):
+            if trainer.global_step == 6:
+                next(plan.module.content.parameters()).data.fill_(float("nan"))
+
+    model = make_model()
+    sizes: dict[str, Any] = {} if validated else {"train_size": 1.0}
+    with pytest.raises(TrainingDiverged, match="validation" if validated else "NaN or infinity in the weights"):
+        model.train(**QUICK, **sizes, validate_every=3 if validated else 4, callbacks=[SpoilLast()])
+    assert finite(model)
+
+
+def test_a_pixel_that_is_no_number_spoils_neither_weights_nor_statistics():
+    cells = make_cells(dtype="float32")
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = ERMModel(cells, encoder="small")
+    cells.obsm["single_cell_images"][:, 0, 0, 0] = np.nan
+    model.module.preprocess.fit([torch.zeros(2, 2, 16, 16)])
+    with pytest.raises(TrainingDiverged):
+        model.train(**QUICK)
+    assert finite(model)
+
+
+def test_a_model_that_leaves_wild_gradients_out_bears_some_losses():
+    class Drop(Callback):
+        """Losses that are none, of weights that are."""
+
+        def __init__(self, steps):
+            self.steps = steps
+
+        def on_train_batch_start(self, trainer, plan, batch, *args):
+            forward = type(plan.module).forward
+            bad = trainer.global_step in self.steps
+            plan.module.forward = lambda *a, **k: (
+                losses := forward(plan.module, *a, **k),
+                losses._replace(loss=losses.loss * float("nan")) if bad else losses,
+            )[1]
+
+    how: dict[str, Any] = QUICK | {"max_steps": 14, "train_size": 1.0, "log_every_n_steps": 1}
+    model = of_class(VAEModel)
+    model.train(**how, callbacks=[Drop({1, 2, 3})])
+    assert np.isnan(model.history["train_loss"]["train_loss"]).sum() == 3
+    assert model.history["skipped_gradients"].iloc[-1, 0] == 3
+    with pytest.raises(TrainingDiverged):
+        of_class(VAEModel).train(**how, callbacks=[Drop(range(1, 14))])
+
+
+def test_a_joint_decoder_that_diverges_leaves_good_blocks():
+    model = make_model()
+    model.train(**QUICK)
+    before = weights(model)
+    with pytest.raises(TrainingDiverged):
+        model.train_decoder(**QUICK, joint=True, width=4, callbacks=[Spoil(2)])
+    assert_same(weights(model), before)
+    assert model.training_settings_["steps"] == 6
+
+
+@pytest.mark.filterwarnings("ignore:Environments \\(")
+def test_a_linear_map_of_features_trains_on_all_wells_for_a_moment():
+    wells = make_wells()
+    SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
+    model = SCBDModel(wells, encoder="linear", n_latent=4)
+    model.train(enable_progress_bar=False, accelerator="cpu")
+    assert model.training_settings_["steps"] == 50 and len(model.train_indices) == wells.n_obs
+
+
+@pytest.mark.filterwarnings("ignore:y and e are confounded")
+def test_single_cells_of_a_perturbation_are_named(caplog):
+    cells = make_cells()
+    cells.obs["gene"] = cells.obs["gene"].cat.add_categories("lonely")
+    cells.obs.loc["cell_7", "gene"] = "lonely"
+    model = make_model(cells)
+    with caplog.at_level(logging.WARNING, logger="scbd"):
+        model.train(**QUICK | {"max_steps": 2}, train_size=1.0)
+    assert "lonely" in caplog.text

@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from scbd._checks import check_count
-from scbd._keys import E_REGISTRY
-from scbd._labels import CROSS, as_columns, column_values, label_text, label_values
-from scbd._linear_maps import LinearMap
-from scbd._messages import head
-from scbd._progress import progress_bar
-from scbd.model._adapted import Adaptation, AdaptedCells
-from scbd.model._looks import adaptation_to, look
-from scbd.model._parts import values_of_few
+from scbd._anndata import E_REGISTRY, label_text, label_values
+from scbd._checks import check_count, head
+from scbd._files import progress_bar
+from scbd._linear_maps import between_normals, within_covariance
+from scbd.data._loading import read_tensor
+from scbd.model._cells import values_of_few
+from scbd.model._embed import (
+    Adaptation,
+    AdaptedCells,
+    Embedder,
+    EmbedMixin,
+    check_finite_inputs,
+    column_name,
+    put,
+)
+from scbd.nn._inputs import Alignment, ChannelSums, FeatureScaling, Moments, align
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from anndata import AnnData
 
-    from scbd.model._contract import EmbeddingModule
+    from scbd.data import ImageSource
+    from scbd.model._contract import BlockName, EmbeddingModule
 
 Using = Literal["auto", "controls", "all"]
-# cells of either kind whose look is kept
+# cells of either kind whose statistics are kept
 _REMEMBERED = 2_048
 # fewer have no variance
 _LEAST = 2
 _COLUMNS = ["key", "environment", "using", "n_cells", "distance_before", "distance_after", "linear_map"]
+_BATCH_SIZE = 256
+_PREPROCESS = "preprocess"
 
-logger = logging.getLogger(__name__)
 
-
-class AdaptMixin:
+class AdaptMixin(EmbedMixin):
     """Gives an image model :meth:`adapt`."""
 
-    if TYPE_CHECKING:  # what the model brings
-        module: EmbeddingModule
-        adata: Any
-        train_indices: np.ndarray
-        _check_if_trained: Any
-        _codes: Any
-        _controls: Any
-        _lacks_for_controls: Any
-        _other_controls: Any
-        _registered: Any
-        _source: Any
+    statistics_: dict[str, dict[str, Any]]
 
     def adapt(
         self,
@@ -68,10 +68,8 @@ class AdaptMixin:
         networks without batch normalisation, its standard deviation, too): they are set such that some cells of a new
         environment leave each layer with the mean and variance that such cells of the training environments have there.
         With controls, nothing is assumed of what else is on a plate; with all cells, that new plates hold the same
-        perturbations in the same numbers as those of the training. It takes seconds, and is saved with the model; a
-        further :meth:`train` forgets it.
-
-        Embed by it with ``get_latent_representation(adata, adapt_key=key)``.
+        perturbations in the same numbers as those of the training. It is saved with the model; a further :meth:`train`
+        forgets it. Embed by it with ``get_latent_representation(adata, adapt_key=key)``.
 
         Parameters
         ----------
@@ -80,13 +78,12 @@ class AdaptMixin:
             column of the perturbation.
         key
             Column of ``obs`` with what the cells differ by, such as the plate, or a list of columns, which are crossed.
-            Each of its values is an environment to adapt to, but for those the model was trained on. It knows these
-            of ``e_key``, and of any column that held a value for eight training cells or more on average; not of other
-            crosses. Variances are those within ``e_key`` of the training, such as wells, where new cells have it.
+            Each of its values is an environment to adapt to, but for those the model was trained on: it knows these
+            of ``e_key``, and of any column that held a value for eight training cells or more on average. Variances are
+            those within ``e_key`` of the training, such as wells, where new cells have it.
         using
             ``"controls"``: those named by ``control`` of :meth:`setup_anndata`; ``"all"``: all cells of an environment.
-            By default controls where they were named, else all, with a warning: on MitoCheck, whose plates have few
-            cells of few phenotypes, all cells cost 0.23 of 0.60 accuracy.
+            By default controls where they were named, else all, with a warning.
         linear_map
             Also bring z of these cells to the mean and covariance of those trained on, by the linear map between normal
             distributions that moves cells least. Covariances are shrunk as if as many cells more had been seen as
@@ -141,7 +138,7 @@ class AdaptMixin:
                 part = adaptation_to(self.module, source, rows, groups[rows], reference, linear_map=linear_map)
                 found[name] = part | {"using": kind}
                 bar.update(len(rows))
-        name = _column_name(key)
+        name = column_name(key)
         self.adaptations_ = self._adaptations | {name: self._adaptations.get(name, {}) | found}
         table = self.adaptations
         return table[(table["key"] == name) & table["environment"].isin(list(found))].reset_index(drop=True)
@@ -187,8 +184,7 @@ class AdaptMixin:
                 raise ValueError(msg)
             self.adaptations_ = {}
             return
-        name = _column_name(key)
-        known = self._known(name)
+        name, known = column_name(key), self._adaptations_of(key)
         names = list(known) if environments is None else [label_text(value) for value in environments]
         if unknown := [value for value in names if value not in known]:
             msg = f"The model was not adapted to {head(unknown)} of {name!r} (but to {head(known)})."
@@ -197,68 +193,20 @@ class AdaptMixin:
         others = {other: part for other, part in self._adaptations.items() if other != name}
         self.adaptations_ = others | ({name: left} if left else {})
 
-    def _adapted_cells(self, adata: AnnData, key: str | Sequence[str] | None) -> AdaptedCells | None:
-        """Which cells are embedded by which adaptation; `None` without a key."""
-        if key is None:
-            return None
-        name = _column_name(key)
-        known = self._known(name)
-        labels = label_values(adata.obs, key).map(label_text)
-        codes = pd.Categorical(labels, categories=list(known)).codes.astype(np.int64)
-        trained = self._trained_on(key)
-        if strange := sorted(set(labels[codes < 0]) - trained):
-            message = "%s of %r: the model was not adapted to them, and they are embedded as training cells are."
-            logger.warning(message, head(strange), name)
-        return AdaptedCells(codes, [self._ready(part) for part in known.values()])
-
-    def _ready(self, known: Mapping[str, Any]) -> Adaptation:
-        device = self.module.device  # put there once, not with each batch
-        buffers = {name: torch.from_numpy(values).to(device) for name, values in known["buffers"].items()}
-        return Adaptation(buffers, {block: LinearMap(**part) for block, part in known["maps"].items()})
-
-    @property
-    def _adaptations(self) -> dict[str, dict[str, Any]]:
-        return getattr(self, "adaptations_", {})
-
-    def _known(self, name: str) -> dict[str, Any]:
-        """Environments of a column that there is an adaptation to."""
-        if name not in self._adaptations:
-            there = f" (but to values of {head(map(repr, self._adaptations))})" if self._adaptations else ""
-            msg = f"The model was not adapted to any value of {name!r}{there}: call adapt(adata, key={name!r}) first."
-            raise KeyError(msg)
-        return self._adaptations[name]
-
-    def _trained_on(self, key: str | Sequence[str]) -> set[str]:
-        """Values of a column, or of all of ``e_key``, that were trained on; none of another cross."""
-        known, asked = as_columns(self._registered(E_REGISTRY)["columns"]), as_columns(key)
-        trained: list[str] = getattr(self, "environments_", [])
-        if known == asked:
-            return set(trained)
-        if len(asked) > 1:
-            return set()
-        if asked[0] in known:
-            return {column_values(name)[known.index(asked[0])] for name in trained}
-        return set(getattr(self, "values_", {}).get(asked[0], []))
-
     def _using(self, using: str, adata: AnnData) -> str:
+        """Which cells an environment is known by."""
         if using not in get_args(Using):
             msg = f"using={using!r} is not known: use one of {', '.join(get_args(Using))}."
             raise ValueError(msg)
         named = self._controls(adata) is not None
-        unknown, remedy = (
-            "the model does not know which cells are controls",
-            "name them with control=… in setup_anndata",
-        )
-        if missing := self._lacks_for_controls(adata):
-            unknown, remedy = f"obs has no {head(map(repr, missing))} to tell controls by", "add it"
+        unknown = "no controls are known (control=… of setup_anndata, and the column of the perturbation)"
         if using == "controls" and not named:
-            msg = f"using='controls': {unknown}: {remedy}."
+            msg = f"using='controls': {unknown}."
             raise ValueError(msg)
         if using == "auto" and not named:
             msg = (
-                f"All cells of each environment are used, as {unknown}. Effects of perturbations then count as effects "
-                "of the environment, unless each holds the perturbations of the training in about the same numbers. "
-                f"To use controls, {remedy}; to use all cells without a warning, give using='all'."
+                f"All cells of each environment are used, as {unknown}: effects of perturbations count as effects of "
+                "the environment. If each holds those of the training in about the same numbers, give using='all'."
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return ("controls" if named else "all") if using == "auto" else using
@@ -268,20 +216,14 @@ class AdaptMixin:
         trained = self._trained_on(key)
         new = [name for name in dict.fromkeys(labels) if name not in trained]
         if not new:
-            msg = (
-                f"The model was trained on all {labels.nunique()} environments of {_column_name(key)!r}: none is new. "
-                "If they are others of the same names, rename them."
-            )
+            msg = f"The model was trained on all {labels.nunique()} environments of {column_name(key)!r}: none is new."
             raise ValueError(msg)
         usable = np.ones(len(labels), dtype=bool) if kind == "all" else self._controls(adata)
         values = labels.to_numpy()
         chosen = {name: np.flatnonzero((values == name) & usable) for name in new}
         if few := [f"{name} ({len(rows)})" for name, rows in chosen.items() if len(rows) < _LEAST]:
-            what = "controls" if kind == "controls" else "cells"
-            msg = f"Each environment needs at least two {what}; there are fewer in {head(few)}."
-            if kind == "controls":
-                there = adata.obs[np.isin(values, [name for name, rows in chosen.items() if len(rows) < _LEAST])]
-                msg += f" {self._other_controls(there)}, or give using='all', which takes all cells."
+            what = "cells" if kind == "all" else "controls, named as in the training (or give using='all')"
+            msg = f"There are fewer than two in {head(few)}: each environment needs at least two {what}."
             raise ValueError(msg)
         return chosen
 
@@ -295,21 +237,17 @@ class AdaptMixin:
 
     def _reference(self, kind: str) -> dict[str, Any]:
         """What training cells look like, controls or all."""
-        looks = getattr(self, "looks_", {})
-        if kind not in looks:
-            what = "control" if kind == "controls" else "cell"
-            msg = (
-                f"The model has seen no training {what} that new cells could be adapted to: train it for at least one "
-                "step, with its training cells attached."
-            )
+        known = getattr(self, "statistics_", {})
+        if kind not in known:
+            msg = f"The model has seen no training cells for using={kind!r}: train it with such cells attached."
             raise ValueError(msg)
-        if not looks[kind]["moments"]:
+        if not known[kind]["moments"]:
             msg = (
                 "This model normalises nothing by statistics (standardize=False, and no batch normalisation): there "
                 "is nothing to adapt."
             )
             raise ValueError(msg)
-        return looks[kind]
+        return known[kind]
 
     def _remember(self) -> None:
         """Keep what training cells look like now, all and controls alone: :meth:`adapt` has no need of them."""
@@ -322,10 +260,242 @@ class AdaptMixin:
             kinds["controls"] = self.train_indices[controls[self.train_indices]]
         source, rng = self._source(self.adata), np.random.default_rng(0)
         drawn = {kind: np.sort(rng.permutation(rows)[:_REMEMBERED]) for kind, rows in kinds.items()}
-        self.looks_ = {
-            kind: look(self.module, source, rows, e[rows]) for kind, rows in drawn.items() if len(rows) >= _LEAST
+        self.statistics_ = {
+            kind: statistics_of(self.module, source, rows, e[rows])
+            for kind, rows in drawn.items()
+            if len(rows) >= _LEAST
         }
 
 
-def _column_name(key: str | Sequence[str]) -> str:
-    return CROSS.join(map(str, as_columns(key)))
+def statistics_of(module: EmbeddingModule, source: ImageSource, rows: np.ndarray, groups: np.ndarray) -> dict[str, Any]:
+    """What cells look like, as plain arrays: moments within the network, mean and covariance of each z.
+
+    Variances are those within ``groups (len(rows),)``.
+    """
+    moments = reference_moments(module, *_grouped(source, rows, groups))
+    z = _embeddings(module, source, rows, Adaptation({}, {}))
+    normal = {block: _normal(values, groups) for block, values in z.items()}
+    return {
+        "moments": {name: torch.stack(part).numpy() for name, part in moments.items()},
+        "mean": {block: mean for block, (mean, _) in normal.items()},
+        "covariance": {block: spread for block, (_, spread) in normal.items()},
+    }
+
+
+def adaptation_to(
+    module: EmbeddingModule,
+    source: ImageSource,
+    rows: np.ndarray,
+    groups: np.ndarray,
+    reference: Mapping[str, Any],
+    *,
+    linear_map: bool,
+) -> dict[str, Any]:
+    """To the environment of some cells, as plain values, with what it did; see :func:`statistics_of`."""
+    moments = {name: Moments(*torch.from_numpy(values)) for name, values in reference["moments"].items()}
+    buffers = adapted_buffers(module, *_grouped(source, rows, groups), moments)
+    adaptation = Adaptation(buffers, {})
+    before, after = (_embeddings(module, source, rows, part) for part in (Adaptation({}, {}), adaptation))
+    maps = {}
+    if linear_map:
+        for block, z in after.items():
+            there = reference["mean"][block], reference["covariance"][block]
+            width = len(there[0])
+            maps[block] = between_normals(_normal(z, groups), there, width / (width + len(rows)))
+        after = Adaptation(buffers, maps).mapped(module, after)
+    scale = np.sqrt(np.trace(reference["covariance"]["c"])) or 1.0
+    distances = [float(np.linalg.norm(z["c"].mean(0) - reference["mean"]["c"]) / scale) for z in (before, after)]
+    return {
+        "n_cells": len(rows),
+        "distance_before": distances[0],
+        "distance_after": distances[1],
+        "linear_map": linear_map,
+        "buffers": {name: values.cpu().numpy() for name, values in buffers.items()},
+        "maps": {block: part._asdict() for block, part in maps.items()},
+    }
+
+
+def _embeddings(
+    module: EmbeddingModule, source: ImageSource, rows: np.ndarray, adaptation: Adaptation
+) -> dict[BlockName, np.ndarray]:
+    """Embeddings of both blocks, ``(len(rows), D)`` each."""
+    blocks: list[BlockName] = ["c"] if module.style is None else ["c", "s"]
+    all_by_it = np.broadcast_to(np.int64(0), source.shape[:1])  # no memory, however many cells there are
+    embedder = Embedder(module, source, blocks, "embedding", {}, AdaptedCells(all_by_it, [adaptation]))
+    parts = [rows[start : start + _BATCH_SIZE] for start in range(0, len(rows), _BATCH_SIZE)]
+    with closing(embedder.embed(parts)) as batches:
+        found = list(batches)
+    return {block: np.concatenate([batch[block] for batch in found]) for block in blocks}
+
+
+def _grouped(
+    source: ImageSource, rows: np.ndarray, groups: np.ndarray
+) -> tuple[Generator[tuple[torch.Tensor, torch.Tensor]], int]:
+    """Inputs as stored with the group of each cell, batch by batch, and the number of groups."""
+    names, codes = np.unique(groups, return_inverse=True)
+
+    def batches() -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+        for start in range(0, len(rows), _BATCH_SIZE):
+            part = slice(start, start + _BATCH_SIZE)
+            inputs = read_tensor(source, rows[part])
+            check_finite_inputs(inputs, rows[part])
+            yield inputs, torch.from_numpy(codes[part])
+
+    return batches(), len(names)
+
+
+def _normal(z: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean, and covariance within groups; where these hold fewer than two cells on average, all are one."""
+    if 2 * len(np.unique(groups)) > len(groups):
+        groups = np.zeros(len(groups))
+    return z.mean(0, dtype=np.float64), within_covariance(z, groups)
+
+
+class _Normaliser(NamedTuple):
+    """``(x - mean) / sd``, as it was when the module was trained."""
+
+    name: str
+    mean: Tensor
+    sd: Tensor
+    added: float
+    """To the variance, where it is that which is kept; 0 where it is the standard deviation."""
+
+    @classmethod
+    def of(cls, name: str, module: nn.Module) -> _Normaliser:
+        if isinstance(module, _BatchNorm):
+            mean, variance = module.running_mean, module.running_var
+            assert mean is not None
+            assert variance is not None
+            return cls(name, mean.clone(), (variance + module.eps).sqrt(), module.eps)
+        return cls(name, module.mean.clone(), module.sd.clone(), 0.0)  # type: ignore[operator]
+
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        """What it makes of inputs ``(B, C, ...)``."""
+        shape = (1, -1, *(1,) * (inputs.ndim - 2))
+        return (inputs.float() - self.mean.view(shape)) / self.sd.view(shape)
+
+    def buffers(self, alignment: Alignment) -> dict[str, Tensor]:
+        """Its buffers once aligned, by their names in the module."""
+        shift, ratio = (part.to(self.mean).view(self.mean.shape) for part in alignment)
+        mean, sd = self.mean + self.sd * shift, self.sd * ratio
+        if self.added:
+            variance = (sd.square() - self.added).clamp(min=0)
+            return {f"{self.name}.running_mean": mean, f"{self.name}.running_var": variance}
+        return {f"{self.name}.mean": mean, f"{self.name}.sd": sd}
+
+
+def reference_moments(
+    module: EmbeddingModule, batches: Iterable[tuple[Tensor, Tensor]], n_groups: int
+) -> dict[str, Moments]:
+    """What some cells that were trained on look like to each normalisation that they pass.
+
+    ``batches`` are inputs as stored, and the group of each cell; variances are those within.
+    """
+    sums: dict[str, ChannelSums] = {}
+    groups = torch.empty(0)
+
+    def count(normaliser: _Normaliser, normalised: Tensor) -> None:
+        sums.setdefault(normaliser.name, ChannelSums(n_groups)).add(normalised, groups)
+
+    with _watched(module, lambda normaliser, _, inputs: count(normaliser, normaliser.of_inputs(inputs))):
+        for inputs, groups in batches:  # noqa: B007 - groups are read by the hook
+            prepared = module.preprocess(inputs.to(module.device))
+            if module.preprocess.standardize:
+                count(_Normaliser.of(_PREPROCESS, module.preprocess), prepared)
+            _through_networks(module, prepared)
+    return {name: part.moments() for name, part in sums.items()}
+
+
+def adapted_buffers(
+    module: EmbeddingModule, batches: Iterable[tuple[Tensor, Tensor]], n_groups: int, reference: Mapping[str, Moments]
+) -> dict[str, Tensor]:
+    """Statistics with which cells leave each normalisation as those of a reference do, by the names of buffers.
+
+    Cells are read once: at each batch, a layer is aligned by all cells so far, and the layers behind it see what it
+    makes of the batch then. Batches, as for :func:`reference_moments`, are best drawn at random. The module is left as
+    it was but for evaluation mode.
+    """
+    sums = {name: ChannelSums(n_groups) for name in reference}
+    found: dict[str, Tensor] = {}
+    groups = torch.empty(0)
+
+    # convolutions pad inputs with their mean, which must be right; their scale does not pass a BatchNorm, and that of
+    # pixels has in it how large cells are
+    centred_only = {_PREPROCESS} if len(reference) > 1 else set()
+
+    def aligned(normaliser: _Normaliser, normalised: Tensor) -> dict[str, Tensor]:
+        name = normaliser.name
+        sums[name].add(normalised, groups)
+        return normaliser.buffers(align(reference[name], sums[name].moments(), scale=name not in centred_only))
+
+    def renew(normaliser: _Normaliser, layer: nn.Module, inputs: Tensor) -> None:
+        if normaliser.name not in reference:
+            return
+        buffers = aligned(normaliser, normaliser.of_inputs(inputs))
+        for name, values in buffers.items():
+            layer.get_buffer(name.rpartition(".")[2]).copy_(values)
+        found.update(buffers)
+
+    own, prepared = _Normaliser.of(_PREPROCESS, module.preprocess), _PreparedNew(module.preprocess)
+    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        with _watched(module, renew):
+            for stored, groups in batches:  # noqa: B007 - groups are read by the hook
+                inputs = stored.to(module.device)
+                if _PREPROCESS in reference:
+                    put(module, {name: kept[name] for name in (f"{_PREPROCESS}.mean", f"{_PREPROCESS}.sd")})
+                    buffers = aligned(own, prepared(inputs))
+                    put(module, buffers)
+                    found.update(buffers)
+                _through_networks(module, module.preprocess(inputs))
+    finally:
+        put(module, kept)
+    return found
+
+
+class _PreparedNew:
+    """Inputs of new cells behind a preprocess that is not theirs yet.
+
+    Features are cut off about where new cells are, as they will be once it is aligned: cut off about where training
+    cells are, all of a plate that is far away would be the same.
+    """
+
+    def __init__(self, preprocess: nn.Module) -> None:
+        self._preprocess = preprocess
+        self._window: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if not isinstance(self._preprocess, FeatureScaling) or self._preprocess.clip is None:
+            prepared: Tensor = self._preprocess(inputs)
+            return prepared
+        scaled = self._preprocess.scaled(inputs)
+        if self._window is None:  # of the first batch
+            self._window = self._preprocess.limits(scaled)
+        return scaled.clamp(*self._window)
+
+
+@contextmanager
+def _watched(module: EmbeddingModule, look: Callable[[_Normaliser, nn.Module, Tensor], None]) -> Generator[None]:
+    """Have what comes to each BatchNorm looked at; without gradient, and uncompiled, where hooks are not called."""
+    module.eval()
+    handles = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
+            normaliser = _Normaliser.of(name, layer)
+            handles.append(
+                layer.register_forward_pre_hook(
+                    lambda layer, inputs, normaliser=normaliser: look(normaliser, layer, inputs[0])
+                )
+            )
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _through_networks(module: EmbeddingModule, prepared: Tensor) -> None:
+    for network in (module.content, module.style):
+        if network is not None:
+            network.represent(prepared, "embedding")

@@ -1,4 +1,4 @@
-"""What every model shares of the scvi-tools contract: save and load; set-up, training and embedding come in."""
+"""What every model shares of the scvi-tools contract: save, load and print; its capabilities come in."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from scvi.model.base import BaseModelClass
 from scvi.model.base._constants import SAVE_KEYS
 
-from scbd.model._adapt import AdaptMixin
-from scbd.model._embed import EmbedMixin
-from scbd.model._files import check_saved_model, plain, restored
-from scbd.model._predict import PredictMixin
-from scbd.model._setup import SetupMixin
-from scbd.model._summary import encoder_name, parameters, summary
+from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
+from scbd._checks import head
+from scbd.data import ImageDataModule
+from scbd.model._cells import check_saved_model, plain, restored
+from scbd.model._contract import Traits
+from scbd.model._design import covariates
+from scbd.model._plan import TrainingPlan
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
     import numpy as np
     from anndata import AnnData
+    from torch import nn
 
 
-def _of_training(name: str, what: str) -> property:
+def _of_training(name: str, what: str) -> Any:
     """Rows of the table that was trained on, which may be another than the one that is attached."""
 
     def get(model: ImageModel) -> np.ndarray:
@@ -45,7 +46,7 @@ def _of_training(name: str, what: str) -> property:
     return property(get, put, doc=f"Cells {what}, as row numbers of the table that was trained on, int64 ``(N,)``.")
 
 
-class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, BaseModelClass):
+class ImageModel(TrainMixin):
     """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
 
     A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. See
@@ -56,7 +57,7 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
     >>> class BlindModule(scbd.model.EmbeddingModule):  # learns nothing, and embeds by untrained weights
     ...     def __init__(self, preprocess, encoder):
     ...         super().__init__(preprocess)
-    ...         self.content = scbd.nn.Features(encoder, self.preprocess.output_shape)
+    ...         self.content = scbd.nn.Encoder(encoder, self.preprocess.output_shape)
     ...
     ...     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
     ...         return scbd.model.Losses(0 * self.content(self.preprocess(inputs, generator)).sum())
@@ -75,7 +76,11 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
     # raised when what is saved could not be read by an older scbd
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any]
-    _next: ClassVar[str] = "get_latent_representation(block='c')"
+    traits: Traits = Traits(
+        ImageDataModule,
+        TrainingPlan,
+        findings={"centers_": dict, "statistics_": dict, "environments_": list, "values_": dict, "adaptations_": dict},
+    )
     train_indices = _of_training("train_indices", "that were trained on")
     validation_indices = _of_training("validation_indices", "that were validated on")
     test_indices = _of_training("test_indices", "that were neither trained nor validated on")
@@ -135,7 +140,7 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
         *,
         allow_pickle: bool = False,
         **kwargs: Any,
-    ) -> ImageModel:
+    ) -> Self:
         """Load a saved model.
 
         Parameters
@@ -174,7 +179,7 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
         try:
             with warnings.catch_warnings():  # of names of channels, which are looked at below
                 warnings.filterwarnings("ignore", "`var_names` for the loaded `model` does not match", UserWarning)
-                model = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
+                model: Self = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
         finally:
             note.setLevel(level)
         if model.adata is not None:
@@ -186,10 +191,56 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
 
     def __repr__(self) -> str:
         """Data, what it is made of, state and the next step, for a person."""
-        return summary(self)
+        # a model that was called trained from outside, as a callback of scvi-tools does, knows no settings
+        settings = getattr(self, "training_settings_", {}) if self.is_trained_ else {}
+        lines = [*self._input_lines(), *self._parts()]
+        if settings:
+            lines.append(("precision", settings["precision"]))
+        if self.is_trained_:
+            how = f" for {settings['steps']:,} steps of {settings['batch_size']:,} cells" if settings else ""
+            lines += [("state", f"trained{how}"), *self._outcome()]
+            if len(known := self.adaptations):
+                names = [f"{name} of {key}" for key, name in zip(known["key"], known["environment"], strict=True)]
+                lines.append(("adapted", head(names)))
+            lines.append(("next", self.traits.next_step))
+        else:
+            lines += [("state", "not trained"), ("next", "train()")]
+        return "\n".join([f"{type(self).__name__}: {self._cells()}", *(f"  {name:<9} {text}" for name, text in lines)])
+
+    def _cells(self) -> str:
+        """How many, and what is known of them."""
+        cells = "no data attached" if self.adata is None else f"{self.adata.n_obs:,} cells"
+        for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
+            label = self._registered(key)
+            apart = covariates(self.registry_) if key == E_REGISTRY else None
+            if apart is not None:
+                sizes = zip(label["columns"], apart.max(0) + 1, strict=True)
+                cells += f", {name} side by side: " + ", ".join(f"{n:,} of {column}" for column, n in sizes)
+            elif label:
+                cells += f", {len(label['categories']):,} {name} ({' × '.join(label['columns'])})"
+        if numbers := self._registered(NUMBER_REGISTRY):
+            cells += f", numbers {', '.join(numbers['columns'])}"
+        return cells
+
+    def _input_lines(self) -> list[tuple[str, str]]:
+        """Inputs, and what prepares them."""
+        preprocess, known = self.module.preprocess, self._registered_inputs
+        if "features" in known:
+            n = len(known["features"])
+            left_out = len(known["columns"]) - n
+            says = f"{n:,} of {self._inputs.where}, {known['dtype']}"
+            says += f", {left_out:,} constant ones left out" * bool(left_out)
+            transform = getattr(getattr(self.module, "content", None), "transform", None)
+            how = f"→ scaled, {transform.kind} → {transform.output_shape[0]}" if transform is not None else "→ scaled"
+            return [("features", says), ("", how)]
+        shapes = [" × ".join(map(str, shape)) for shape in (known["image_shape"], preprocess.output_shape)]
+        return [
+            ("images", f"{shapes[0]} {known['dtype']} ({', '.join(known['channels'])})"),
+            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}"),
+        ]
 
     def _parts(self) -> list[tuple[str, str]]:
-        """What the model is made of: names and values for :func:`summary`."""
+        """What the model is made of: names and values, to print."""
         settings = dict(self.init_params_["non_kwargs"])
         network = encoder_name(self._encoder(settings.pop("encoder", "convolutions")))
         lines = [("network", f"{network}, {parameters(self.module)}")]
@@ -200,3 +251,13 @@ class ImageModel(TrainMixin, PredictMixin, AdaptMixin, EmbedMixin, SetupMixin, B
     def _outcome(self) -> list[tuple[str, str]]:
         """What came of training, likewise."""
         return []
+
+
+def parameters(module: nn.Module) -> str:
+    """Their number."""
+    return f"{sum(p.numel() for p in module.parameters()):,} parameters"
+
+
+def encoder_name(encoder: str | nn.Module) -> str:
+    """As it was asked for, or the class of a module."""
+    return encoder if isinstance(encoder, str) else type(encoder).__name__

@@ -1,23 +1,18 @@
 """What a system must bring to be trained, saved and embedded from like any other: read this to add one.
 
 A system is two classes, or three. Its *module*, an :class:`EmbeddingModule`, is the network with its objective. Its
-*model*, an :class:`ImageModel`, is what users see: it makes the module in its constructor, and brings arguments and
-documentation. A system with steps of its own has a *plan* as well, a subclass of :class:`TrainingPlan` that the model
-names. Their examples are among the shortest there can be.
+*model*, an :class:`ImageModel`, is what users see: it makes the module in its constructor. A system with training steps
+of its own has a *plan* as well, a subclass of :class:`TrainingPlan`. All else (checks, splits, batches, resuming,
+embedding, saving) follows.
 
-All else (checks, splits, batches, resuming, embedding, saving) follows. What a model may say beside:
-
-- ``_batches``, which cells meet in a batch, and ``_plan``, with ``_data_settings`` and ``_plan_settings`` for the
-  arguments of these;
-- ``_fixed_labels``, the labels that its network has parameters for;
-- ``_side_by_side``, that it takes several environments of a cell apart, and numbers: its batches may have ``numbers``,
-  integer ``(B, K)``, the places in the order of what ``continuous_covariate_keys`` name;
-- ``_parts`` and ``_outcome``, for ``print(model)``; ``_before_training`` and ``_after_training``.
+What a model may say beside: its :class:`Traits`; ``_parts`` and ``_outcome``, for ``print(model)``;
+``_before_training`` and ``_after_training``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -25,17 +20,58 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scbd.nn import Features
+from scbd.nn._encoders import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch.utils.hooks import RemovableHandle
 
-    from scbd.model._alpha import AutoAlpha
-    from scbd.nn import FeatureScaling, InputTransform, Preprocess, Representation
+    from scbd.data import ImageDataModule
+    from scbd.model._plan import TrainingPlan
+    from scbd.nn._encoders import Representation
+    from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
 BlockName = Literal["c", "s"]
+Alpha = float | Literal["auto"]
+
+
+# all of it, in nats a standard error: where all that the labels say is learned, and environments change what they mean
+_FULL_ALPHA = 0.05
+# where they do the same to all labels
+_MAIN_EFFECT = 0.005
+# where half of it is due: an interaction, as a share of the variance; the environment in z_c, in standard errors of a
+# batch
+_INTERACTION, _SHOWN = 0.1, 1.0
+# batches that are looked back on; for an interaction, which an encoder may soon be rid of
+_HORIZON, _A_MOMENT = 50, 10
+# a share of the labels below which it is too early to say what new cells take of it
+_SOMETHING = 0.02
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a model is beside its module: ``ImageModel.traits``, of which a subclass replaces what differs.
+
+    A constructor may replace ``self.traits`` likewise, where its arguments decide.
+    """
+
+    batches: type[ImageDataModule]
+    """Which cells meet in a batch."""
+    plan: type[TrainingPlan]
+    """What a training step is."""
+    batch_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the batches."""
+    plan_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the plan; a resumed run must share them."""
+    fixed_labels: tuple[str, ...] = ()
+    """Registries of labels that the network has parameters for: training meets no new ones."""
+    side_by_side: bool = False
+    """Whether a cell may have several environments, each apart, and numbers: its batches have ``numbers`` then."""
+    findings: Mapping[str, type] = field(default_factory=dict)
+    """Attributes with what was found of the weights, and what an empty one is made by: others know nothing of them."""
+    next_step: str = "get_latent_representation(block='c')"
+    """What a trained model is asked."""
 
 
 class Losses(NamedTuple):
@@ -58,15 +94,7 @@ class Losses(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Training cells from which is learned what needs no gradient: scales, and what stands before encoders.
-
-    Examples
-    --------
-    >>> images = torch.from_numpy(adata.obsm["single_cell_images"])
-    >>> y, e = (adata.obs[key].cat.codes.to_numpy() for key in ("gene", "well"))
-    >>> preprocess = scbd.nn.Preprocess((4, 32, 32), "uint8")
-    >>> preprocess.fit(scbd.model.Sample(lambda: [images], y, e).batches())
-    """
+    """Training cells from which is learned what needs no gradient: scales, and what stands before encoders."""
 
     batches: Callable[[], Iterable[Tensor]]
     """Reads their inputs as stored, as often as it is called."""
@@ -81,7 +109,7 @@ class Sample(NamedTuple):
 
 
 class Network(Protocol):
-    """One block: from prepared inputs to an embedding, as :class:`scbd.nn.Features` and :class:`scbd.nn.Block` are."""
+    """One block: from prepared inputs to an embedding, as :class:`scbd.nn.Encoder` and :class:`scbd.nn.Block` are."""
 
     training: bool
 
@@ -99,13 +127,7 @@ class Network(Protocol):
 
 
 class Objective(nn.Module, ABC):
-    """What a plan trains: a module, or something around one.
-
-    Examples
-    --------
-    >>> isinstance(model.module, scbd.model.Objective)
-    True
-    """
+    """What a plan trains: a module, or something around one."""
 
     @property
     @abstractmethod
@@ -166,7 +188,7 @@ class EmbeddingModule(Objective):
     >>> class ControlModule(scbd.model.EmbeddingModule):
     ...     def __init__(self, preprocess, encoder, control):
     ...         super().__init__(preprocess)
-    ...         self.content = scbd.nn.Features(encoder, self.preprocess.output_shape)
+    ...         self.content = scbd.nn.Encoder(encoder, self.preprocess.output_shape)
     ...         self.head = torch.nn.Linear(self.content.n_features, 1)
     ...         self.control = control
     ...
@@ -230,7 +252,7 @@ class EmbeddingModule(Objective):
 
     def _transforms(self) -> dict[BlockName, InputTransform]:
         blocks: dict[BlockName, Any] = {"c": self.content, "s": self.style}
-        found = {name: block.transform for name, block in blocks.items() if isinstance(block, Features)}
+        found = {name: block.transform for name, block in blocks.items() if isinstance(block, Encoder)}
         return {name: transform for name, transform in found.items() if transform is not None}
 
     def width(self, block: BlockName, representation: Representation) -> int:
@@ -245,14 +267,72 @@ class EmbeddingModule(Objective):
         """That of a block which the module has."""
         return self.content if block == "c" else self.style
 
-    def networks(self) -> Iterable[nn.Module]:
-        """Those that are worth compiling."""
-        return [network for network in (self.content, self.style) if network is not None]
-
-    def compile_blocks(self) -> None:
-        """Let :func:`torch.compile` have the networks, in place: parameters and their names stay."""
-        for network in self.networks():
-            network.compile()
-
     def on_load(self, model: Any, **kwargs: Any) -> None:
         """Make what is saved but not made by the constructor (part of scvi-tools' loading contract)."""
+
+
+class AutoAlpha(nn.Module):
+    r"""Alpha that follows what z_c has learned, and what environments do to it.
+
+    Environments mislead where they *interact* with labels (a shade is a high digit in one colour, and a low one in the
+    other): all of the dose is due. Environments that shift all cells alike mislead nobody: a small dose mixes them.
+
+    .. math:: \alpha = w \cdot 0.05\, q + (1 - w)\, \frac{t^2}{t^2 + 1} \min(0.05\, q,\; 0.005),
+              \qquad w = \frac{b^4}{b^4 + 0.1^4}.
+
+    - :math:`q` is the share of what the labels say that z_c carries, from 0 for a point to 1:
+      alpha warms up with learning, and falls where it is too much. It is that of
+      training batches, times the ratio of validation cells to training cells that are drawn alike
+      (:meth:`scbd.data.ImageDataModule.matched_dataloader`), 1 at most: what is learned by heart does not count.
+    - :math:`b` is the interaction as a share of the variance, at the stage that has most of it:
+      the most that ten batches have shown.
+    - :math:`t` is by how many standard errors a batch shows the environment in z_c.
+
+    :math:`q` and :math:`t` are averages over the last fifty training batches or so. The state is in buffers: it is
+    saved with the weights, and whatever run goes on with those goes on with it.
+
+    Examples
+    --------
+    >>> scbd.SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")
+    >>> model = scbd.SCBDModel(adata, encoder="small", alpha="auto")
+    >>> float(model.module.current_alpha)  # nothing has been learned yet
+    0.0
+    """
+
+    learned: Tensor
+    kept: Tensor
+    interaction: Tensor
+    most_interaction: Tensor
+    environment: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("learned", "interaction", "most_interaction", "environment"):
+            self.register_buffer(name, torch.zeros(()))
+        self.register_buffer("kept", torch.ones(()))
+
+    @property
+    def alpha(self) -> Tensor:
+        """As of now, a scalar."""
+        misled = self.most_interaction**4 / (self.most_interaction**4 + _INTERACTION**4)
+        shown = self.environment.clamp(min=0) ** 2
+        full = _FULL_ALPHA * self.learned * self.kept
+        return misled * full + (1 - misled) * full.clamp(max=_MAIN_EFFECT) * shown / (shown + _SHOWN**2)
+
+    @torch.no_grad()
+    def observe(self, learned: Tensor, interaction: Tensor, environment: Tensor) -> None:
+        """Look at what a training batch says was learned, and of what environments do, scalars."""
+        self.learned.lerp_(learned.to(self.learned).clamp(min=0), 1 / _HORIZON)
+        self.interaction.lerp_(interaction.to(self.learned), 1 / _A_MOMENT)
+        self.most_interaction.copy_(torch.maximum(self.most_interaction, self.interaction))
+        self.environment.lerp_(environment.to(self.learned), 1 / _HORIZON)
+
+    @torch.no_grad()
+    def validate(self, new: Tensor, known: Tensor) -> None:
+        """Look at what batches of validation cells and of training cells say, drawn alike, one number each.
+
+        A batch of 0 is one whose labels say nothing.
+        """
+        of_new, of_known = (shares[shares != 0].to(self.learned) for shares in (new, known))
+        if len(of_new) and len(of_known) and of_known.mean() > _SOMETHING:
+            self.kept.copy_((of_new.mean() / of_known.mean()).clamp(0, 1))

@@ -1,51 +1,183 @@
-"""From images to an embedding: blocks of rows in order, one encoder, one array."""
+"""From inputs to embeddings: rows in order, read ahead, each cell by what was learned of its own environment."""
 
 from __future__ import annotations
 
-import os
+import hashlib
+import logging
 import warnings
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
+import torch
+from anndata import AnnData
+from torch.nn import functional as F
 
-from scbd._checks import count_or
-from scbd._files import partial_path
-from scbd._progress import progress_bar
-from scbd.model._embed_to import embed_to
-from scbd.model._forward import embedded
+from scbd._anndata import CROSS, E_REGISTRY, as_columns, column_values, label_text, label_values
+from scbd._checks import count_or, head
+from scbd._files import named_when_whole, progress_bar
+from scbd._linear_maps import LinearMap
+from scbd.data import open_embedding
+from scbd.data._loading import read_tensor
+from scbd.data._screens import BlockStore, storable
+from scbd.data._sources import digest_cells, prefetch
+from scbd.model._setup import SetupMixin
+from scbd.nn._distributed import wait_for_all, world
+from scbd.nn._encoders import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import os
+    from collections.abc import Generator, Mapping, Sequence
 
-    from anndata import AnnData
+    from torch import Tensor, nn
 
     from scbd.data import ImageSource
-    from scbd.model._adapted import AdaptedCells
     from scbd.model._contract import BlockName, EmbeddingModule
-    from scbd.nn import Representation
+    from scbd.nn._encoders import Representation
+
+Center = Literal["auto", "controls"] | None
 
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
 # enough controls to know their mean
 _CENTRE_CELLS = 16_384
-Center = Literal["auto", "controls"] | None
+_BLOCKS = {"c": "perturbation", "s": "environment"}
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
+_DTYPES = ("float32", "float16")
+
+logger = logging.getLogger(__name__)
 
 
-class EmbedMixin:
-    """Gives an image model :meth:`get_latent_representation`."""
+class Adaptation(NamedTuple):
+    """To one environment."""
 
-    if TYPE_CHECKING:  # what the model brings
-        module: EmbeddingModule
-        _check_if_trained: Any
-        adata: Any
-        train_indices: np.ndarray
-        _require: Any
-        _source: Any
-        _inputs: Any
-        _controls: Any
-        _adapted_cells: Any
+    buffers: Mapping[str, Tensor]
+    """Statistics of normalisation by their names in the module."""
+    maps: Mapping[BlockName, LinearMap]
+    """What embeddings pass at the end, of blocks that have such a map."""
+
+    def embed(
+        self, module: EmbeddingModule, inputs: Tensor, blocks: Sequence[BlockName], kind: Representation
+    ) -> dict[BlockName, np.ndarray]:
+        """Embed inputs as stored, float32 ``(B, D)`` each."""
+        with put_in(module, self.buffers):
+            values = {block: module.embed(inputs, block, kind).float().cpu().numpy() for block in blocks}
+        return self.mapped(module, values) if kind == "embedding" else values
+
+    def mapped(self, module: EmbeddingModule, z: Mapping[BlockName, np.ndarray]) -> dict[BlockName, np.ndarray]:
+        """Embeddings behind the maps of their blocks, back on the unit sphere where they lie on it."""
+        behind = {block: self.maps[block](values) if block in self.maps else values for block, values in z.items()}
+        for block in self.maps.keys() & behind.keys():
+            if isinstance(module.network(block), Block):
+                behind[block] = F.normalize(torch.from_numpy(behind[block]), dim=1).numpy()
+        return behind
+
+
+_UNADAPTED = Adaptation({}, {})
+
+
+class AdaptedCells(NamedTuple):
+    """Which cells of a table go by which adaptation."""
+
+    codes: np.ndarray
+    """Place of each cell's adaptation, int64 ``(N,)``; -1 for cells that are embedded without."""
+    adaptations: Sequence[Adaptation]
+
+    def embed(
+        self,
+        module: EmbeddingModule,
+        inputs: Tensor,
+        part: slice | np.ndarray,
+        blocks: Sequence[BlockName],
+        kind: Representation,
+    ) -> dict[BlockName, np.ndarray]:
+        """Embed the inputs of these rows of the table."""
+        codes = self.codes[part]
+        values = {block: np.empty((len(codes), module.width(block, kind)), dtype=np.float32) for block in blocks}
+        for code in np.unique(codes):
+            chosen = np.flatnonzero(codes == code)
+            adaptation = _UNADAPTED if code < 0 else self.adaptations[code]
+            part_of = _rows_of(inputs, torch.from_numpy(chosen))
+            for block, found in adaptation.embed(module, part_of, blocks, kind).items():
+                values[block][chosen] = found
+        return values
+
+    def digest(self) -> str:
+        """Of all that embeddings depend on."""
+        digest = hashlib.sha256(self.codes.tobytes())
+        for buffers, maps in self.adaptations:
+            parts = {name: values.cpu().numpy() for name, values in buffers.items()}
+            parts |= {f"{block}.{name}": part for block, m in maps.items() for name, part in m._asdict().items()}
+            for name, part in sorted(parts.items()):
+                digest.update(name.encode())
+                digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
+
+
+class Embedder(NamedTuple):
+    """How the cells of a table are embedded."""
+
+    module: EmbeddingModule
+    source: ImageSource
+    blocks: Sequence[BlockName]
+    representation: Representation
+    centers: Mapping[BlockName, np.ndarray]
+    """What is subtracted from a block."""
+    adapted: AdaptedCells | None
+
+    def width(self, block: BlockName) -> int:
+        """Dimension of a block."""
+        return self.module.width(block, self.representation)
+
+    def embed(self, parts: Sequence[slice | np.ndarray]) -> Generator[dict[BlockName, np.ndarray]]:
+        """Blocks of one part of the rows after the other, float32; each input is read once, ahead of its turn.
+
+        Raises
+        ------
+        ValueError
+            If inputs are not finite, or the model makes NaN of those that are, naming the rows.
+        """
+        self.module.eval()
+        with closing(prefetch(read_tensor(self.source, part) for part in parts)) as batches:
+            for part, inputs in zip(parts, batches, strict=True):
+                # left before the caller goes on, who may be interrupted and train
+                with torch.inference_mode():
+                    values = self._embedded(inputs, part)
+                for embedding in values.values():
+                    _check_finite_embedding(self.module, embedding, part)
+                for name, center in self.centers.items():
+                    if name in values:
+                        values[name] -= center
+                yield values
+
+    def _embedded(self, inputs: Tensor, part: slice | np.ndarray) -> dict[BlockName, np.ndarray]:
+        inputs = inputs.to(self.module.device, non_blocking=True)
+        check_finite_inputs(inputs, part)
+        if self.adapted is not None:
+            return self.adapted.embed(self.module, inputs, part, self.blocks, self.representation)
+        return _UNADAPTED.embed(self.module, inputs, self.blocks, self.representation)
+
+    def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
+        """Of all that embeddings depend on, the weights and the cells, and of further settings."""
+        how = [self.representation, *settings]
+        how += [f"{block}: {hashlib.sha256(center.tobytes()).hexdigest()}" for block, center in self.centers.items()]
+        how += [] if self.adapted is None else [self.adapted.digest()]
+        digest = hashlib.sha256(repr([*how, digest_cells(self.source, obs)]).encode())
+        for name, tensor in self.module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+        return digest.hexdigest()
+
+
+class EmbedMixin(SetupMixin):
+    """Gives an image model :meth:`get_latent_representation` and :meth:`embed_to`."""
+
+    centers_: dict[str, np.ndarray]
+    environments_: list[str]
+    values_: dict[str, list[str]]
+    adaptations_: dict[str, dict[str, Any]]
+    train_indices: np.ndarray
 
     def get_latent_representation(
         self,
@@ -65,29 +197,27 @@ class EmbedMixin:
         Parameters
         ----------
         adata
-            Cells with inputs at the place, and of the kind, the model was set up with; the training data by default.
-            It need not be set up, and no label is read.
+            Cells with inputs of the kind, and at the place, that the model was set up with; the training data by
+            default. It need not be set up, and no label is read.
         indices
-            Rows to embed, in this order; all by default. A boolean mask is one of them.
+            Rows to embed, in this order, or a boolean mask; all by default.
         block
             ``"c"``: the perturbation, blind to the environment; ``"s"``: the environment.
         representation
             ``"embedding"``: z; ``"intermediate"``: r, before the projection, which the paper uses
             for domain generalisation.
-        batch_size
-            Cells in a forward pass; 512 by default.
         center
             ``"controls"``: subtract the mean z of the training cells that are controls, so that a cell's direction says
             in what it differs from them, and its length by how much; `None`: z as the losses see it, on the unit
-            sphere. By default centred for features, where ``setup_anndata`` was told of controls. For ``"embedding"``
-            only.
+            sphere. By default centred for features, where ``setup_anndata`` was told of controls.
         adapt_key
             The ``key`` of :meth:`adapt`: each cell is embedded by what was learned of its own environment there. Cells
-            of other environments are embedded like training cells; a log message names environments that the model does
-            not know.
+            of other environments are embedded like training cells, and named in a log message if they are new.
+        batch_size
+            Cells in a forward pass; 512 by default.
         out
-            Where to write: an array of the right shape, or the path of an ``.npy`` file (memory-mapped, for what does
-            not fit in memory; it appears under its name when complete).
+            Where to write: an array of the right shape, or the path of an ``.npy`` file, which is memory-mapped, and
+            appears under its name when complete.
         enable_progress_bar
             By default for more than 20,000 cells.
 
@@ -98,32 +228,26 @@ class EmbedMixin:
         Raises
         ------
         KeyError, TypeError, ValueError
-            If the inputs are missing or not of the kind the model was trained on (other channels, or the same in
-            another order), an index is out of range, the model has no such block, or an embedding would be NaN: the
-            message tells whether pixels or weights are to blame.
+            If the inputs are missing, not finite, or not of the kind the model was trained on, an index is out of
+            range, the model has no such block or adaptation, or an embedding would be NaN.
 
         Warns
         -----
         UserWarning
             If the channels have other names than those the model was set up with.
         """
-        self._check_if_trained(warn=True)
-        block_name = self._block(block)
-        kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
-        adata = self._require(adata)
-        source = self._source(adata)
-        return embed(
-            self.module,
-            source,
-            row_numbers(indices, source.shape[0]),
-            block=block_name,
-            representation=kind,
-            centers=self._centers(center, kind),
-            adapted=self._adapted_cells(adata, adapt_key),
-            batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
-            out=out,
-            enable_progress_bar=enable_progress_bar,
-        )
+        embedder = self._embedder(adata, [block], representation, center, adapt_key)
+        (name,), n_cells = embedder.blocks, embedder.source.shape[0]
+        rows, size = row_numbers(indices, n_cells), count_or("batch_size", batch_size, BATCH_SIZE)
+        n = n_cells if rows is None else len(rows)
+        parts = [slice(start, min(start + size, n)) for start in range(0, n, size)]
+        bar = progress_bar(f"Embedding {_REPRESENTATIONS[representation]}_{name}", n, shown=enable_progress_bar)
+        batches = embedder.embed(parts if rows is None else [rows[part] for part in parts])
+        with _target(out, (n, embedder.width(name))) as target, bar, closing(batches):
+            for part, values in zip(parts, batches, strict=True):
+                target[part] = values[name]
+                bar.update(len(values[name]))
+        return target
 
     def embed_to(
         self,
@@ -140,16 +264,16 @@ class EmbedMixin:
         shard: tuple[int, int] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> AnnData:
-        """Embed any number of cells into a file, in constant memory.
+        """Embed any number of cells into a store, written in constant memory.
 
         Killed at any moment and called again with the same model and cells, it goes on where it stopped, to the same
-        bytes; other labels, or other pixels in a sample of the cells, are other cells. The file appears under its name
-        when it is whole; :func:`scbd.data.verify_screen` compares it with its checksums.
+        bytes. The store appears under its name when it is whole; :func:`scbd.data.verify_screen` compares it with its
+        checksums.
 
         Parameters
         ----------
         path
-            An ``.h5ad`` file to make.
+            A ``.zarr`` folder to make.
         adata
             As for :meth:`get_latent_representation`.
         blocks
@@ -157,59 +281,113 @@ class EmbedMixin:
         representation, center, adapt_key
             As for :meth:`get_latent_representation`.
         dtype
-            Of the file. Half precision halves it, and moves a component of a unit vector by less than 0.0005.
+            Of what is stored.
         batch_size
             Cells in a forward pass; 512 by default.
         block_size
             Cells that are written at once, about so many: a kill loses no more; 65,536 by default.
         shard
-            ``(i, n)``: embed only the i-th of n contiguous shares, for n processes or jobs, a device each, with the
-            same model, cells and path; whichever is the last gives the file its name. By default all cells, or where
-            torch's processes know of each other (after training on several devices) one share each, and all of them
-            wait for the file.
+            ``(i, n)``: embed only the i-th of n contiguous shares, for n processes or jobs with the same model, cells
+            and path; the last gives the store its name. By default all cells, or one share for each of torch's
+            distributed processes, all of which wait for the store.
         enable_progress_bar
             By default for more than 20,000 cells.
 
         Returns
         -------
-        The file, as :func:`scbd.data.open_embedding` opens it: the cells' ``obs``, and embeddings memory-mapped in
-        ``obsm``, ``"X_scbd_c"`` and ``"X_scbd_s"`` (of other models their own name). Metrics read it as it is. The
-        table alone while other shares are missing.
+        The store, as :func:`scbd.data.open_embedding` opens it: the cells' ``obs``, and embeddings in memory in
+        ``obsm``, ``"X_scbd_c"`` and ``"X_scbd_s"`` (of other models their own name). The table alone while other shares
+        are missing.
 
         Raises
         ------
         FileExistsError
             If there is something at ``path``; nothing is overwritten.
-        OSError
-            If the disk is too small.
         KeyError, TypeError, ValueError
-            See :meth:`get_latent_representation`; or if the beginning of another file lies there.
+            See :meth:`get_latent_representation`; or if the beginning of another store lies there.
         """
+        if blocks is None:
+            blocks = "c" if self.module.style is None else "cs"
+        embedder = self._embedder(adata, blocks, representation, center, adapt_key)
+        rank, n_processes = world()
+        share = (rank + 1, n_processes) if shard is None else shard
+        if not 1 <= share[0] <= share[1]:
+            msg = f"shard={share[0]}/{share[1]}: give a first number from 1 to the second."
+            raise ValueError(msg)
+        path = _new_store(path, blocks, dtype, shared=shard is not None)
+        size, obs = count_or("batch_size", batch_size, BATCH_SIZE), storable(self._require(adata).obs)
+        # whole batches, the same after a kill
+        n, rows = len(obs), -(-count_or("block_size", block_size, BLOCK_SIZE) // size) * size
+        system = type(self).__name__.removesuffix("Model").lower()
+        names = {block: f"X_{system}_{block}" for block in embedder.blocks}
+        arrays = {name: ((n, embedder.width(block)), np.dtype(dtype)) for block, name in names.items()}
+        digest = embedder.digest(obs, [dtype, size, rows, *arrays])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = BlockStore(path, {"obs": obs}, arrays, rows, digest)
+        done = store.begin()
+        todo = np.array_split(np.arange(len(done)), share[1])[share[0] - 1]
+        todo = todo[~done[todo]]
+        if shard is None:  # a process without blocks must not begin when others have given the store its name
+            wait_for_all()
+        stops = np.minimum((todo + 1) * rows, n)
+        bar = progress_bar(f"Embedding to {path.name}", int((stops - todo * rows).sum()), shown=enable_progress_bar)
+        parts = [
+            slice(start, min(start + size, stop))
+            for number, stop in zip(todo, stops, strict=True)
+            for start in range(number * rows, stop, size)
+        ]
+        with bar, closing(embedder.embed(parts)) as batches:
+            for number, stop in zip(todo, stops, strict=True):
+                values = {
+                    name: np.empty((stop - number * rows, *shape[1:]), kind) for name, (shape, kind) in arrays.items()
+                }
+                for start in range(0, stop - number * rows, size):
+                    for block, batch in next(batches).items():
+                        values[names[block]][start : start + size] = batch
+                    bar.update(len(batch))
+                store.write(int(number), values)
+        whole = store.finish()
+        if shard is None:
+            wait_for_all()
+        return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
+
+    def _embedder(
+        self,
+        adata: AnnData | None,
+        blocks: Sequence[str],
+        representation: str,
+        center: Center,
+        adapt_key: str | Sequence[str] | None,
+    ) -> Embedder:
+        """How these cells are embedded, all of it checked."""
         self._check_if_trained(warn=True)
         adata = self._require(adata)
-        has = [block for block, part in (("c", self.module.content), ("s", self.module.style)) if part is not None]
-        named = [self._block(block) for block in (has if blocks is None else blocks)]
-        kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
-        name = type(self).__name__.removesuffix("Model").lower()
-        return embed_to(
+        return Embedder(
             self.module,
             self._source(adata),
-            adata.obs,
-            Path(path),
-            {block: f"X_{name}_{block}" for block in named},
-            representation=kind,
-            centers=self._centers(center, kind),
-            adapted=self._adapted_cells(adata, adapt_key),
-            dtype=dtype,
-            batch_size=count_or("batch_size", batch_size, BATCH_SIZE),
-            block_size=count_or("block_size", block_size, BLOCK_SIZE),
-            shard=shard,
-            enable_progress_bar=enable_progress_bar,
+            [self._block(block) for block in blocks],
+            kind := _one_of("representation", representation, _REPRESENTATIONS),
+            self._centers(center, kind),
+            self._adapted_cells(adata, adapt_key),
         )
+
+    def _block(self, block: str) -> BlockName:
+        """One that the model has.
+
+        Raises
+        ------
+        ValueError
+            If it has no such block.
+        """
+        name: BlockName = _one_of("block", block, _BLOCKS)
+        if name == "s" and self.module.style is None:
+            msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
+            raise ValueError(msg)
+        return name
 
     def _centers(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
         """What to subtract from each block, if anything."""
-        known = getattr(self, "centers_", {})
+        known: Any = getattr(self, "centers_", {})
         if center not in ("auto", "controls", None):
             msg = f"center={center!r} is not known: use 'controls', or None for z as it is."
             raise ValueError(msg)
@@ -235,80 +413,90 @@ class EmbedMixin:
             warnings.warn(msg, UserWarning, stacklevel=3)
             return
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CENTRE_CELLS])
-        blocks = ["c"] if self.module.style is None else ["c", "s"]
-        for block in blocks:
+        for block in "c" if self.module.style is None else "cs":
             z = self.get_latent_representation(indices=rows, block=block, center=None, enable_progress_bar=False)
             self.centers_[block] = z.mean(0)
 
-    def _block(self, block: str) -> BlockName:
-        """One that the model has.
+    @property
+    def _adaptations(self) -> dict[str, dict[str, Any]]:
+        """What :meth:`adapt` has learned, by the column and its values."""
+        return getattr(self, "adaptations_", {})
+
+    def _adaptations_of(self, key: str | Sequence[str]) -> dict[str, Any]:
+        """Environments of a column that there is an adaptation to.
 
         Raises
         ------
-        ValueError
-            If it has no such block.
+        KeyError
+            If there is none.
         """
-        name: BlockName = _one_of("block", block, {"c": "perturbation", "s": "environment"})
-        if name == "s" and self.module.style is None:
-            msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
-            raise ValueError(msg)
-        return name
+        name = column_name(key)
+        if name not in self._adaptations:
+            msg = f"The model was not adapted to any value of {name!r}: call adapt(adata, key={name!r}) first."
+            raise KeyError(msg)
+        return self._adaptations[name]
+
+    def _adapted_cells(self, adata: AnnData, key: str | Sequence[str] | None) -> AdaptedCells | None:
+        """Which cells are embedded by which adaptation; `None` without a key."""
+        if key is None:
+            return None
+        known, device = self._adaptations_of(key), self.module.device  # put there once, not with each batch
+        labels = label_values(adata.obs, key).map(label_text)
+        codes = pd.Categorical(labels, categories=list(known)).codes.astype(np.int64)
+        if strange := sorted(set(labels[codes < 0]) - self._trained_on(key)):
+            message = "%s of %r: the model was not adapted to them, and they are embedded as training cells are."
+            logger.warning(message, head(strange), column_name(key))
+        adaptations = [
+            Adaptation(
+                {name: torch.from_numpy(values).to(device) for name, values in part["buffers"].items()},
+                {block: LinearMap(**how) for block, how in part["maps"].items()},
+            )
+            for part in known.values()
+        ]
+        return AdaptedCells(codes, adaptations)
+
+    def _trained_on(self, key: str | Sequence[str]) -> set[str]:
+        """Values of a column, or of all of ``e_key``, that were trained on; none of another cross."""
+        known, asked = as_columns(self._registered(E_REGISTRY)["columns"]), as_columns(key)
+        trained: list[str] = getattr(self, "environments_", [])
+        if known == asked:
+            return set(trained)
+        if len(asked) > 1:
+            return set()
+        if asked[0] in known:
+            return {column_values(name)[known.index(asked[0])] for name in trained}
+        return set(getattr(self, "values_", {}).get(asked[0], []))
 
 
-def embed(
-    module: EmbeddingModule,
-    source: ImageSource,
-    rows: np.ndarray | None,
-    *,
-    block: BlockName,
-    representation: Representation,
-    centers: Mapping[BlockName, np.ndarray],
-    adapted: AdaptedCells | None,
-    batch_size: int,
-    out: np.ndarray | str | os.PathLike[str] | None,
-    enable_progress_bar: bool | None,
-) -> np.ndarray:
-    """Embed rows of a source (all if `None`), in order; see ``get_latent_representation``."""
-    n = source.shape[0] if rows is None else len(rows)
-    target, partial = _target(out, (n, module.width(block, representation)))
-    name = f"{'z' if representation == 'embedding' else 'r'}_{block}"
-    bar = progress_bar(f"Embedding {name}", n, shown=enable_progress_bar)
+@contextmanager
+def put_in(module: nn.Module, buffers: Mapping[str, Tensor]) -> Generator[None]:
+    """The module with other values of some buffers, until the end of the block."""
+    kept = {name: module.get_buffer(name).clone() for name in buffers}
     try:
-        parts = [slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)]
-        wanted = [part if rows is None else rows[part] for part in parts]
-        with bar, closing(embedded(module, source, wanted, [block], representation, centers, adapted)) as batches:
-            for part, values in zip(parts, batches, strict=True):
-                target[part] = values[block]
-                bar.update(len(values[block]))
-    except BaseException:
-        if partial is not None:
-            partial.unlink()
-        raise
-    if partial is not None:
-        target.flush()  # type: ignore[attr-defined]
-        os.replace(partial, Path(out))  # type: ignore[arg-type]
-    return target
+        put(module, buffers)
+        yield
+    finally:
+        put(module, kept)
 
 
-def _target(out: Any, shape: tuple[int, int]) -> tuple[np.ndarray, Path | None]:
-    """The array to fill, and the file it lies in until it is complete."""
-    if out is None:
-        return np.empty(shape, dtype=np.float32), None
-    if isinstance(out, np.ndarray):
-        if out.shape != shape:
-            msg = f"out has shape {out.shape}, the embedding has shape {shape}."
-            raise ValueError(msg)
-        if out.dtype.kind != "f":
-            msg = f"out has dtype {out.dtype.name}, which holds no fractions: give an array of float32."
-            raise ValueError(msg)
-        return out, None
-    path = Path(out)
-    if path.suffix != ".npy":
-        msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
-        raise ValueError(msg)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(path)
-    return np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape), partial
+def put(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Other values for some buffers."""
+    with torch.no_grad():
+        for name, values in buffers.items():
+            module.get_buffer(name).copy_(values)
+
+
+def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
+    """Raise if inputs that were read, of these rows of a table, hold a NaN or an infinity."""
+    if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
+        return
+    rows = _row_names(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
+    whole, values = ("Images", "pixels") if inputs.ndim == 4 else ("Features", "values")
+    msg = (
+        f"{whole} of {len(rows)} of {len(inputs)} cells that were read together have NaN or infinite {values} (rows "
+        f"{head(rows)}): drop these cells or repair them."
+    )
+    raise ValueError(msg)
 
 
 def row_numbers(indices: Any, n: int) -> np.ndarray | None:
@@ -331,10 +519,86 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
     return rows % n
 
 
+def column_name(key: str | Sequence[str]) -> str:
+    """One name for a column, or for several that are crossed."""
+    return CROSS.join(map(str, as_columns(key)))
+
+
+@contextmanager
+def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
+    """The array to fill; one of a file has its name when the block ends."""
+    if out is None:
+        yield np.empty(shape, dtype=np.float32)
+    elif isinstance(out, np.ndarray):
+        if out.shape != shape or out.dtype.kind != "f":
+            msg = f"out is {out.dtype.name} of shape {out.shape}, the embedding is float32 of shape {shape}."
+            raise ValueError(msg)
+        yield out
+    else:
+        path = Path(out)
+        if path.suffix != ".npy":
+            msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
+            raise ValueError(msg)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with named_when_whole(path) as partial:
+            mapped = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+            yield mapped
+            mapped.flush()
+
+
+def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, *, shared: bool) -> Path:
+    """A path to write embeddings to."""
+    path = Path(path)
+    if not blocks:
+        msg = "blocks names no embedding to write: give 'c', 's' or both."
+        raise ValueError(msg)
+    if path.suffix != ".zarr":
+        msg = f"{path}: give a path that ends in .zarr."
+        raise ValueError(msg)
+    if path.exists() and not shared:
+        msg = f"{path} is there: give another path, or remove it."
+        raise FileExistsError(msg)
+    if dtype not in _DTYPES:
+        msg = f"dtype={dtype!r} is not known: use {' or '.join(_DTYPES)}."
+        raise ValueError(msg)
+    return path
+
+
+def _check_finite_embedding(module: EmbeddingModule, embedding: np.ndarray, part: slice | np.ndarray) -> None:
+    """Raise if the model makes NaN of finite inputs: then it is to blame, or the inputs are beyond all measure."""
+    finite = np.isfinite(embedding).all(axis=1)
+    if finite.all():
+        return
+    broken = [
+        name
+        for name, values in module.state_dict().items()
+        if values.is_floating_point() and not values.isfinite().all()
+    ]
+    why = f"its weights are not finite ({head(broken)})" if broken else "they are far outside of the training cells"
+    msg = (
+        f"The model returns NaN for {(~finite).sum()} of {len(finite)} cells (rows {head(_row_names(part, ~finite))}) "
+        f"whose inputs are finite: {why}."
+    )
+    raise ValueError(msg)
+
+
+def _row_names(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
+    """Rows of the table, of those that were read."""
+    rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
+    return rows[chosen].tolist()
+
+
+def _rows_of(inputs: Tensor, rows: Tensor) -> Tensor:
+    """Of 16-bit images by their bytes: not every torch that is supported selects rows of uint16."""
+    if inputs.dtype == torch.uint16:
+        return inputs.view(torch.int16)[rows].view(torch.uint16)
+    return inputs[rows]
+
+
 def _one_of(name: str, value: str, choices: dict[str, str]) -> Any:
     """The value, if it is one of these."""
     if value not in choices:
-        known = " or ".join(f"{choice!r} ({meaning})" for choice, meaning in choices.items())
+        known = " or ".join(f"{choice!r} ({words})" for choice, words in choices.items())
         msg = f"{name}={value!r} is not known: use {known}."
         raise ValueError(msg)
     return value

@@ -1,4 +1,4 @@
-"""One training step, one validation step, the optimiser: the Lightning module of all models."""
+"""What a step is: the Lightning module of all models, and the linear head that may learn beside it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning.pytorch as L
 import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from scbd._checks import check_count, check_number
 from scbd.model._health import shape_of
-from scbd.nn import Features, agree_on_buffers
+from scbd.nn._distributed import agree_on_buffers, gather
+from scbd.nn._encoders import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lightning.pytorch.callbacks import Callback
-    from torch import Tensor
+    import numpy as np
 
-    from scbd.model._contract import Losses, Objective
-    from scbd.model._online_head import OnlineHead
-
+    from scbd.model._contract import Losses, Network, Objective
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +29,95 @@ logger = logging.getLogger(__name__)
 _HEALTH_CELLS = 8192
 
 
+class OnlineHead(Callback):
+    """A linear head of the perturbation on r_c, trained beside the encoder as the paper's authors do.
+
+    It learns by cross-entropy from the forward pass that the encoder has just learned from, without gradient to it,
+    with an AdamW of its own: training is the same with it and without. Its weights are among the plan's.
+
+    Parameters
+    ----------
+    network
+        Of z_c.
+    n_labels
+        Number of different y.
+    lr, weight_decay
+        Of its AdamW.
+    seed
+        Of its first weights.
+    weights
+        ``weight`` and ``bias`` to go on from, of the first labels; new ones come behind.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        n_labels: int,
+        *,
+        lr: float,
+        weight_decay: float,
+        seed: int,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._network, self._lr, self._weight_decay = network, lr, weight_decay
+        with torch.random.fork_rng(devices=[]):  # the random numbers of all others stay theirs
+            torch.manual_seed(seed)
+            self.linear = nn.Linear(network.width("intermediate"), n_labels)
+        with torch.no_grad():
+            for name, values in (weights or {}).items():
+                self.linear.get_parameter(name)[: len(values)] = torch.from_numpy(values)
+        # several processes would wait for gradients of what is no part of their loss
+        self.linear.requires_grad_(False)
+        self._features: Tensor | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._state: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin to look; go on with the optimiser of a run that is resumed."""
+        self.linear.requires_grad_(True)
+        self._optimizer = torch.optim.AdamW(self.linear.parameters(), lr=self._lr, weight_decay=self._weight_decay)
+        if self._state is not None:
+            self._optimizer.load_state_dict(self._state)
+        self._handle = self._network.show(self._look)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
+    ) -> None:
+        """Learn from the batch; not from features that are no numbers, which a plan may tolerate."""
+        assert self._features is not None and self._optimizer is not None
+        features, y = gather(self._features), gather(batch["y"])
+        self._features = None
+        if not bool(features.isfinite().all()):
+            return
+        loss = F.cross_entropy(self.linear(features), y)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        plan.log("train_online_head", loss.detach(), on_step=True, on_epoch=False)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Look no longer, whatever happened."""
+        if hasattr(self, "_handle"):
+            self._handle.remove()
+        self._features = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the optimiser; the weights are the plan's."""
+        return {} if self._optimizer is None else self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Kept until the weights are where they are trained."""
+        self._state = state_dict
+
+    def _look(self, features: Tensor) -> None:
+        if self._network.training:
+            self._features = features.detach().float()
+
+
 class TrainingPlan(L.LightningModule):
     """Steps, logging and optimiser of an objective.
 
-    A system with steps of its own subclasses this, and names its class in the model's ``_plan``.
+    A system with steps of its own subclasses this, and names its class in the model's ``traits``.
 
     Parameters
     ----------
@@ -53,11 +140,12 @@ class TrainingPlan(L.LightningModule):
 
     Examples
     --------
+    >>> from dataclasses import replace
     >>> class Halved(scbd.model.TrainingPlan):
     ...     def ramp(self, step):  # invariance at half of its weight, to begin with
     ...         return 0.5 if step < 100 else super().ramp(step)
     >>> class HalvedModel(scbd.SCBDModel):
-    ...     _plan = Halved
+    ...     traits = replace(scbd.SCBDModel.traits, plan=Halved)
     >>> HalvedModel.setup_anndata(adata, y_key="gene", e_key="well")
     >>> HalvedModel(adata, encoder="small").train(max_steps=2)
     """
@@ -81,14 +169,18 @@ class TrainingPlan(L.LightningModule):
         head: OnlineHead | None = None,
     ) -> None:
         super().__init__()
+        check_number("lr", lr)
+        check_number("weight_decay", weight_decay)
+        check_count("n_steps_alpha_warmup", n_steps_alpha_warmup, 0)
         self.module = module
         self.head = None if head is None else head.linear  # its weights go where ours go
         self._beside: list[Callback] = [] if head is None else [head]
         self.lr = lr
         self.weight_decay = weight_decay
         self.encoder_lr = encoder_lr
-        self._encoders = [part for part in module.modules() if isinstance(part, Features)]
+        self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         if encoder_lr is not None:
+            check_number("encoder_lr", encoder_lr)
             self._check_encoders()
         self.n_steps_alpha_warmup = n_steps_alpha_warmup
         self.seed = seed
@@ -117,11 +209,11 @@ class TrainingPlan(L.LightningModule):
     def _check_encoders(self) -> None:
         """Raise a ValueError unless there are encoders, and something behind them."""
         if not self._encoders:
-            msg = "encoder_lr is for models with an encoder by name, or of your own: leave it out."
+            msg = "encoder_lr: this model has no encoder, leave it out."
             raise ValueError(msg)
         own = {id(parameter) for part in self._encoders for parameter in part.encoder.parameters()}
         if self.encoder_lr == 0 and own.issuperset(map(id, self.module.parameters())):
-            msg = "encoder_lr=0 leaves nothing to learn: this encoder embeds by itself. Leave it out."
+            msg = "encoder_lr=0 leaves nothing to learn, this encoder embeds by itself: leave it out."
             raise ValueError(msg)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -202,6 +294,7 @@ class TrainingPlan(L.LightningModule):
                 value.detach(),
                 on_step=training,
                 on_epoch=not training,
+                prog_bar=name == "loss",
                 sync_dist=not training,
                 batch_size=batch_size,
             )

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-from scbd._keys import Y_REGISTRY
-from scbd.model._online_head import OnlineHead
+from scbd._anndata import Y_REGISTRY
+from scbd.model._embed import EmbedMixin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
 
-    from scbd.model._contract import EmbeddingModule
-    from scbd.model._settings import TrainSettings
 
-
-class PredictMixin:
+class PredictMixin(EmbedMixin):
     """Gives an image model :meth:`predict`."""
 
-    # a classifier's, which is part of its objective
-    _own_head: nn.Linear | None = None
-
-    if TYPE_CHECKING:  # what the model brings
-        module: EmbeddingModule
-        online_head_: dict[str, np.ndarray]
-        _registered: Any
-        get_latent_representation: Any
+    online_head_: dict[str, np.ndarray]
 
     @property
     def can_predict(self) -> bool:
@@ -71,7 +61,7 @@ class PredictMixin:
         Raises
         ------
         ValueError
-            If there is no head.
+            If there is no head; and see :meth:`get_latent_representation`.
         """
         head = self._head()
         r = torch.from_numpy(
@@ -93,6 +83,11 @@ class PredictMixin:
         alike = len({type(category) for category in categories}) == 1
         return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]
 
+    @property
+    def _own_head(self) -> nn.Linear | None:
+        """A classifier's, which is part of its objective."""
+        return None
+
     def _head(self) -> nn.Linear:
         if self._own_head is not None:
             return self._own_head
@@ -107,22 +102,3 @@ class PredictMixin:
         head = nn.Linear(n_features, n_labels)
         head.load_state_dict(weights)
         return head
-
-    def _head_beside(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
-        """What learns beside the encoder, if that was asked for: it goes on from where it is."""
-        if not settings.online_head or self._own_head is not None:
-            return None
-        n_labels, rates = len(self._registered(Y_REGISTRY)["categories"]), settings.plan
-        return OnlineHead(
-            self.module.network("c"),
-            n_labels,
-            lr=rates["lr"],
-            weight_decay=rates["weight_decay"],
-            seed=seed,
-            weights=getattr(self, "online_head_", {}),
-        )
-
-    def _keep_head(self, head: OnlineHead | None) -> None:
-        """That of the weights as they are now; of others none is left."""
-        linear = {} if head is None else head.linear.state_dict()
-        self.online_head_ = {name: values.cpu().numpy().copy() for name, values in linear.items()}

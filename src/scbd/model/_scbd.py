@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from types import MappingProxyType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scbd._keys import NUMBER_REGISTRY, Y_REGISTRY
-from scbd.model._base import ImageModel
-from scbd.model._environments import check_numbers_known, covariates
-from scbd.model._health import complaint, environment_left, learned_lately, measure
-from scbd.model._module import Invariance, Positives, SCBDModule, StyleTarget
-from scbd.model._parts import check_other_environments
-from scbd.model._preparation import n_latent_for
-from scbd.model._summary import encoder_name, parameters
-from scbd.model._traverse import TraverseMixin
+from scbd._anndata import NUMBER_REGISTRY, Y_REGISTRY
+from scbd._checks import closest
+from scbd.model._base import ImageModel, encoder_name, parameters
+from scbd.model._cells import check_other_environments
+from scbd.model._decode import DecodeMixin
+from scbd.model._design import covariates
+from scbd.model._health import measure
+from scbd.model._objective import Invariance, SCBDModule, StyleTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from anndata import AnnData
     from torch import nn
 
-    from scbd._sizes import ImageSize
+    from scbd._checks import ImageSize
     from scbd.data import ImageDataModule
-    from scbd.model._alpha import Alpha
-    from scbd.model._preparation import WhiteningChoice
-    from scbd.nn import Intensity, Norm
+    from scbd.model._contract import Alpha
 
-# trained in bfloat16 they end where float32 does: docs/archive/performance.md
-_UNHARMED_BY_BFLOAT16 = ("small", "resnet18")
-
-logger = logging.getLogger(__name__)
+# further arguments with their defaults: of the preparation of inputs, of what features pass, and of the module
+_PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
+_TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
+_MODULE: dict[str, Any] = {"norm": "batch", "positives": "all", "include_self": True}
 
 
-class SCBDModel(TraverseMixin, ImageModel):
+class SCBDModel(DecodeMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
     Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
@@ -51,61 +45,51 @@ class SCBDModel(TraverseMixin, ImageModel):
     encoder
         Of images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (tiny images, quick runs); of
         features, ``"linear"``, which begins as the identity, or ``"mlp"``; or any module from inputs to features.
-        ``"auto"`` is ``"resnet18"`` of images where :meth:`setup_anndata` found an accelerator (a GPU), else
-        ``"small"``, a ninth of the work; of features ``"linear"`` below 10,000 rows, ``"mlp"`` from there on.
+        ``"auto"`` is ``"resnet18"`` of images where :meth:`setup_anndata` found an accelerator, else ``"small"``; of
+        features ``"linear"`` below 10,000 rows, ``"mlp"`` from there on.
     n_latent
         Dimension of both embeddings. By default 64, and for ``"linear"`` 300 at most, or without whitening as many as
         there are features. The paper uses 64 for batch correction, 128 for domain generalisation.
     alpha
         How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
-        ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns and can tell of
-        validation cells: up to 0.05 where environments change what labels look like, up to 0.005 where they shift all
-        cells alike. See :class:`scbd.model.AutoAlpha`.
-    temperature
-        Temperature of the contrastive losses.
-    smoothing
-        Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
-        of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
-        :func:`scbd.nn.supervised_contrastive_loss`.
-    positives
-        Which cells z_c is brought together with: ``"all"`` of the perturbation, or only those in
-        ``"other_environments"``. See :func:`scbd.nn.supervised_contrastive_loss`.
+        ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns, see
+        :class:`scbd.model.AutoAlpha`.
     style_target
         What z_s is clustered by: ``"e"``, each of several columns side by side; or the pair ``"ye"`` of the
-        perturbation and their cross (domain generalisation). `None` leaves z_s out: the paper's ablation, with half
-        of the parameters.
-    include_self
-        Keep self-similarity in the normaliser, as the published code does; the paper's formula does not.
+        perturbation and their cross (domain generalisation). `None` leaves z_s out: the paper's ablation.
     invariance
         Form of the invariance loss. ``"variance"``: what the environment explains at equal label, at every stage of the
         encoder; alpha is the price of one standard error of it, in nats, see
         :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
-        ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments); on coloured
-        digits with the small encoder, 10 to 30 is the most that works.
+        ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments).
+    smoothing
+        Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
+        of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
+        :func:`scbd.nn.supervised_contrastive_loss`.
+    temperature
+        Temperature of the contrastive losses.
     image_size
         Resize images to this many pixels a side while training; a pair ``(height, width)`` if they are not square.
         `None` keeps the stored size. Cost grows with the area.
-    intensity
-        How pixel values are transformed: ``"scale"`` divides integers by their largest value, ``"arcsinh"`` compresses
-        the long tail of fluorescence counts, ``"none"`` leaves them; ``"auto"`` is ``"arcsinh"`` for uint16,
-        ``"scale"`` for uint8, ``"none"`` for floats. See :class:`scbd.nn.Preprocess`.
     augment
         Whether training images are flipped and rotated by right angles at random.
-    standardize
-        Whether channels, or features, are brought to one scale.
-    clip
-        Number of standard deviations at which scaled features are clipped, see :class:`scbd.nn.FeatureScaling`.
-    whitening
-        What features pass before each encoder, learned from training cells, see :class:`scbd.nn.InputTransform`:
-        ``"within"``, ``"controls"``, ``"lda"``, ``"plda"`` or `None`; by default ``"plda"`` before ``"linear"``, and
-        nothing before others.
-    whitening_kwargs
-        Its further arguments, such as ``regularization``.
-    norm
-        What normalises activations of an encoder of images by name, ``"batch"``, ``"instance"`` or ``"group"``, see
-        :func:`scbd.nn.build_encoder`.
     registry
         Used by :meth:`load` for a model without data.
+    **module_kwargs
+        ``intensity``: how pixel values are transformed, see :class:`scbd.nn.Preprocess`; ``standardize`` (`True`):
+        whether channels, or features, are brought to one scale; ``clip`` (20): standard deviations at which scaled
+        features are cut off. ``whitening``: what features pass before each encoder, ``"within"``, ``"controls"``,
+        ``"lda"``, ``"plda"`` or `None` (by default ``"plda"`` before ``"linear"``), with ``whitening_kwargs``, see
+        :class:`scbd.nn.InputTransform`. ``norm``: of encoders of images by name, see :func:`scbd.nn.build_encoder`.
+        ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`True`, as the published
+        code; the paper's formula leaves it out), see :func:`scbd.nn.supervised_contrastive_loss`.
+
+    Raises
+    ------
+    TypeError
+        If there is no such argument.
+    ValueError
+        If a value cannot be, or is for inputs of the other kind.
 
     Examples
     --------
@@ -117,78 +101,72 @@ class SCBDModel(TraverseMixin, ImageModel):
     (240, 64)
     """
 
-    _side_by_side = True
-    _of_weights = MappingProxyType({**ImageModel._of_weights, "health_": dict})
+    traits = replace(ImageModel.traits, side_by_side=True, findings={**ImageModel.traits.findings, "health_": dict})
     module: SCBDModule
 
     def __init__(
         self,
         adata: AnnData | None = None,
         encoder: str | nn.Module = "auto",
+        *,
         n_latent: int | None = None,
         alpha: Alpha = "auto",
-        temperature: float = 0.1,
-        smoothing: float | None = None,
-        positives: Positives = "all",
         style_target: StyleTarget | None = "e",
-        include_self: bool = True,
         invariance: Invariance = "variance",
+        smoothing: float | None = None,
+        temperature: float = 0.1,
         image_size: ImageSize | None = None,
-        intensity: Intensity = "auto",
-        standardize: bool = True,
         augment: bool = False,
-        clip: float | None = 20.0,
-        whitening: WhiteningChoice = "auto",
-        whitening_kwargs: Mapping[str, Any] | None = None,
-        norm: Norm = "batch",
         registry: dict[str, Any] | None = None,
+        **module_kwargs: Any,
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        check_numbers_known(self._registered(NUMBER_REGISTRY).get("columns", []), invariance)
+        further = _known({**_PREPARATION, **_TRANSFORM, **_MODULE}, module_kwargs)
+        numbers = self._registered(NUMBER_REGISTRY).get("columns", [])
+        if numbers and invariance != "variance":
+            msg = (
+                f"invariance={invariance!r} takes labels as environments, not numbers ({', '.join(numbers)}): use "
+                "invariance='variance', or set up without continuous_covariate_keys."
+            )
+            raise ValueError(msg)
         encoder = self._encoder(encoder)
-        own = {"image_size": image_size, "intensity": intensity, "standardize": standardize, "augment": augment}
-        preprocess = self._preprocess(**own, clip=clip)
-        transform = self._transform(encoder, whitening, n_latent, whitening_kwargs)
+        own = {name: further[name] for name in _PREPARATION}
+        preprocess = self._preprocess(image_size=image_size, augment=augment, **own)
+        transform = self._transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
+        if n_latent is None:  # a linear encoder leaves the dimension of its inputs
+            n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
+        if smoothing is None:  # many cells do not show what was done to them; wells do
+            smoothing = 0.0 if self._inputs.image_key is None else 2 / 3
         self.module = SCBDModule(
             preprocess,
             encoder=encoder,
             transform=transform,
-            norm=norm,
-            n_latent=n_latent_for(encoder, n_latent, preprocess.output_shape[0], transform),
+            n_latent=n_latent,
             alpha=alpha,
             temperature=temperature,
-            smoothing=self._smoothing(smoothing),
-            positives=positives,
+            smoothing=smoothing,
             style_target=style_target,
-            include_self=include_self,
             invariance=invariance,
             covariates=covariates(self.registry_),
             controls=self._control_codes,
+            **{name: further[name] for name in _MODULE},
         )
         self.health_: dict[str, float] = {}
         self.decoder_settings_ = {}
-        self._unharmed_by_bfloat16 = encoder in _UNHARMED_BY_BFLOAT16 and norm == "batch"
 
     @property
     def health(self) -> dict[str, float]:
         """How alive z_c was at the end of training; empty before.
 
         ``supervised_c``: its supervised loss; ``ceiling``: that of a collapsed embedding, log B; ``learned_c``: share
-        of what the labels say that z_c tells, of cells that are no controls where these are known, see
-        :func:`scbd.nn.share_learned`; ``environment_c``: by how many
-        standard errors of a batch z_c shows its environments, between -2 and 2 by chance, see
-        :func:`scbd.nn.invariance_statistic`; ``spread``: its total variance, between 0 (collapsed) and 1;
-        ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1 or 0; ``final_alpha``: alpha, or where
-        ``"auto"`` ended.
+        of what the labels say that z_c carries, from 0 (as a single point) to 1, of cells that are no controls where
+        these are known; ``environment_c``: by how many standard errors of a batch z_c shows its
+        environments, between -2 and 2 by chance, see :func:`scbd.nn.invariance_statistic`; ``spread``: its total
+        variance, between 0 (collapsed) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1
+        or 0; ``final_alpha``: alpha, or where ``"auto"`` ended.
         """
         return self.health_
-
-    def _smoothing(self, smoothing: float | None) -> float:
-        """By default that of many cells which do not show what was done to them, or of wells, which do."""
-        if smoothing is not None:
-            return smoothing
-        return 0.0 if self._inputs.image_key is None else 2 / 3
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """See that perturbations have the partners asked for; know the environments."""
@@ -197,24 +175,13 @@ class SCBDModel(TraverseMixin, ImageModel):
         self.module.set_known(covariates(self.registry_), self._control_codes)
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Look at z_c on a batch, and warn if it is a point, or tells no more than one."""
-        self.health_, verdict = measure(self.module, data.example_batch())
-        learned = learned_lately(self.history_ or {}) if data.validates else 0.0
-        wrong = complaint(
-            self.health_,
-            verdict,
-            self.module,
-            n_steps=data.max_steps,
-            batch_size=data.batch_size,
-            learned_of_training=learned,
-        )
-        if wrong:
-            warnings.warn(wrong, UserWarning, stacklevel=3)
-        if data.validates and (left := environment_left(self.health_, self.module)):
-            logger.warning(left)
+        """Look at z_c on a batch, and warn if it carries nothing."""
+        self.health_, warning = measure(self.module, data.example_batch())
+        if warning:
+            warnings.warn(warning, UserWarning, stacklevel=3)
 
     def _parts(self) -> list[tuple[str, str]]:
-        """Blocks and objective, for :func:`summary`."""
+        """Blocks and objective, to print."""
         module = self.module
         blocks, style = "z_c alone", ""
         if module.style_target is not None:
@@ -234,15 +201,25 @@ class SCBDModel(TraverseMixin, ImageModel):
         ]
 
     def _outcome(self) -> list[tuple[str, str]]:
-        """Health and decoder, for :func:`summary`."""
+        """Health and decoder, to print."""
         health, decoder, lines = self.health, self.decoder_settings_, []
         if health:
-            state = f"z_c {'COLLAPSED' if health['collapsed'] else 'alive'}: supervised loss "
-            state += (
-                f"{health['supervised_c']:.2f} (collapsed: {health['ceiling']:.2f}), spread {health['spread']:.2f}, "
+            state = (
+                f"z_c {'COLLAPSED' if health['collapsed'] else 'alive'}: supervised loss {health['supervised_c']:.2f} "
+                f"(collapsed: {health['ceiling']:.2f}), spread {health['spread']:.2f}, "
+                f"effective rank {health['effective_rank']:.1f}"
             )
-            lines.append(("", f"{state}effective rank {health['effective_rank']:.1f}"))
+            lines.append(("", state))
         if decoder:
             together = "with the encoders" if decoder["joint"] else "on frozen blocks"
             lines.append(("decoder", f"{decoder['likelihood']}, width {decoder['width']}, trained {together}"))
         return lines
+
+
+def _known(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Further arguments, those that were not given at their defaults."""
+    for name in given:
+        if name not in defaults:
+            msg = f"SCBDModel has no argument {name!r}.{closest(name, defaults)}"
+            raise TypeError(msg)
+    return defaults | given

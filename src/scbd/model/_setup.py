@@ -1,66 +1,111 @@
-"""Where a table has inputs and labels: set up once, and found again in every table that comes after."""
+"""Where a table has inputs and labels: set up once, found again in every table that comes after, and prepared."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scvi.data._constants import _SETUP_ARGS_KEY
+from scvi.data import AnnDataManager
+from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
+from scvi.model.base import BaseModelClass
 
-from scbd._keys import E_REGISTRY, FEATURE_REGISTRY, IMAGE_REGISTRY, NUMBER_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
-from scbd._labels import as_columns
-from scbd.data import (
-    FeatureField,
-    ImageField,
-    Inputs,
-    LabelField,
-    NumberField,
-    check_channel_names,
-    check_like_registered,
-    known_features,
+from scbd._anndata import (
+    E_REGISTRY,
+    FEATURE_REGISTRY,
+    IMAGE_REGISTRY,
+    NUMBER_REGISTRY,
+    POSITION_REGISTRY,
+    Y_REGISTRY,
+    as_columns,
+    control_names,
+    label_text,
 )
-from scbd.model._confounding import warn_if_confounded, warn_if_ordered_alike
-from scbd.model._controls import check_control
-from scbd.model._environments import known_covariate_keys, known_e_columns, warn_of_quantities, with_inferred
-from scbd.model._manager import ScreenManager
-from scbd.model._parts import cell_digests
-from scbd.model._registry import RegistryMixin
-from scbd.model._shifts import warn_if_shifted
+from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
+from scbd.data._inputs import Inputs, check_channel_names, check_like_registered
+from scbd.model._cells import TRAIN_SIZE, cell_digests
+from scbd.model._design import (
+    Design,
+    check_design,
+    check_inferred_there,
+    control_labels,
+    controls_of,
+    known_e_columns,
+    known_number_keys,
+    with_inferred,
+)
+from scbd.nn._encoders import IdentityLinear
+from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
     from anndata import AnnData
+    from torch import nn
 
     from scbd.data import ImageSource
-    from scbd.model._environments import EColumns
+    from scbd.model._contract import EmbeddingModule, Traits
+    from scbd.model._design import EColumns
+    from scbd.nn._inputs import Whitening
+
+    WhiteningChoice = Whitening | Literal["auto"] | None
+
+# rows of features from which a network with hidden layers has enough to learn from
+_MANY_ROWS = 10_000
+# dimensions of a linear embedding, which costs nothing
+_LINEAR_LATENT = 300
+# settings that have no meaning for features, and for images, with the values that ask for nothing
+_OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto", "augment": False}
+_OF_FEATURES: dict[str, Any] = {"clip": 20.0}
+# runs of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
+_FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
+_MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
+_SOME_STEPS = {"max_steps": 300, "lr": 1e-3}
 
 
-class SetupMixin(RegistryMixin):
-    """Gives a model :meth:`setup_anndata`, and the cells that are attached to it."""
+class ScreenManager(AnnDataManager):
+    """scvi-tools' manager; of a label the registry returns codes, as it does for the labels of scvi-tools' own models.
 
-    # whether its objective takes several environments of a cell side by side
-    _side_by_side: ClassVar[bool] = False
+    Nothing is written to ``obs``: codes are looked up when they are asked for, so that labels which are changed, or
+    categories which are put in another order, never meet codes that were made before.
+    """
+
+    def get_from_registry(self, registry_key: str) -> Any:
+        """What is registered: for labels codes, int64 ``(N, 1)``, of a cross for several columns; for numbers these.
+
+        Raises
+        ------
+        ValueError
+            If a label is not one that was registered, or a number is missing.
+        """
+        field = next(field for field in self.fields if field.registry_key == registry_key)
+        if isinstance(field, NumberField):
+            return field.get_field_data(self.adata)
+        if not isinstance(field, LabelField):
+            return super().get_from_registry(registry_key)
+        codes, unknown = field.codes(self.adata, self.get_state_registry(registry_key)["categories"])
+        if unknown:
+            raise ValueError(field.unknown(unknown))
+        column: np.ndarray = codes[:, None]
+        return column
+
+
+class SetupMixin(BaseModelClass):
+    """Gives a model :meth:`setup_anndata`, the cells that are attached to it, and what they were set up with."""
+
+    module: EmbeddingModule
+    traits: Traits
     # whether others are attached than those it was trained on, and what they were called when that was found out
     _has_other_cells = False
     _compared: pd.Index | None = None
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
-        try:
-            super().__init__(adata, registry)
-        except ValueError as error:
-            if "previously provided for setup" not in str(error):
-                raise
-            msg = (
-                "These cells are a subset or a copy of a table that was set up: call "
-                f"{type(self).__name__}.setup_anndata on them, too. Or embed them with a model of that table: give "
-                "them to its get_latent_representation."
-            )
-            raise ValueError(msg) from error
+        super().__init__(adata, registry)
         source = None if adata is None else self.adata_manager._source_registry
-        if source is not None:
-            self._keep_registry(source)
+        if source is not None:  # the model of the cells it was first set up with, whatever is attached
+            self.registry_ = source
+            self.summary_stats = ScreenManager._get_summary_stats_from_registry(source)
 
     @classmethod
     def setup_anndata(
@@ -82,10 +127,9 @@ class SetupMixin(RegistryMixin):
     ) -> None:
         """Tell the model where inputs, perturbation and environment are.
 
-        Nothing in ``adata`` is changed but ``uns``, and ``obs`` where environments are inferred.
-
-        Inputs are images, or features of cells or wells: give one of ``image_key``, ``layer`` and ``obsm_key``, or none
-        of them for images where ``obsm`` has them, else for the features of ``X``.
+        Nothing in ``adata`` is changed but ``uns``, and ``obs`` where environments are inferred. Inputs are images, or
+        features of cells or wells: give one of ``image_key``, ``layer`` and ``obsm_key``, or none for images where
+        ``obsm`` has them, else for ``X``.
 
         Parameters
         ----------
@@ -95,43 +139,37 @@ class SetupMixin(RegistryMixin):
             Column of ``obs`` with what was done to each cell (perturbation, gene, guide, class); a list of columns
             stands for their cross.
         e_key
-            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list of columns, see
-            ``e_columns``. Labels are text, numbers or truth values; others, such as dates, are known by their text. May
-            be left out with ``infer_environments``.
+            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list, see ``e_columns``.
+            May be left out with ``infer_environments``.
         image_key
             Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
-            memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channel names are read
-            from ``var["channels"]``, or from ``var_names``.
+            memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channels are named by
+            ``var["channels"]``, or by ``var_names``.
         infer_environments
-            So many environments that nobody wrote down are looked for in all cells, see
+            So many environments that were not recorded are looked for in all cells, see
             :func:`scbd.data.infer_environments`, and written to ``obs["inferred_environment"]``. They are the
-            environment, or stand beside that of ``e_key``. To leave out cells that the model is tested on, infer them
-            with ``fit=…`` first, and give the column as ``e_key``. Names are of this table alone: where old and new
-            cells are trained on, infer once, on both together.
+            environment, or stand beside that of ``e_key``.
         channels
-            Those that are learned from, by name or number; by default all but masks, which scPortrait's files tell in
-            ``var["channel_mapping"]``. A mapping gives them names of the model's own.
+            Those that are learned from, by name or number; by default all but masks
+            (``var["channel_mapping"]`` of scPortrait). A mapping gives them names of the model's own.
         e_columns
             What several columns of ``e_key`` are. ``"side_by_side"``: each is an environment of its own, and z_c is to
-            know none of them, as with plate and position; the default of :class:`scbd.SCBDModel`, which alone has it.
-            ``"crossed"``: each combination of their values is an environment; what all other systems take, and what
-            splits and batches are made by.
+            know none of them; the default of :class:`scbd.SCBDModel`, which alone has it. ``"crossed"``: each
+            combination of their values is an environment, as splits and batches always have it.
         continuous_covariate_keys
-            Column of ``obs`` with numbers of where or when a cell was measured, or a list of columns: row, column,
-            time, how many cells there were. z_c is to know nothing of what changes slowly with each, whatever the
-            scale, see :class:`scbd.nn.Numbers`. They come beside ``e_key``, which alone splits are made by, and z_s is
-            clustered by. For :class:`scbd.SCBDModel`, with its default form of ``invariance``.
+            Column of ``obs`` with numbers that z_c is to know nothing of (row, column, time, number of cells), or a
+            list, whatever their scale, see :class:`scbd.nn.Numbers`. For :class:`scbd.SCBDModel` with
+            ``invariance="variance"``.
         layer, obsm_key
             Layer with features, ``"X"`` for ``X``; or key of ``obsm`` with them. Dense ``(N, F)`` of float16, float32
-            or float64, in memory, memory-mapped or in Zarr. Features go by ``var_names``, or by the columns of a
-            :class:`pandas.DataFrame` in ``obsm``: new tables may have others beside, and another order.
+            or float64, in memory, memory-mapped or in Zarr. Features are known by ``var_names``, or by the columns of a
+            :class:`pandas.DataFrame` in ``obsm``, in any order.
         control
             The perturbation of the controls, or several. Features are scaled to what controls vary by, and embeddings
-            of features are centred on them. What was learned is asked of the other cells.
+            of features are centred on them.
         position_key
-            Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control``, and a
-            linear map before the encoder (``whitening`` of the model; by default below 10,000 rows), what controls
-            differ by from position to position is taken out of features.
+            Column of ``obs`` with the position on the plate (the well), or a list. With ``control`` and a ``whitening``
+            of the model, what controls differ by from position to position is taken out of features.
         **kwargs
             Used by scvi-tools when it sets up the data of a loaded model.
 
@@ -140,31 +178,30 @@ class SetupMixin(RegistryMixin):
         KeyError
             If a key or channel is missing.
         TypeError, ValueError
-            If the inputs cannot be read, hold NaN or infinity (all are looked at in memory, 64 images or 4,096 rows of
-            features elsewhere), images do not have the channels that ``var["channels"]`` names, or two features have
-            one name; or if a label is missing or has one value only, no cell is a control, a covariate is no number,
-            the system takes one environment only, or there is neither ``e_key`` nor ``infer_environments``.
+            If inputs cannot be read or hold NaN or infinity (all are looked at in memory, some elsewhere), names do not
+            fit them, a label is missing or has one value only, no cell is a control, a covariate is no number, the
+            system takes one environment only, or there is neither ``e_key`` nor ``infer_environments``.
 
         Warns
         -----
         UserWarning
-            If ``y`` and ``e`` are confounded, with the table, or ``y`` and a covariate; if an environment is a number
-            that hardly two cells share; if a channel shows nothing; if features have one value in all
-            cells, which are left out.
+            If ``y`` and ``e``, or a covariate, are confounded; if an environment is a quantity; if whole environments
+            are shifted in a table of features; if a channel shows nothing; or if features have one value in all cells,
+            which are left out.
         """
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
         e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
         infer_environments = None  # from here on they are a column like any other
         # plain text, whatever they came as: they are saved with the model
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
-        e_columns = known_e_columns(e_columns, e_key, cls.__name__, takes_several=cls._side_by_side)
-        continuous_covariate_keys = known_covariate_keys(
-            continuous_covariate_keys, e_key, cls.__name__, takes_several=cls._side_by_side
-        )
+        several = {"takes_several": cls.traits.side_by_side}
+        e_columns = known_e_columns(e_columns, e_key, cls.__name__, **several)
+        continuous_covariate_keys = known_number_keys(continuous_covariate_keys, e_key, cls.__name__, **several)
         position_key = None if position_key is None else _plain_key(position_key)
         image_key, layer, obsm_key, channels = Inputs.found(adata, image_key, layer, obsm_key, channels)
-        setup_method_args = cls._get_setup_method_args(**{k: v for k, v in locals().items() if k != "__class__"})
-        source_registry, inputs = kwargs.get("source_registry"), Inputs(image_key, layer, obsm_key, channels)
+        given = {name: value for name, value in locals().items() if name not in ("__class__", "several", "where")}
+        setup_method_args = cls._get_setup_method_args(**given)
+        inputs = Inputs(image_key, layer, obsm_key, channels)
         fields: list[Any] = [
             ImageField(IMAGE_REGISTRY, image_key, channels) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
         ]
@@ -173,32 +210,26 @@ class SetupMixin(RegistryMixin):
             labels.append(LabelField(POSITION_REGISTRY, position_key))
         if continuous_covariate_keys is not None:
             labels.append(NumberField(NUMBER_REGISTRY, continuous_covariate_keys))
-        if source_registry is None:
-            check_control(adata.obs, y_key, control)
-            fields += labels
+        design = None
+        if kwargs.get("source_registry") is None:
+            design = Design.of(adata.obs, y_key, e_key, e_columns, continuous_covariate_keys)
+            if control is not None:
+                control_names(control, [label_text(label) for label in design.y.cat.categories], y_key)
         else:
             # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
-            fields += [f for f in labels if all(column in adata.obs for column in f.columns)]
-        manager = ScreenManager(fields=fields, setup_method_args=setup_method_args)
+            labels = [field for field in labels if all(column in adata.obs for column in field.columns)]
+        manager = ScreenManager(fields=[*fields, *labels], setup_method_args=setup_method_args)
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
-        if source_registry is None:
-            apart = [(column,) for column in as_columns(e_key)]
-            warn_of_quantities(adata.obs, as_columns(e_key))
-            environments = apart if e_columns == "side_by_side" else [as_columns(e_key)]
-            for columns in environments:
-                warn_if_confounded(adata.obs, as_columns(y_key), columns)
-            if not image_key:
-                warn_if_shifted(adata, inputs, as_columns(y_key), environments)
-            for column in continuous_covariate_keys or ():
-                warn_if_ordered_alike(adata.obs, as_columns(y_key), column)
+        if design is not None:
+            check_design(design, None if image_key else inputs.source(adata))
 
     @property
     def adata(self) -> Any:
         """Cells that are attached; others may be, if their inputs are of the kind the model was trained on.
 
         The model keeps the labels, and the codes of labels, that it was set up with: to embed new cells they need no
-        label, and to train on them a classifier or another network with parameters for each label must know theirs.
+        label, and to train on them a network with parameters for each label must know theirs.
         """
         return self._adata
 
@@ -228,11 +259,6 @@ class SetupMixin(RegistryMixin):
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
         """Variable names of the data the model was set up with."""
         return np.array(self._registered_inputs["var_names"], dtype=str)
-
-    def _keep_registry(self, registry: dict[str, Any]) -> None:
-        """Be the model of the cells it was first set up with, whatever is attached."""
-        self.registry_ = registry
-        self.summary_stats = ScreenManager._get_summary_stats_from_registry(registry)
 
     def _require(self, adata: AnnData | None) -> AnnData:
         if adata is None and self.adata is None:
@@ -272,6 +298,154 @@ class SetupMixin(RegistryMixin):
         check_like_registered(source, registered, inputs.image_key, resize=resize)
         check_channel_names(adata.var, inputs.stored(adata).shape[1], registered, inputs.image_key)
         return source
+
+    def _registered(self, key: str) -> dict[str, Any]:
+        return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})
+
+    @property
+    def _registered_inputs(self) -> dict[str, Any]:
+        """What was recorded of images, or of features."""
+        return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
+
+    @property
+    def _inputs(self) -> Inputs:
+        """Where they are."""
+        setup = self.registry_[_SETUP_ARGS_KEY]
+        return Inputs(*(setup.get(name) for name in Inputs._fields))
+
+    def _codes(self, adata: AnnData, key: str) -> np.ndarray:
+        """Codes of a label as it was registered; new ones are registered where the network has no parameters for them.
+
+        Raises
+        ------
+        KeyError
+            If a column is missing.
+        ValueError
+            If a cell has no label, all have the same, or one has a label the network does not know.
+        """
+        registered = self._registered(key)
+        check_inferred_there(adata.obs, registered["columns"])
+        field = LabelField(key, registered["columns"])
+        field.validate_field(adata)
+        codes, unknown = field.codes(adata, registered["categories"])
+        if unknown and key in self.traits.fixed_labels:
+            raise ValueError(field.unknown(unknown))
+        registered["categories"].extend(unknown)
+        return codes
+
+    def _positions(self, adata: AnnData) -> np.ndarray | None:
+        """Codes of the position of each cell, int64 ``(N,)``; `None` where there is none."""
+        return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
+
+    def _numbers(self, adata: AnnData) -> np.ndarray | None:
+        """Places of each cell in the order of its numbers, int64 ``(N, K)``; `None` where there are none.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If a column is missing, holds no numbers, or not one for each cell; or if all are the same.
+        """
+        columns = self._registered(NUMBER_REGISTRY).get("columns")
+        return None if columns is None else NumberField(NUMBER_REGISTRY, columns).places(adata)
+
+    def _controls(self, adata: AnnData) -> np.ndarray | None:
+        """Which cells are controls, boolean ``(N,)``; `None` where that was not said, or no column says it."""
+        setup = self.registry_[_SETUP_ARGS_KEY]
+        return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
+
+    @property
+    def _control_codes(self) -> np.ndarray | None:
+        """Codes of the registered perturbations that are controls, int64; `None` where that was not said."""
+        control = self.registry_[_SETUP_ARGS_KEY].get("control")
+        if control is None:
+            return None
+        categories = list(self._registered(Y_REGISTRY)["categories"])
+        return np.array([categories.index(label) for label in control_labels(control, categories)])
+
+    def _preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
+        """What prepares the inputs, by arguments of :class:`scbd.nn.Preprocess` or :class:`scbd.nn.FeatureScaling`.
+
+        Raises
+        ------
+        ValueError
+            If a setting is for inputs of the other kind, and not at its default.
+        """
+        registered, of_images = self._registered_inputs, self._inputs.image_key is not None
+        ours, theirs = ("images", "features") if of_images else ("features", "images")
+        foreign = _OF_FEATURES if of_images else _OF_IMAGES
+        for name, default in foreign.items():
+            if settings.get(name, default) != default:
+                msg = f"{name}={settings[name]!r} is for {theirs}, and the model was set up with {ours}: leave it out."
+                raise ValueError(msg)
+        own = {name: value for name, value in settings.items() if name not in foreign}
+        if of_images:
+            return Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
+        return FeatureScaling(len(registered["features"]), **own)
+
+    def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
+        """What ``"auto"`` stands for: for images by the machine, for features by the number of rows."""
+        registered = self._registered_inputs
+        if not isinstance(encoder, str) or encoder != "auto":
+            return encoder
+        if self._inputs.image_key is not None:
+            return "resnet18" if registered["accelerated"] else "small"
+        return "mlp" if registered["n_rows"] >= _MANY_ROWS else "linear"
+
+    def _transform(
+        self,
+        encoder: str | nn.Module,
+        whitening: WhiteningChoice,
+        n_latent: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> InputTransform | None:
+        """What features pass before an encoder; ``"auto"`` is ``"plda"`` before ``"linear"``, else nothing.
+
+        Raises
+        ------
+        ValueError
+            If a whitening is asked for of images.
+        """
+        of_images = self._inputs.image_key is not None
+        if of_images and whitening not in ("auto", None):
+            msg = f"whitening={whitening!r} is for features, and the model was set up with images: leave it out."
+            raise ValueError(msg)
+        kind = ("plda" if encoder == "linear" else None) if whitening == "auto" else whitening
+        transform = None
+        if kind is not None and not of_images:
+            n_features, own = len(self._registered_inputs["features"]), dict(settings or {})
+            if encoder == "linear":  # which embeds in the dimensions that come in
+                own = {"n_components": min(_LINEAR_LATENT, n_features)} | own
+                own |= {} if n_latent is None else {"n_components": n_latent}
+            transform = InputTransform(n_features, kind, **own)
+        if self._registered(POSITION_REGISTRY) and (
+            transform is None or transform.kind == "controls" or self.registry_[_SETUP_ARGS_KEY].get("control") is None
+        ):
+            msg = (
+                "position_key is not used: effects of positions are removed only from features, with control=… and "
+                "whitening='within', 'lda' or 'plda'."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=5)
+        return transform
+
+    @property
+    def _training_defaults(self) -> Mapping[str, Any]:
+        """Arguments of ``train`` that suit the inputs and the encoder."""
+        if self._inputs.image_key is not None:
+            asked = self.init_params_["non_kwargs"].get("encoder")
+            return _SOME_STEPS if asked is not None and self._encoder(asked) == "small" else {}
+        return _FEW_STEPS if self._is_linear else _MORE_STEPS
+
+    @property
+    def _train_size(self) -> float:
+        """Share of the cells to train on, by default: a map that begins well has next to nothing to be validated for.
+
+        A tenth of some wells a perturbation, drawn at random, are strangers to each other, whose loss says nothing.
+        """
+        return 1.0 if self._is_linear else TRAIN_SIZE
+
+    @property
+    def _is_linear(self) -> bool:
+        return any(isinstance(part, IdentityLinear) for part in self.module.modules())
 
 
 def _plain_key(key: str | Sequence[str]) -> str | list[str]:

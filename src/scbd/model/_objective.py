@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from scbd._checks import check_count, check_weight
-from scbd.model._alpha import Alpha, AutoAlpha
-from scbd.model._contract import EmbeddingModule, Losses
-from scbd.nn import (
-    AdditiveDecoder,
-    Block,
+from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses
+from scbd.nn._contrastive import (
     Groups,
     InvarianceReduction,
-    Numbers,
     check_smoothing,
     check_temperature,
-    environment_effects,
-    gather,
     invariance_loss,
     log_normaliser,
     share_learned,
     supervised_contrastive_loss,
 )
+from scbd.nn._decoders import AdditiveDecoder
+from scbd.nn._distributed import gather
+from scbd.nn._encoders import Block
+from scbd.nn._variance import Numbers, environment_effects
 
 if TYPE_CHECKING:
-    from scbd.nn import FeatureScaling, InputTransform, Likelihood, Norm, Preprocess
+    from scbd.nn._decoders import Likelihood
+    from scbd.nn._encoders import Norm
+    from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
@@ -57,7 +57,7 @@ class Supervised(NamedTuple):
     shown: Tensor
     """Without smoothing, with all positives: comparable from run to run."""
     learned: Tensor
-    """Share of what the labels say, see :func:`scbd.nn.share_learned`."""
+    """Share of what the labels say, see :func:`share_learned`."""
     log_normaliser: Tensor
     """See :func:`scbd.nn.log_normaliser`, ``(B,)``."""
 
@@ -177,8 +177,8 @@ class SCBDModule(EmbeddingModule):
         ]
         self.covariates, self.controls = known
 
-    def told(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
-        """Share of what labels say that z_c ``(B, D)`` tells, without smoothing: see :func:`scbd.nn.share_learned`."""
+    def learned(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
+        """Share of what labels say that z_c ``(B, D)`` carries without smoothing: :func:`share_learned`."""
         perturbed = self.perturbed(y)
         similarity = self._similarity | {"log_normaliser": normaliser}
         loss = supervised_contrastive_loss(z_c, y, anchors=perturbed, **similarity)
@@ -187,8 +187,7 @@ class SCBDModule(EmbeddingModule):
     def perturbed(self, y: Groups) -> Tensor | None:
         """Cells of a batch that are no controls, boolean ``(B,)``; `None` where controls are not known.
 
-        What z_c tells of labels is asked of these: nothing tells controls from cells without an effect, and where most
-        wells are controls, their share hides what is told of all others.
+        What z_c has learned is asked of these: where most wells are controls, their share would hide that of others.
         """
         return None if self.controls is None else ~torch.isin(y.labels, self.controls)
 
@@ -257,7 +256,7 @@ class SCBDModule(EmbeddingModule):
         return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
 
     def supervised(self, z_c: Tensor, y: Groups, e: Groups) -> Supervised:
-        """What z_c ``(B, D)`` tells of its labels: the loss that is descended, and those to look at."""
+        """Supervised losses of z_c ``(B, D)``: the one that is descended, and those to look at."""
         similarity = self._similarity
         # all losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **similarity)

@@ -6,7 +6,7 @@ import torch
 from small_models import QUICK, make_model
 
 import scbd
-from scbd.nn._log_sums import log_sums
+from scbd.nn._contrastive import log_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -74,7 +74,7 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
         calls.append(args)
         return log_sums(*args)
 
-    monkeypatch.setattr("scbd.nn._losses.log_sums", counted)
+    monkeypatch.setattr("scbd.nn._contrastive.log_sums", counted)
     make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
     # z_c, z_s, and z_c once more for its health after training
     assert len(calls) == 3

@@ -1,0 +1,219 @@
+"""Environments, numbers beside them and controls of a table; and whether y and e can be told apart there."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from anndata import AnnData
+from conftest import make_cells, make_wells
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
+from small_models import QUICK
+
+from scbd import SCBDModel
+from scbd.baselines import ERMModel, standardize_by_environment
+from scbd.datasets import simulated_profiles
+from scbd.model._design import Design, check_design, resolvable_contrasts, resolvable_order
+from scbd.nn import Numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), min_size=2, max_size=40)
+
+
+def said(
+    obs: pd.DataFrame,
+    e_key: Any = "plate",
+    numbers: list[str] | None = None,
+    e_columns: Any = None,
+    features: np.ndarray | None = None,
+) -> list[str]:
+    """What is warned of."""
+    source: Any = None if features is None else SimpleNamespace(read=lambda rows: features[rows])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_design(Design.of(obs, "gene", e_key, e_columns, numbers), source)
+    return [str(warning.message) for warning in caught]
+
+
+def following(share: float, n_y: int, n_e: int) -> tuple[np.ndarray, np.ndarray]:
+    """So many of the cells are where a rule puts them, the finer label in one of the coarser; others anywhere."""
+    rng = np.random.default_rng(0)
+    fine, rule = rng.integers(max(n_y, n_e), size=20_000), rng.random(20_000) < share
+    coarse = np.where(rule, fine % min(n_y, n_e), rng.integers(min(n_y, n_e), size=20_000))
+    return (fine, coarse) if n_y >= n_e else (coarse, fine)
+
+
+@given(PAIRS)
+def test_resolvable_contrasts_are_a_trace(cells):
+    y, e = (np.unique(column, return_inverse=True)[1] for column in np.array(cells).T)
+    if max(y) < max(e):
+        y, e = e, y
+    of_y, of_e = np.eye(max(y) + 1)[y], np.eye(max(e) + 1)[e]
+    apart = np.eye(len(y)) - of_y @ np.linalg.pinv(of_y)
+    seen = np.trace(apart @ of_e @ np.linalg.pinv(of_e) @ apart)
+    expected = seen / max(e) if max(e) else 0
+    assert resolvable_contrasts(y, e) == pytest.approx(expected, abs=1e-9)
+    assert resolvable_contrasts(e, y) == pytest.approx(expected, abs=1e-9)
+
+
+@given(PAIRS)
+def test_what_is_resolvable_of_an_order_is_a_trace_too(cells):
+    codes, numbers = np.array(cells).T
+    y = np.unique(codes, return_inverse=True)[1]
+    of_y, terms = np.eye(max(y) + 1)[y], Numbers(torch.from_numpy(numbers)).terms.numpy()
+    in_common = np.trace(terms.T @ of_y @ np.linalg.pinv(of_y) @ terms)
+    fewer = min(len(set(numbers)) - 1, 4, max(y))
+    expected = 1 - in_common / fewer if fewer else 0
+    assert resolvable_order(y, numbers.astype(float)) == pytest.approx(expected, abs=1e-9)
+    assert resolvable_order(2 * y, np.exp(numbers)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("n_cells", [(40, 4), (10, 10), (2, 76)])
+def test_a_share_that_follows_a_rule_is_not_resolvable(n_cells):
+    for share in (0, 0.5, 0.9, 0.95, 1):
+        assert resolvable_contrasts(*following(share, *n_cells)) == pytest.approx(1 - share**2, abs=0.04)
+    assert resolvable_contrasts(np.arange(72), np.repeat(np.arange(4), 18)) == 0  # rounding leaves no less than nothing
+
+
+@pytest.mark.parametrize(
+    ("obs", "warned"),
+    [
+        ({"gene": [0, 1, 2, 3] * 10, "plate": [0, 1] * 20}, True),
+        ({"gene": np.arange(600) % 30, "plate": np.arange(600) // 30 % 4}, False),
+        # one of thirty in one environment
+        ({"gene": np.arange(600) % 30, "plate": np.arange(600) // 30 % 4 * (np.arange(600) % 30 > 0)}, False),
+        *((dict(zip(("gene", "plate"), following(0.95, *n), strict=True)), True) for n in ((40, 4), (2, 76))),
+        *((dict(zip(("gene", "plate"), following(0.8, *n), strict=True)), False) for n in ((40, 4), (2, 76))),
+    ],
+    ids=["a rule", "balanced", "one of many", "nearly, of few", "nearly, of many", "half, of few", "half, of many"],
+)
+def test_confounded_labels_are_warned_of(obs, warned):
+    found = said(pd.DataFrame(obs).astype(str))
+    assert len(found) == warned and all("y and e are confounded (plate)" in text for text in found)
+
+
+def test_columns_side_by_side_are_judged_one_by_one():
+    """Each position has another compound on each plate, and each plate all compounds; their cross has one each."""
+    wells = simulated_profiles(64, 12, n_features=4, one_layout=False).obs.rename(columns={"perturbation": "gene"})
+    both = ["plate", "well"]
+    assert not said(wells, both, e_columns="side_by_side")
+    assert "1,152 of 1,152 environments" in said(wells, both, e_columns="crossed")[0]
+    same = simulated_profiles(64, 12, n_features=4).obs.rename(columns={"perturbation": "gene"})
+    assert ["(well)" in text for text in said(same, both, e_columns="side_by_side")] == [True]
+
+
+def test_numbers_are_looked_at():
+    gene, within = np.repeat([0, 1], 40), np.tile(np.arange(40.0), 2)
+    obs = pd.DataFrame({"gene": gene.astype(str), "plate": (within % 2).astype(str)})
+    found = said(obs.assign(time=100 * gene + within), numbers=["time"])
+    assert ["y and 'time' are confounded" in text for text in found] == [True]
+    assert not said(obs.assign(time=gene + within), numbers=["time"])
+    assert any("e_key='time'" in text and "numbers" in text for text in said(obs.assign(time=within * 7.3), "time"))
+    assert not said(obs.assign(day=within % 3 + 0.5), "day")  # names that are numbers
+
+
+@pytest.mark.parametrize(
+    ("by", "n_genes", "standardised", "warned"),
+    [(2, 12, False, True), (0.2, 12, False, False), (2, 12, True, False), (2, 3, False, False)],
+    ids=["shifted", "hardly", "standardised", "of three rows there is no saying"],
+)
+def test_plates_that_are_shifted_as_a_whole_are_warned_of(by, n_genes, standardised, warned):
+    rng = np.random.default_rng(0)
+    gene, plate = np.repeat(np.arange(n_genes), 6), np.tile(np.arange(6), n_genes)
+    features = rng.normal(size=(len(plate), 12)) + rng.normal(size=(n_genes, 12))[gene]
+    features = (features + by * rng.normal(size=(6, 12))[plate]).astype(np.float32)
+    if standardised:
+        features = standardize_by_environment(features, plate)
+    found = said(pd.DataFrame({"gene": gene, "plate": plate}).astype(str), features=features)
+    assert ["(plate)" in text for text in found] == [True] * warned
+
+
+def bright_days() -> AnnData:
+    """Every other cell was photographed on a brighter day that nobody wrote down."""
+    cells = make_cells()
+    images = cells.obsm["single_cell_images"].astype(int)
+    cells.obs["day"] = [f"day_{i % 2}" for i in range(cells.n_obs)]
+    images[1::2, 1] += 100
+    cells.obsm["single_cell_images"] = np.clip(images, 0, 255).astype("uint8")
+    return cells
+
+
+def test_environments_that_nobody_wrote_down_are_inferred():
+    cells = bright_days()
+    SCBDModel.setup_anndata(cells, y_key="gene", infer_environments=2)
+    assert adjusted_rand_score(cells.obs["day"], cells.obs["inferred_environment"]) == 1
+    model = SCBDModel(cells, encoder="small", n_latent=6)
+    assert model.registry_["setup_args"]["e_key"] == "inferred_environment"
+    model.train(**QUICK)
+    new = make_cells(12, seed=3)
+    assert model.get_latent_representation(new).shape == (12, 6) and "inferred_environment" not in new.obs
+    model.adata = new
+    with pytest.raises(KeyError, match="inferred_environment"):
+        model.train(max_steps=1)
+
+
+def test_inferred_environments_stand_beside_known_ones():
+    cells = bright_days()
+    for _ in range(2):  # setting up again does not take the inferred for known ones
+        SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", infer_environments=2)
+        assert adjusted_rand_score(cells.obs["day"], cells.obs["inferred_environment"]) == 1
+        model = SCBDModel(cells, encoder="small", n_latent=6)
+        assert model.registry_["setup_args"]["e_key"] == ["well", "inferred_environment"]
+        assert model.module.covariates is not None and model.module.covariates.shape[1] == 2
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well", infer_environments=2)
+    assert ERMModel(cells, encoder="small").registry_["setup_args"]["e_columns"] == "crossed"
+
+
+@pytest.mark.parametrize("several", [["DMSO"], ["DMSO", "compound_0"]])
+def test_controls_are_found_in_any_table(several):
+    wells = make_wells()
+    SCBDModel.setup_anndata(wells, "compound", "plate", control=several, layer="X")
+    model = SCBDModel(wells)
+    for table in (wells, wells[wells.obs["compound"] != "compound_0"]):
+        np.testing.assert_array_equal(model._controls(table), table.obs["compound"].isin(several))
+    assert model._controls(AnnData(obs=wells.obs[["plate"]])) is None
+
+
+def test_a_control_may_be_a_number():
+    wells = make_wells()
+    wells.obs["compound"] = wells.obs["compound"].cat.codes.astype(int)
+    for control in (0, "0"):
+        SCBDModel.setup_anndata(wells, "compound", "plate", control=control)
+        np.testing.assert_array_equal(SCBDModel(wells)._controls(wells), wells.obs["compound"] == 0)
+
+
+@pytest.mark.parametrize(
+    ("system", "keys", "error", "named"),
+    [
+        (SCBDModel, {"e_key": None}, ValueError, "e_key=None"),
+        (SCBDModel, {"infer_environments": 1}, ValueError, "n_environments=1"),
+        (SCBDModel, {"e_key": ["plate", "well"], "e_columns": "both"}, ValueError, "e_columns='both'"),
+        (ERMModel, {"e_key": ["plate", "well"], "e_columns": "side_by_side"}, ValueError, "ERMModel"),
+        (ERMModel, {"continuous_covariate_keys": "time"}, ValueError, "ERMModel"),
+        (SCBDModel, {"continuous_covariate_keys": "Time"}, KeyError, "Time"),
+        (SCBDModel, {"continuous_covariate_keys": []}, ValueError, "empty"),
+        (SCBDModel, {"continuous_covariate_keys": 3}, TypeError, "got 3"),
+        (SCBDModel, {"continuous_covariate_keys": "gene"}, TypeError, "gene"),
+        (SCBDModel, {"continuous_covariate_keys": ["time", "well"]}, ValueError, "'well' is in both"),
+        (SCBDModel, {"continuous_covariate_keys": "missing"}, ValueError, "missing"),
+        (SCBDModel, {"continuous_covariate_keys": "same"}, ValueError, "same"),
+        (SCBDModel, {"e_key": "one"}, ValueError, "one"),
+        (SCBDModel, {"control": "Gene_0"}, ValueError, "Did you mean 'gene_0'"),
+        (SCBDModel, {"control": ["gene_0", "EMPTY"]}, ValueError, "EMPTY"),
+        (SCBDModel, {"control": float("nan")}, ValueError, "control=nan"),
+        (SCBDModel, {"position_key": "wells"}, KeyError, "Did you mean 'well'"),
+    ],
+)
+def test_bad_designs_are_refused(system, keys, error, named):
+    cells = make_cells()
+    times = np.arange(96.0)
+    cells.obs = cells.obs.assign(time=times, one="plate", same=2, missing=np.where(times > 0, times, np.nan))
+    with pytest.raises(error, match=named):
+        system.setup_anndata(cells, **{"y_key": "gene", "e_key": "well"} | keys)
