@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from official import write_idx
 
-from scbd.datasets import colored_digits, colored_mnist, colorize
-from scbd.datasets._digits import _MNIST, read_idx
+from scbd.datasets import colored_digits, colored_mnist
+from scbd.datasets._digits import _MNIST, colorize, read_idx
 
 
 @pytest.fixture(scope="module")

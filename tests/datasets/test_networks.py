@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from scbd.datasets import _networks as module
-from scbd.datasets import corum, gene_pairs, gene_sets, known_pairs
+from scbd.datasets import corum, gene_pairs, gene_sets
+from scbd.datasets._networks import known_pairs
 
 
 def test_the_real_cluster_file(shared):

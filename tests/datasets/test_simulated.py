@@ -10,9 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 
+from scbd import datasets
 from scbd.baselines import pixel_pca, standardize_by_environment
 from scbd.datasets import HARD_SCREEN, simulated_screen
-from scbd.datasets._simulated_images import PHENOTYPES
+from scbd.datasets._simulated import (
+    CHANNELS,
+    LAYOUT,
+    PHENOTYPES,
+    SHAPES,
+    add_layout,
+    draw,
+    looks,
+    photograph,
+    places,
+    simulated_effect,
+    strengths,
+    well_name,
+)
 from scbd.metrics import aggregate, relationship_average_precision
 
 SMALL: dict[str, Any] = {"n_complexes": 3, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 4, "image_size": 32}
@@ -227,3 +241,170 @@ def test_the_hard_screen_tells_embeddings_apart():
 def test_bad_input(kwargs, said):
     with pytest.raises(ValueError, match=said):
         simulated_screen(**{"n_cells": 100} | SMALL | kwargs)
+
+
+_SCREEN = {"n_complexes": 2, "genes_per_complex": 2, "guides_per_gene": 1, "n_wells": 2, "image_size": 24, "seed": 3}
+
+
+def test_the_effect_is_the_difference_that_many_cells_show():
+    screen = datasets.simulated_screen(6000, control_fraction=0.4, effect_size=1.5, well_effect=0.5, **_SCREEN)
+    effect = simulated_effect(screen.uns["truth"], "GENE1", "P1_W2", image_size=24)
+    images = screen.obsm["single_cell_images"].astype(np.float64)
+    here = (screen.obs["well"] == "P1_W2").to_numpy()
+    of_gene, controls = (here & (screen.obs["gene"] == name).to_numpy() for name in ("GENE1", "nontargeting"))
+    seen = images[of_gene].mean(0) - images[controls].mean(0)
+    assert effect.shape == (4, 24, 24) and effect.dtype == np.float32
+    assert np.corrcoef(effect.ravel(), seen.ravel())[0, 1] > 0.95
+    assert 0.8 < np.abs(effect).mean() / np.abs(seen).mean() < 1.25
+
+
+def test_density_and_strength_of_the_well_count():
+    setting = _SCREEN | {"n_wells": 12, "plate_wells": 6}
+    truth = datasets.simulated_screen(50, interaction=1.0, density_effect=2.0, **setting).uns["truth"]
+    strongest, weakest = (truth["strengths"].sum(axis=1).sort_values().index[i] for i in (-1, 0))
+    loud, quiet = (
+        np.abs(simulated_effect(truth, "GENE1", well, image_size=24)).mean() for well in (strongest, weakest)
+    )
+    assert loud > quiet
+    alone = truth | {"wells": truth["wells"].assign(density=1.0)}
+    one, other = (simulated_effect(t, "GENE1", strongest, image_size=24) for t in (truth, alone))
+    assert not np.allclose(one, other)
+
+
+def test_controls_do_nothing_and_names_are_known():
+    truth = datasets.simulated_screen(50, **_SCREEN).uns["truth"]
+    assert not simulated_effect(truth, "nontargeting", "P1_W1", image_size=24).any()
+    with pytest.raises(KeyError, match="There is no gene 'GENE9' in this screen: it has 'GENE1' to 'nontargeting'"):
+        simulated_effect(truth, "GENE9", "P1_W1", image_size=24)
+    with pytest.raises(KeyError, match="There is no well 'P9'"):
+        simulated_effect(truth, "GENE1", "P9", image_size=24)
+
+
+PLAIN = {f"gain_{channel}": 1.0 for channel in CHANNELS} | {"tilt_x": 0.0, "tilt_y": 0.0, "blur": 0.5}
+PLAIN |= {"background": 0.02, "gamma": 1.0, "saturation": 0.0}
+
+
+def photographed(**changed: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same cells, ideal and in a well that differs in this, both of one channel and flat."""
+    ideal = draw(np.random.default_rng(0), np.ones((64, len(PHENOTYPES))), 32)
+    wells = pd.DataFrame([PLAIN | {"blur": 1e-6} | changed] * 64)
+    return ideal[:, 1].ravel(), photograph(np.random.default_rng(1), ideal.copy(), wells, 32)[:, 1].ravel() / 120
+
+
+def test_a_nucleus_that_is_elongated_is_as_large_as_before():
+    """Its two axes change by one factor, each in its own direction."""
+    plain = np.ones((64, len(PHENOTYPES)))
+    stretched = plain.copy()
+    stretched[:, list(PHENOTYPES).index("nucleus_elongation")] = 1.6
+    bright, as_bright = (draw(np.random.default_rng(0), cells, 64)[:, 2].mean() for cells in (plain, stretched))
+    assert as_bright == pytest.approx(bright, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changed", "formula"),
+    [
+        ({}, lambda light: light),
+        ({"gain_F-actin": 1.5}, lambda light: 1.5 * light),
+        ({"gamma": 1.4}, lambda light: light**1.4),
+        ({"saturation": 0.5}, lambda light: light / (1 + 0.5 * light)),
+    ],
+)
+def test_a_camera_makes_of_light_what_its_formula_says(changed, formula):
+    ideal, image = photographed(background=0.0, **changed)
+    seen = ideal > 0.1  # darker ones are cut off at 0
+    by_light = pd.DataFrame({"ideal": ideal, "image": image})[seen].groupby(np.round(ideal[seen], 1)).mean()
+    np.testing.assert_allclose(by_light["image"], formula(by_light["ideal"]), atol=0.02)
+
+
+@pytest.mark.parametrize(("row", "column", "name"), [(0, 0, "A01"), (15, 23, "P24"), (25, 9, "Z10"), (26, 47, "AA48")])
+def test_names_of_wells(row, column, name):
+    assert well_name(row, column) == name
+
+
+@pytest.mark.parametrize("n_wells", SHAPES)
+def test_layout_is_standardised_where_it_varies(n_wells):
+    shape = SHAPES[n_wells]
+    row, column = (axis.ravel() for axis in np.indices(shape))
+    layout = add_layout(pd.DataFrame({"row": row, "column": column}), shape)[list(LAYOUT)]
+    np.testing.assert_allclose(layout.mean(), 0, atol=1e-12)
+    # all wells of a plate of six lie at its edge
+    np.testing.assert_allclose(layout.var(ddof=0), [1, 1, n_wells > 6], rtol=0.3)
+    edge = (row == 0) | (column == 0) | (row == shape[0] - 1) | (column == shape[1] - 1)
+    assert n_wells == 6 or layout["edge"][edge].min() > layout["edge"][~edge].max()
+
+
+NOTHING: dict[str, float] = dict.fromkeys(
+    ["well_effect", "plate_effect", "position_effect", "camera_effect", "density_effect"], 0.0
+)
+GAINS = [f"gain_{channel}" for channel in CHANNELS]
+
+
+def looks_of(n_wells: int, **effects: float) -> Any:
+    rng = np.random.default_rng(0)
+    where = places(n_wells, 96)
+    return where, looks(rng, rng.spawn(1)[0], where, 96, NOTHING | effects)
+
+
+def test_wells_without_a_layout_are_as_they_were():
+    assert list(places(8, None).index) == [f"P1_W{i}" for i in range(1, 7)] + ["P2_W1", "P2_W2"]
+    assert list(places(8, None)) == ["plate"]
+
+
+def test_plates_are_filled_row_by_row():
+    where = places(100, 96)
+    assert where.index.is_unique and where["plate"].value_counts().to_dict() == {"P1": 96, "P2": 4}
+    assert where.loc["P1_B12"].to_dict() == {"plate": "P1", "row": 2, "column": 12, "position": "B12"}
+    assert list(where.index[[0, 95, 96, 99]]) == ["P1_A01", "P1_H12", "P2_A01", "P2_A04"]
+
+
+def test_without_effects_all_wells_look_alike():
+    _, wells = looks_of(288)
+    assert (wells.nunique() == 1).all()
+    assert (wells[[*GAINS, "gamma", "density"]] == 1).all(axis=None)
+    assert (wells[["tilt_x", "tilt_y", "saturation"]] == 0).all(axis=None)
+
+
+@pytest.mark.parametrize(("effect", "column"), [("plate_effect", "plate"), ("position_effect", "position")])
+def test_plates_and_positions_have_a_look_of_their_own(effect, column):
+    where, wells = looks_of(288, **{effect: 1.0})
+    there = wells.groupby(where[column].to_numpy()).transform("mean")
+    np.testing.assert_allclose(wells, there, rtol=1e-12)
+    assert (wells[[*GAINS, "tilt_x", "blur", "background"]].nunique() > 1).all()
+
+
+def test_a_position_effect_has_gradients_and_edges():
+    where, wells = looks_of(96, position_effect=1.0)
+    inside = where["row"].between(2, 7) & where["column"].between(2, 11)
+    design = np.column_stack([np.ones(96), where["row"], where["column"], inside])
+    for name in GAINS:
+        fit, *_ = np.linalg.lstsq(design, np.log(wells[name]), rcond=None)
+        np.testing.assert_allclose(design @ fit, np.log(wells[name]), atol=1e-10)
+        assert np.abs(fit[1:]).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("effect", "columns", "sd"),
+    [
+        ("well_effect", GAINS, 0.3),
+        ("camera_effect", ["gamma"], 0.25),
+        ("camera_effect", ["blur"], 0.5),
+        ("density_effect", ["density"], 0.2),
+    ],
+)
+def test_sizes_of_effects(effect, columns, sd):
+    _, wells = looks_of(2000, **{effect: 2.0})
+    np.testing.assert_allclose(np.log(wells[columns]).std(), 2 * sd, rtol=0.1)
+
+
+def test_how_strongly_effects_show_is_told_by_how_wells_look():
+    rng = np.random.default_rng(0)
+    _, wells = looks_of(288, well_effect=1.0)
+    log = np.log(strengths(rng, wells, 0.4))
+    np.testing.assert_allclose(log.mean(), 0, atol=1e-12)
+    np.testing.assert_allclose(log.std(ddof=0), 0.4)
+    design = np.column_stack([np.ones(len(wells)), wells])
+    fit, *_ = np.linalg.lstsq(design, log, rcond=None)
+    np.testing.assert_allclose(design @ fit, log, atol=1e-8)
+    assert (strengths(rng, wells, 0.0) == 1).all(axis=None)
+    # wells of one look show all alike
+    assert (strengths(rng, looks_of(288)[1], 0.4) == 1).all(axis=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import gzip
 import os
 import struct
@@ -13,9 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.ndimage import zoom
 
-from scbd._keys import IMAGE_KEY
-from scbd.datasets._authors_draw import TRAIN_SHARE, authors_draw
-from scbd.datasets._colors import painted, paints
+from scbd._anndata import IMAGE_KEY
 from scbd.datasets._download import fetch
 
 if TYPE_CHECKING:
@@ -284,3 +283,76 @@ def _table(
         # where scanpy looks for colours; white would not be seen on paper
         uns={"environment_colors": [*_PLOTTED, "#B0B0B0"]} if n_environments == 2 else {},
     )
+
+
+def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> np.ndarray:
+    """Colour grey digits by the paper's recipe (appendix, Colored MNIST).
+
+    Parameters
+    ----------
+    grey
+        Intensities in [0, 1], ``(N, H, W)``.
+    digits
+        0 to 9, ``(N,)``.
+    environments
+        ``"red"``: the red channel 1, the others ``y / 10``; ``"green"``: the green channel 1, the others
+        ``(9 - y) / 10``; ``"white"``: all channels 1. ``(N,)``.
+
+    Returns
+    -------
+    uint8 ``(N, 3, H, W)``.
+    """
+    names, hues, shades = paints(2, seed=0)
+    return painted(grey, digits, pd.Categorical(environments, names).codes, hues, shades)
+
+
+def paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Name, hue ``(n, 3)``, and how pale each digit is ``(n, 10)``, of n environments."""
+    pale = np.arange(10) / 10
+    # a third of the circle from red to green, as published
+    hues = np.array([colorsys.hsv_to_rgb(k / max(n, 3), 1.0, 1.0) for k in range(n)])
+    rng = np.random.default_rng([seed, 2])
+    shades = np.stack([pale, pale[::-1], *(rng.permutation(pale) for _ in range(n - 2))])
+    return ["red", "green"] if n == 2 else [f"hue_{k}" for k in range(n)], hues, shades
+
+
+def painted(
+    grey: np.ndarray,
+    digits: np.ndarray,
+    environments: np.ndarray,
+    hues: np.ndarray,
+    shades: np.ndarray,
+    *,
+    rounded: bool = True,
+) -> np.ndarray:
+    """``(N, 3, H, W)``, uint8 or, where they are not rounded, float32 from 0 to 1; environment -1 stays white."""
+    hue, shade = hues[environments], shades[environments, digits][:, None]
+    color = (hue + shade * (1 - hue)).astype(np.float32)
+    color[environments < 0] = 1
+    grey, color = grey[:, None].astype(np.float32), color[:, :, None, None]
+    return np.rint(255 * grey * color).astype(np.uint8) if rounded else grey * color
+
+
+# of the training digits; the rest validate
+TRAIN_SHARE = 0.8
+
+
+def authors_draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Environments of the training digits, and which of them are trained on, as the paper's authors drew them.
+
+    Parameters
+    ----------
+    n
+        How many there are.
+
+    Returns
+    -------
+    Codes, int64 ``(n,)``: an independent fair coin each, the first draw of torch's generator with seed 0; and a boolean
+    ``(n,)``: four fifths without replacement, by NumPy's older generator with seed 0.
+    """
+    import torch  # data are read without it
+
+    codes = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).numpy()
+    is_train = np.zeros(n, dtype=bool)
+    is_train[np.random.RandomState(0).choice(n, round(TRAIN_SHARE * n), replace=False)] = True
+    return codes, is_train

@@ -179,7 +179,7 @@ def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.Dat
 
     Examples
     --------
-    >>> pairs = scbd.datasets.known_pairs("reactome")  # doctest: +SKIP
+    >>> pairs = known_pairs("reactome")  # doctest: +SKIP
     """
     if name not in PAIRS:
         msg = f"There is no network {name!r}: use one of {', '.join(PAIRS)}."

@@ -6,17 +6,279 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.ndimage import gaussian_filter1d
 
-from scbd._keys import IMAGE_KEY
-from scbd.datasets._simulated_images import CHANNELS, PHENOTYPES, draw, photograph
-from scbd.datasets._simulated_library import cells_of, guides_of, phenotypes_of, wells_of_cells
-from scbd.datasets._simulated_plates import SHAPES
-from scbd.datasets._simulated_wells import drawn_parameters, looks, places, strengths
+from scbd._anndata import IMAGE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import pandas as pd
     from anndata import AnnData
+
+# rows and columns, by number of wells
+SHAPES = {6: (2, 3), 24: (4, 6), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
+# by what positions differ
+LAYOUT = ("down", "across", "edge")
+
+
+def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
+    """Gradients and edges from ``row`` and ``column`` (from 0): columns of mean 0 and variance 1, or 0 if constant."""
+    row, column = wells["row"], wells["column"]
+    edge = np.minimum.reduce([row, column, shape[0] - 1 - row, shape[1] - 1 - column]) == 0
+    for name, values in zip(LAYOUT, (row, column, edge), strict=True):
+        wells[name] = (values - values.mean()) / (values.std() or 1)
+    return wells
+
+
+def well_name(row: int, column: int) -> str:
+    """Rows are letters: A01, and AA01 behind Z01."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return ("A" if row >= 26 else "") + letters[row % 26] + f"{column + 1:02}"
+
+
+CHANNELS = ("DNA damage", "F-actin", "DNA", "microtubules")
+# what a perturbation can change, and the standard deviation of each between cells of one guide
+PHENOTYPES = {
+    "nucleus_size": 0.10,
+    "nucleus_elongation": 0.12,
+    "dna_intensity": 0.12,
+    "damage_foci": 0.25,
+    "cell_size": 0.10,
+    "actin_ring": 0.20,
+    "tubulin_intensity": 0.15,
+    "tubulin_frequency": 0.12,
+}
+
+
+def draw(rng: np.random.Generator, parameters: np.ndarray, size: int) -> np.ndarray:
+    """Ideal images ``(n, 4, size, size)`` of cells with these phenotypes, about 1 at their brightest."""
+    n = len(parameters)
+    p = dict(zip(PHENOTYPES, parameters.astype(np.float32).T[:, :, None, None], strict=True))
+    unit = (np.arange(size, dtype=np.float32) - (size - 1) / 2) / (size / 2)
+    shift = 0.08 * rng.normal(size=(2, n, 1, 1)).astype(np.float32)
+    x, y = unit[None, None, :] - shift[0], unit[None, :, None] - shift[1]
+    angle = rng.uniform(0, 2 * np.pi, (n, 1, 1)).astype(np.float32)
+    along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+    stretch = np.sqrt(1.2 * p["nucleus_elongation"])
+    nuclear_radius = np.sqrt((along / stretch) ** 2 + (across * stretch) ** 2) / (0.33 * p["nucleus_size"])
+    cell_radius = np.sqrt((along / 1.1) ** 2 + (across * 1.1) ** 2) / (0.72 * p["cell_size"])
+    nucleus, cell = _disk(nuclear_radius, 12), _disk(cell_radius, 10)
+    phase = rng.uniform(0, 2 * np.pi, (2, n, 1, 1)).astype(np.float32)
+    chromatin = 1 + 0.15 * np.sin(19 * along + phase[0]) * np.sin(17 * across + phase[1])
+    dna = 0.8 * p["dna_intensity"] * nucleus * chromatin
+    foci = np.zeros_like(dna)
+    for _ in range(4):
+        place = 0.18 * rng.normal(size=(2, n, 1, 1)).astype(np.float32)
+        foci += np.exp(-((along - place[0]) ** 2 + (across - place[1]) ** 2) / 0.003)
+    damage = nucleus * (0.15 + 0.4 * p["damage_foci"] * foci)
+    ring = np.exp(-(((cell_radius - 0.93) / 0.1) ** 2))
+    actin = 0.25 * cell + 0.6 * p["actin_ring"] * ring
+    theta = np.arctan2(across, along)
+    fibres = 0.6 + 0.4 * np.sin(
+        9 * p["tubulin_frequency"] * (cell_radius + 0.15 * np.sin(3 * theta)) * np.pi + phase[0]
+    )
+    tubulin = 0.7 * p["tubulin_intensity"] * cell * fibres * (1 - 0.7 * nucleus)
+    return np.stack([damage, actin, dna, tubulin], axis=1)
+
+
+def _disk(radius: np.ndarray, sharpness: float) -> np.ndarray:
+    return 1 / (1 + np.exp(np.clip(sharpness * (radius - 1), -30, 30)))
+
+
+def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame, size: int) -> np.ndarray:
+    """What the microscope makes of ideal images in their wells: focus, stain, illumination, background, noise.
+
+    Parameters
+    ----------
+    rng
+        Draws the noise.
+    images
+        Of one cell or of many, ``(n, 4, side, side)``; overwritten.
+    wells
+        A row an image.
+    size
+        Pixels a side of what was drawn as one cell.
+    """
+    unit = np.linspace(-1, 1, images.shape[-1], dtype=np.float32)
+    for blur in wells["blur"].unique():
+        of_well = (wells["blur"] == blur).to_numpy()
+        sigma = float(blur) * size / 64
+        blurred = gaussian_filter1d(images[of_well], sigma, axis=2, truncate=3)
+        images[of_well] = gaussian_filter1d(blurred, sigma, axis=3, truncate=3)
+    column = {name: wells[name].to_numpy(np.float32)[:, None, None, None] for name in wells}
+    light = 1 + column["tilt_x"] * unit + column["tilt_y"] * unit[:, None]
+    gain = wells[[f"gain_{channel}" for channel in CHANNELS]].to_numpy(np.float32)[:, :, None, None]
+    images = images * gain * np.clip(light, 0.1, None) + column["background"]
+    if wells["saturation"].any():
+        images /= 1 + column["saturation"] * images
+    if (wells["gamma"] != 1).any():
+        images **= column["gamma"]
+    noise = rng.standard_normal(images.shape, dtype=np.float32)
+    images += noise * (0.01 + 0.04 * np.sqrt(np.clip(images, 0, None)))
+    return np.clip(np.rint(120 * images), 0, 255).astype(np.uint8)
+
+
+# what plates and positions change too, each by so much, as a logarithm or, of tilts, as it is
+_STAIN = {
+    **{f"gain_{channel}": 0.3 for channel in CHANNELS},
+    "tilt_x": 0.3,
+    "tilt_y": 0.3,
+    "blur": 0.3,
+    "background": 0.5,
+}
+
+
+def places(n_wells: int, plate_wells: int | None) -> pd.DataFrame:
+    """A row a well: ``plate``; where plates have a layout, ``row`` and ``column`` (from 1) and ``position``."""
+    number = np.arange(n_wells)
+    if plate_wells is None:
+        names = [f"P{i // 6 + 1}_W{i % 6 + 1}" for i in number]
+        return pd.DataFrame({"plate": [f"P{i // 6 + 1}" for i in number]}, index=names)
+    # plates are filled row by row
+    row, column = np.divmod(number % plate_wells, SHAPES[plate_wells][1])
+    plate = [f"P{i // plate_wells + 1}" for i in number]
+    frame = pd.DataFrame({"plate": plate, "row": row + 1, "column": column + 1})
+    frame["position"] = [well_name(*place) for place in zip(row, column, strict=True)]
+    return frame.set_index(frame["plate"] + "_" + frame["position"]).rename_axis(None)
+
+
+def looks(
+    rng: np.random.Generator,
+    more: np.random.Generator,
+    places: pd.DataFrame,
+    plate_wells: int | None,
+    effects: Mapping[str, float],
+) -> pd.DataFrame:
+    """What the images of each well have of their own; ``more`` draws what came later, so that older screens stay."""
+    wells = _own(rng, places.index, effects["well_effect"])
+    plate = pd.factorize(places["plate"])[0]
+    shared = effects["plate_effect"] * more.normal(size=(plate.max() + 1, len(_STAIN)))[plate]
+    if plate_wells is not None:
+        layout = add_layout(places[["row", "column"]] - 1, SHAPES[plate_wells])[list(LAYOUT)].to_numpy()
+        loadings = more.normal(size=(len(LAYOUT), len(_STAIN))) / np.sqrt(len(LAYOUT))
+        shared = shared + effects["position_effect"] * layout @ loadings
+    for name, by in zip(_STAIN, (shared * list(_STAIN.values())).T, strict=True):
+        wells[name] = wells[name] + by if name.startswith("tilt") else wells[name] * np.exp(by)
+    camera, crowd = effects["camera_effect"], effects["density_effect"]
+    wells["blur"] *= np.exp(0.5 * camera * more.normal(size=len(wells)))
+    wells["gamma"] = np.exp(0.25 * camera * more.normal(size=len(wells)))
+    wells["saturation"] = 0.5 * camera * more.random(len(wells))
+    wells["density"] = np.exp(0.2 * crowd * more.normal(size=len(wells)))
+    return wells
+
+
+def _own(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataFrame:
+    """Stain, illumination, focus and background of wells that have nothing in common."""
+    n = len(names)
+    columns = {f"gain_{channel}": np.exp(0.3 * strength * rng.normal(size=n)) for channel in CHANNELS}
+    columns |= {f"tilt_{axis}": 0.3 * strength * rng.normal(size=n) for axis in "xy"}
+    columns["blur"] = 0.5 + 0.6 * strength * rng.random(n)
+    columns["background"] = 0.02 + 0.05 * strength * rng.random(n)
+    return pd.DataFrame(columns, index=names)
+
+
+def strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float) -> pd.DataFrame:
+    """How strongly each phenotype shows in each well, ``(wells, phenotypes)``: told by how the well looks."""
+    look = _standardised(wells.to_numpy())
+    weights = more.normal(size=(look.shape[1], len(PHENOTYPES)))
+    return pd.DataFrame(
+        np.exp(interaction * _standardised(look @ weights)), index=wells.index, columns=list(PHENOTYPES)
+    )
+
+
+def drawn_parameters(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
+    """What is drawn of cells that show phenotypes ``(n, phenotypes)``, logarithms, in wells of such density."""
+    parameters = np.exp(shown)
+    # where cells are crowded they are smaller, their nuclei less so
+    for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
+        parameters[:, list(PHENOTYPES).index(name)] /= density**power
+    return parameters
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    """Columns of mean 0 and variance 1, or of zeros."""
+    sd = values.std(0)
+    varies = sd > 1e-12 * np.abs(values).max(0)
+    return np.where(varies, (values - values.mean(0)) / np.where(varies, sd, 1), 0)
+
+
+def phenotypes_of(
+    rng: np.random.Generator,
+    more: np.random.Generator,
+    n_complexes: int,
+    genes_per_complex: int,
+    sizes: Mapping[str, float],
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Log-effect of each gene on each phenotype, and each gene's complex."""
+    sd = np.array(list(PHENOTYPES.values()))
+    of_complex = rng.normal(size=(n_complexes, len(sd)))
+    # equally strong complexes, before each has its own strength: directions differ
+    of_complex *= 2 * np.sqrt(len(sd)) / np.linalg.norm(of_complex, axis=1, keepdims=True)
+    of_gene = np.repeat(of_complex, genes_per_complex, axis=0)
+    of_gene = sizes["effect_size"] * sd * (of_gene + 0.3 * rng.normal(size=of_gene.shape))
+    does = more.permutation(n_complexes) < round(sizes["active"] * n_complexes)
+    strength = np.where(does, np.exp(sizes["effect_spread"] * more.normal(size=n_complexes)), 0)
+    of_gene *= np.repeat(strength, genes_per_complex)[:, None]
+    genes = [f"GENE{i + 1}" for i in range(len(of_gene))]
+    complexes = [f"complex_{i // genes_per_complex + 1}" for i in range(len(of_gene))]
+    values = np.vstack([of_gene, np.zeros(len(sd))])
+    index = [*genes, "nontargeting"]
+    return pd.DataFrame(values, index=index, columns=list(PHENOTYPES)), pd.Series([*complexes, "none"], index=index)
+
+
+def guides_of(rng: np.random.Generator, genes: list[str], guides_per_gene: int) -> pd.DataFrame:
+    """A row a guide: its gene, its name, and how well it knocks its gene down."""
+    of_guide = [gene for gene in genes for _ in range(guides_per_gene * (2 if gene == "nontargeting" else 1))]
+    number = pd.Series(of_guide).groupby(of_guide).cumcount() + 1
+    return pd.DataFrame(
+        {
+            "gene": of_guide,
+            "sgRNA": [f"{gene}_sg{i}" for gene, i in zip(of_guide, number, strict=True)],
+            "efficacy": rng.uniform(0.5, 1.0, len(of_guide)),
+        }
+    )
+
+
+def cells_of(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
+    """A row a cell: its guide's. Guides are unequally abundant, as in a real library; each has a cell."""
+    is_control = (library["gene"] == "nontargeting").to_numpy()
+    weight = rng.gamma(5.0, size=len(library))
+    weight[is_control] *= control_fraction / weight[is_control].sum()
+    weight[~is_control] *= (1 - control_fraction) / weight[~is_control].sum()
+    extra = rng.choice(len(library), size=n_cells - len(library), p=weight)
+    guide = rng.permutation(np.concatenate([np.arange(len(library)), extra]))
+    return library.iloc[guide].set_index(pd.Index([f"cell_{i}" for i in range(n_cells)]))
+
+
+def wells_of_cells(
+    rng: np.random.Generator,
+    more: np.random.Generator,
+    genes: pd.Categorical,
+    density: np.ndarray,
+    plates: np.ndarray,
+    design: Mapping[str, float],
+) -> np.ndarray:
+    """The well of each cell, ``(n_cells,)``, from the gene of each, and the density and plate of each well."""
+    code, names = genes.codes, genes.categories
+    n_wells, n_cells = len(density), len(genes)
+    home = rng.integers(n_wells, size=len(names))[code]
+    well = rng.integers(n_wells, size=n_cells)
+    weight, imbalance = density, design["well_imbalance"]
+    if imbalance:
+        weight = density * rng.gamma(imbalance**-2, size=n_wells)
+    if imbalance or np.ptp(density):
+        well = rng.choice(n_wells, size=n_cells, p=weight / weight.sum())
+    well = np.where(rng.random(n_cells) < design["confounding"], home, well)
+    n_maps = int(design["n_plate_maps"])
+    if n_maps > 1:
+        # controls, the last, are on all plates: their map is none
+        of_cell = np.append(more.permutation(len(names) - 1) % n_maps, -1)[code]
+        for plate_map in range(n_maps):
+            here, wells = np.flatnonzero(of_cell == plate_map), np.flatnonzero(plates % n_maps == plate_map)
+            well[here] = more.choice(wells, size=len(here), p=weight[wells] / weight[wells].sum())
+    return well
+
 
 HARD_SCREEN: dict[str, Any] = {
     "n_complexes": 50,
@@ -300,3 +562,58 @@ def _check_plates(plate_wells: int | None, counts: Mapping[str, int], effects: M
     if n_maps > 1 and effects["confounding"]:
         msg = "confounding and n_plate_maps both say which wells a gene is in: give one of them."
         raise ValueError(msg)
+
+
+def simulated_effect(
+    truth: Mapping[str, Any], gene: str, well: str, *, image_size: int, n_cells: int = 512, seed: int = 0
+) -> np.ndarray:
+    """Mean picture of cells of a gene less that of the same cells without it, in the same well.
+
+    What decoded pictures of a perturbation are compared with, see :meth:`scbd.SCBDModel.traverse`.
+
+    Parameters
+    ----------
+    truth
+        ``uns["truth"]`` of :func:`simulated_screen`.
+    gene, well
+        Their names there.
+    image_size
+        Pixels a side, as of the screen.
+    n_cells
+        To average over.
+    seed
+        Of these cells, and of their noise.
+
+    Returns
+    -------
+    float32 ``(4, image_size, image_size)``, in units of the stored images (0 to 255).
+
+    Raises
+    ------
+    KeyError
+        If there is no such gene or well.
+
+    Examples
+    --------
+    >>> screen = scbd.datasets.simulated_screen(500, image_size=32, n_complexes=3, genes_per_complex=2)
+    >>> truth = screen.uns["truth"]
+    >>> effect = simulated_effect(truth, "GENE1", "P1_W1", image_size=32)
+    >>> nothing = simulated_effect(truth, "nontargeting", "P1_W1", image_size=32)
+    >>> bool(abs(effect).max() > 5), float(abs(nothing).max())
+    (True, 0.0)
+    """
+    for what, name, table in (("gene", gene, truth["phenotypes"]), ("well", well, truth["wells"])):
+        if name not in table.index:
+            msg = f"There is no {what} {name!r} in this screen: it has {table.index[0]!r} to {table.index[-1]!r}."
+            raise KeyError(msg)
+    guides = truth["efficacy"]
+    efficacy = guides.loc[guides.index.str.startswith(f"{gene}_sg"), "efficacy"].mean()
+    effect = truth["phenotypes"].loc[gene] * efficacy * truth["strengths"].loc[well]
+    here = truth["wells"].loc[[well] * n_cells]
+    means = []
+    for mean in (effect.to_numpy(), np.zeros(len(PHENOTYPES))):
+        rng = np.random.default_rng(seed)  # the same cells, and the same noise
+        shown = mean + rng.normal(size=(n_cells, len(mean))) * np.array(list(PHENOTYPES.values()))
+        drawn = draw(rng, drawn_parameters(shown, here["density"].to_numpy()), image_size)
+        means.append(photograph(rng, drawn, here, image_size).mean(0, dtype=np.float64))
+    return (means[0] - means[1]).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._linear_maps import discriminants, whitening
-from scbd.datasets._simulated_plates import LAYOUT, SHAPES, add_layout, well_name
+from scbd.datasets._simulated import LAYOUT, SHAPES, add_layout, well_name
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -1,97 +1,50 @@
-"""How series of one plot are told apart: by colour, marker and line, in grey as well; and where they are named."""
+"""What all plots share: how series differ, where they are named, and how long names are broken."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from scbd.pl._names import LARGEST, inches, wrapped
+import re
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.legend import Legend
 
 # Okabe and Ito's palette, told apart by colour-blind readers; yellow is too faint for a line
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "k", "#E69F00", "#56B4E9", "0.5")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "k", "#E69F00", "#56B4E9", "0.5")
 _MARKERS = "os^Dv<>PX*p"
 _LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
-# a legend of more series stands outside the axes: on them, it would lie on the series
+# a legend of more series would lie on them
 _INSIDE = 6
-# of the axes, that a legend takes on them, and beside them
-_WIDEST, _HIGHEST, _BESIDE = 0.65, 0.5, 0.5
-# in inches, of a legend before its names
-_HANDLE = 0.45
-# in points, where names would be broken, or take too much of the height
-_SMALL = 7.0
-# of the width of axes, that of the figure with the numbers at their left
-_FIGURE = 1.2
 
 
-class Look(NamedTuple):
-    """Arguments of matplotlib's."""
-
-    color: str
-    marker: str
-    ls: Any
+def look(i: int) -> dict[str, Any]:
+    """Matplotlib's arguments of the i-th series; no two of the first 88 share colour and marker."""
+    return {"color": COLORS[i % len(COLORS)], "marker": _MARKERS[i % len(_MARKERS)], "ls": _LINES[i % len(_LINES)]}
 
 
-def look(i: int) -> Look:
-    """Of the i-th series; no two of the first 88 share colour and marker."""
-    return Look(_COLORS[i % len(_COLORS)], _MARKERS[i % len(_MARKERS)], _LINES[i % len(_LINES)])
-
-
-def legend(ax: Axes, *, inside: bool = True, own: bool = False) -> float:
-    """Name the series, if they have names: on the axes, beside them, or below, where the names have room.
-
-    ``own``: the figure is ours, and grows by what stands below. Returns how much of the height, in inches, is taken.
-    """
+def legend(ax: Axes) -> None:
+    """Name the series, if they have names: on the axes, or, of many, beside them."""
     n = len(ax.get_legend_handles_labels()[1])
-    if not n:
-        return 0
-    width, height = _size(ax.legend(frameon=False, fontsize=LARGEST), ax.figure.dpi)
-    room, high = inches(ax)
-    if inside and n <= _INSIDE and width <= _WIDEST * room and height <= _HIGHEST * high:
-        return 0
-    if width <= _BESIDE * room and height <= high:
-        ax.legend(frameon=False, fontsize=LARGEST, loc="center left", bbox_to_anchor=(1, 0.5))
-        return 0
-    below = legend_below(ax, most=None if own else _HIGHEST * high)
-    if not own:
-        return below
-    ax.figure.set_figheight(ax.figure.get_figheight() + below)  # type: ignore[union-attr]
-    return 0
+    if n > _INSIDE:
+        ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    elif n:
+        ax.legend(frameon=False, fontsize="small")
 
 
-def legend_below(ax: Axes, *, most: float | None = None, share: float = 1, markerscale: float = 1) -> float:
-    """A legend below the axes, in as many columns as they have room for: its height, in inches.
-
-    In small letters where it would be higher than ``most``, or names have to be broken. ``share`` of the width is left
-    to the axes.
-    """
-    from matplotlib.transforms import ScaledTranslation
-
-    handles, labels = ax.get_legend_handles_labels()
-    room, dpi = _FIGURE * inches(ax)[0], ax.figure.dpi
-    # behind the label of the axis, however the axes and their numbers change
-    label = ax.xaxis.get_tightbbox()
-    depth = 0 if label is None else (ax.bbox.y0 - label.y0) / dpi
-    under = ax.transAxes + ScaledTranslation(0, -depth, ax.figure.dpi_scale_trans)
-    how: dict[str, Any] = {"frameon": False, "handletextpad": 0.4, "columnspacing": 1.0, "labelspacing": 0.35}
-    how |= {"markerscale": markerscale, "bbox_transform": under}
-    centred: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
-    ends_with_axes: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 0)}
-    height = 0.0
-    for points in (LARGEST, _SMALL):
-        names = [wrapped(label, room - _HANDLE, points) for label in labels]
-        width, _ = _size(ax.legend(handles, names, fontsize=points, **how), dpi)
-        ncols = min(max(int(room / width), 1), len(names))
-        width, height = _size(ax.legend(handles, names, fontsize=points, ncols=ncols, **how, **centred), dpi)
-        if width > share * inches(ax)[0]:  # centred, it would run out at the right
-            ax.legend(handles, names, fontsize=points, ncols=ncols, **how, **ends_with_axes)
-        if names == labels and (most is None or height <= most):
-            break
-    return height
+def size_of(names: list[str]) -> tuple[float, float]:
+    """Width and height in inches of a figure that has room for such a legend."""
+    return (4.6, 3.6) if len(names) <= _INSIDE else (6.4, max(3.6, 1 + height_of([wrapped(name) for name in names])))
 
 
-def _size(drawn: Legend, dpi: float) -> tuple[float, float]:
-    box = drawn.get_window_extent()
-    return box.width / dpi, box.height / dpi
+def wrapped(name: object, width: int = 24) -> str:
+    """A name in lines of at most so many characters, broken behind spaces, underscores, slashes and hyphens, too."""
+    lines = [""]
+    for word in re.findall(rf"[^\s_/-]{{1,{width}}}[\s_/-]*|[\s_/-]+", str(name)):
+        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def height_of(names: list[str], least: float = 0.25) -> float:
+    """Height in inches that names on lines of their own take."""
+    return sum(max(least, 0.17 * (name.count("\n") + 1)) for name in names)

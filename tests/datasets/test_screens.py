@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
+from anndata import AnnData
 from official import write_lmdb
 
-from scbd.data import add_to_screen, read_crops, write_screen
-from scbd.datasets import corum, funk22, funk22_cellprofiler, funk22_guides, funk22_profiles
+from scbd.data import read_crops, write_screen
+from scbd.datasets import corum, cpjump1, funk22
 from scbd.datasets._networks import gene_sets
 from scbd.metrics import Relations, relationship_average_precision
 
@@ -75,29 +76,22 @@ def test_all_of_a_screen_stays_on_the_disk(screen, tmp_path):
 
 
 def test_guides_are_known_or_it_is_said_what_to_do(screen, tmp_path):
-    with pytest.raises(
-        ValueError, match="do not name their guides, .* scbd convert .*crops --y-key gene --out crops.zarr"
-    ):
+    with pytest.raises(ValueError, match="do not name their guides"):
         funk22(screen, guides=True)
-    with pytest.raises(ValueError, match="scbd convert '.*/two words' --y-key"):
-        funk22(tmp_path / "two words", guides=True)
-    store = tmp_path / "s.zarr"
-    write_screen(store, screen, y_key="gene")
-    with pytest.raises(ValueError, match=r"does not say which guide each cell has: add obs\['sgRNA'\]"):
-        funk22(store, guides=True)
-    cells = funk22(store)
-    cells.obs["sgRNA"] = [f"guide {i % 3}" for i in range(40)]
-    cells.obsm["X_cellprofiler"] = np.arange(80.0).reshape(40, 2)
-    add_to_screen(store, cells)
-    assert funk22(store, guides=True).obs["sgRNA"].nunique() == 3
-    some = funk22(store, guides=True, n_cells=6)
-    rows = cells.obs_names.get_indexer(some.obs_names)
-    np.testing.assert_array_equal(some.obsm["X_cellprofiler"], cells.obsm["X_cellprofiler"][rows])
+    write_screen(tmp_path / "s.zarr", screen, y_key="gene")
+    with pytest.raises(ValueError, match="which guide"):
+        funk22(tmp_path / "s.zarr", guides=True)
+    table = read_crops(screen).obs
+    guides = table.assign(sgRNA=[f"guide {name}" for name in table.index])
+    write_screen(tmp_path / "g.zarr", read_crops(screen, table=guides), y_key="gene")
+    for n_cells in (None, 6):
+        found = funk22(tmp_path / "g.zarr", guides=True, n_cells=n_cells).obs
+        assert (found["sgRNA"] == "guide " + found.index).all()
 
 
 @pytest.mark.parametrize("genes", [None, ["AAAS"]])
 def test_what_no_memory_holds_is_refused(screen, monkeypatch, genes):
-    monkeypatch.setattr("scbd.datasets._funk22._memory", lambda: 10 * crop(0).nbytes)
+    monkeypatch.setattr("scbd.datasets._screens._memory", lambda: 10 * crop(0).nbytes)
     n = 40 if genes is None else 20
     with pytest.raises(ValueError, match=f"{n} crops of .*, this machine has .*: take fewer with n_cells, or write"):
         funk22(screen, genes=genes)
@@ -131,8 +125,8 @@ def test_pickled_values_are_not_unpickled(tmp_path):
 
 def test_published_profiles_know_complexes(shared):
     """The published area and precision, see the provenance of the data."""
-    profiles = funk22_profiles(shared / "funk22" / "df_standardized_mitosis.parquet")
-    assert profiles.shape == (3090, 64) and (profiles.var["block"] == "salient").sum() == 32
+    table = pd.read_parquet(shared / "funk22" / "df_standardized_mitosis.parquet")[[str(i) for i in range(64)]]
+    profiles = AnnData(table.to_numpy(np.float32), obs=pd.DataFrame(index=table.index.astype(str)))
     values = profiles.X - profiles["nontargeting"].X
     profiles.X = (values - values.mean(0)) / values.std(0, ddof=1)
     net = corum(shared / "corum" / "CORUM_clusters.tsv")
@@ -140,53 +134,52 @@ def test_published_profiles_know_complexes(shared):
     assert relationship_average_precision(Relations(profiles, net)) == pytest.approx(0.19726, abs=2e-4)
 
 
-def test_real_tables_of_guides_and_features(shared):
-    guides = funk22_guides(shared / "funk22" / "Funk_et_al_2022_genes_with_4_guide_above_1000_cells.csv")
-    assert len(guides) == 7025 and guides["n_cells"].sum() == 13_351_564
-    features = funk22_cellprofiler(shared / "funk22" / "funk22-cellprofiler-univariate-ipca90.parquet")
-    assert features.obsm["X_cellprofiler"].shape == (20_445, 2)
-    assert features.uns["cellprofiler_features"] == ["stat", "pvalue"] and set(features.obs) == {"gene", "sgRNA"}
-
-
-def test_guides_and_published_profiles(tmp_path):
-    guides = pd.DataFrame({"n_guides": [2, 2], "count": [7, 9], "gene": ["A", "A"], "sgRNA_0": ["x", "y"]})
-    guides.to_csv(tmp_path / "guides.csv", index=False)
-    assert funk22_guides(tmp_path / "guides.csv").to_dict("list") == {
-        "sgRNA": ["x", "y"],
-        "gene": ["A", "A"],
-        "n_cells": [7, 9],
+def wells(**columns) -> pd.DataFrame:
+    """Four wells in the official layout."""
+    table = {
+        "Metadata_Plate": ["BR1", "BR1", "BR2", "BR2"],
+        "Metadata_Well": ["A01", "A02", "A01", "A02"],
+        "Metadata_broad_sample": ["BRD-1", "DMSO"] * 2,
+        "Metadata_pert_iname": ["one", "DMSO"] * 2,
+        "Metadata_control_type": [None, "negcon"] * 2,
+        "Metadata_gene": ["G1", None] * 2,
+        "Metadata_smiles": ["C", "CS(=O)C"] * 2,
+        "Metadata_moa": ["inhibitor", "control vehicle"] * 2,
+        "Metadata_hours": [24, 24, 48, 48],
+        "Cells_AreaShape_Area": np.arange(4, dtype=np.float64),
+        "Nuclei_Texture": np.ones(4),
     }
-    components = [str(i) for i in range(64)]
-    table = pd.DataFrame(np.arange(128.0).reshape(2, 64), index=["AAAS", "nontargeting"], columns=components)
-    table[components[::-1]].assign(other=1).to_parquet(tmp_path / "profiles.parquet")  # columns are read by name
-    profiles = funk22_profiles(tmp_path / "profiles.parquet")
-    np.testing.assert_array_equal(profiles.X, table)
-    assert list(profiles.obs_names) == ["AAAS", "nontargeting"]
-    assert list(profiles.var["block"]) == ["salient"] * 32 + ["background"] * 32
+    return pd.DataFrame(table | columns)
 
 
-def test_features_of_cells(tmp_path):
-    table = pd.DataFrame({"gene_symbol_0": ["A", "B"], "sgRNA_0": ["x", "y"], "plate": [1, 2], "area": [3.0, 4.0]})
-    table["well"] = "B4"
-    table.to_csv(tmp_path / "features.csv", index=False)
-    adata = funk22_cellprofiler(tmp_path / "features.csv")
-    np.testing.assert_array_equal(adata.obsm["X_cellprofiler"], [[3], [4]])
-    assert list(adata.obs) == ["gene", "sgRNA", "plate", "well"] and list(adata.obs["well"]) == ["1_B4", "2_B4"]
-    assert funk22_cellprofiler(tmp_path / "features.csv", n_cells=1).obs_names[0] in ("0", "1")
+def test_wells_keep_their_columns_and_features_their_names(tmp_path):
+    wells().to_parquet(tmp_path / "wells.parquet")
+    found = cpjump1(tmp_path / "wells.parquet")
+    assert found.obs_names.tolist() == ["BR1_A01", "BR1_A02", "BR2_A01", "BR2_A02"]
+    assert found.var_names.tolist() == ["Cells_AreaShape_Area", "Nuclei_Texture"]
+    assert found.X.dtype == np.float32 and found.X[:, 0].tolist() == [0, 1, 2, 3]
+    assert found.obs["Metadata_control_type"].isna().tolist() == [True, False] * 2
+    assert found.obs["Metadata_broad_sample"].dtype == "category"
 
 
-def test_what_is_wrong_with_tables_is_said(tmp_path):
+def test_what_is_not_a_table_of_features_is_named(tmp_path):
+    path = tmp_path / "wells.parquet"
     with pytest.raises(FileNotFoundError, match="There is no file"):
-        funk22_guides(tmp_path / "guides.csv")
-    (tmp_path / "guides.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="lacks the columns sgRNA_0, gene, count; it has a, b"):
-        funk22_guides(tmp_path / "guides.csv")
-    (tmp_path / "cells.csv").write_text("gene_symbol_0,plate\nA,2\n")
-    with pytest.raises(ValueError, match="holds no features"):
-        funk22_cellprofiler(tmp_path / "cells.csv")
-    (tmp_path / "cells.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match="cannot be read as a table, is empty, or truncated"):
-        funk22_profiles(tmp_path / "cells.parquet")
-    (tmp_path / "cells.txt").write_text("")
-    with pytest.raises(ValueError, match="is no table: give one of .csv, .tsv"):
-        funk22_profiles(tmp_path / "cells.txt")
+        cpjump1(path)
+    wells().drop(columns="Metadata_Well").to_parquet(path)
+    with pytest.raises(ValueError, match="lacks the columns Metadata_Well"):
+        cpjump1(path)
+    wells(Cells_Note=["round"] * 4).to_parquet(path)
+    with pytest.raises(ValueError, match=r"has columns that are no features: \['Cells_Note'\]"):
+        cpjump1(path)
+    wells()[[column for column in wells() if column.startswith("Metadata")]].to_parquet(path)
+    with pytest.raises(ValueError, match="has no feature"):
+        cpjump1(path)
+
+
+def test_the_real_tables(shared):
+    """Numbers of the data's own page."""
+    found = cpjump1(shared / "profiles" / "cpjump1_cellprofiler_wells.parquet")
+    assert found.shape == (1920, 904) and found.obs["Metadata_Plate"].nunique() == 5
+    assert (found.obs["Metadata_broad_sample"] == "DMSO").sum() == 320
+    assert found.obs["Metadata_broad_sample"].nunique() == 307 and np.isfinite(found.X).all()

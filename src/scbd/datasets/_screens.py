@@ -1,23 +1,22 @@
-"""The optical pooled screen of Funk et al. (2022): crops, CellProfiler features, guides, published profiles."""
+"""Real screens and experiments as AnnData: Funk et al. (2022) as crops, CPJUMP1 as features of wells."""
 
 from __future__ import annotations
 
 import math
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_count
-from scbd._keys import IMAGE_KEY
-from scbd._messages import head
-from scbd._progress import progress_bar
-from scbd.datasets._files import read_table
+from scbd._anndata import IMAGE_KEY
+from scbd._checks import check_count, head
+from scbd._files import progress_bar
+from scbd.data._formats import read_frame
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from anndata import AnnData
@@ -26,7 +25,7 @@ CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
 _CROP = (4, 100, 100)
 _BLOCK = 1000
-_ADD_GUIDES = "add obs['sgRNA'] to it with scbd.data.add_to_screen"
+_WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
 _NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
 # numbers in a table of cells that are no features
 _NO_FEATURES = {"uid", "plate", "well", "tile", "site", "cell", "index", "label", "i", "j", "count", "n_guides"}
@@ -50,14 +49,14 @@ def funk22(
     path
         LMDB of the crops (a folder with ``data.mdb``): keys ``UID_plate_well_tile_gene_index``, values 4 × 100 × 100
         uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here. Needs ``pip install lmdb``. Or what
-        :func:`scbd.data.write_screen` made of it, ``.h5ad`` or ``.zarr``: all cells of that stay on the disk.
+        :func:`scbd.data.write_screen` made of it, ``.zarr``: all cells of that stay on the disk.
     n_cells
         Take so many random cells: they are in memory, 80 kB a cell.
     genes
         Take only these (or this one), and the non-targeting control.
     guides
-        Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the LMDB do not name it: add it to a screen
-        with :func:`scbd.data.add_to_screen`, as CellProfiler's features, ``obsm["X_cellprofiler"]``.
+        Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the LMDB do not name it: write the screen
+        with a table that does, ``read_crops(path, table=…)``.
     seed
         Seed of the choice.
 
@@ -86,7 +85,7 @@ def funk22(
     """
     from anndata import AnnData
 
-    from scbd.data.sources import LMDBSource, open_lmdb, parsed_keys
+    from scbd.data._readers import LMDBSource, open_lmdb, parsed_keys
 
     path = Path(path)
     if n_cells is not None:
@@ -95,11 +94,7 @@ def funk22(
     if path.suffix in (".h5ad", ".zarr"):
         return _of_screen(path, n_cells, genes, seed, guides=guides)
     if guides:
-        convert = f"scbd convert {shlex.quote(str(path))} --y-key gene --out crops.zarr"
-        msg = (
-            f"The crops of {path} do not name their guides, and all of them are more than memory holds: write a "
-            f"screen, {convert}, {_ADD_GUIDES}, and give crops.zarr."
-        )
+        msg = f"The crops of {path} do not name their guides: {_WITH_GUIDES}, and give its path."
         raise ValueError(msg)
     with open_lmdb(path) as database, database.begin() as transaction:
         if genes is None:  # else it is known once keys were read, which takes minutes
@@ -121,128 +116,11 @@ def funk22(
     return AnnData(obs=obs, var=pd.DataFrame(index=_CHANNELS), obsm={IMAGE_KEY: images})
 
 
-def funk22_cellprofiler(path: str | os.PathLike[str], *, n_cells: int | None = None, seed: int = 0) -> AnnData:
-    """CellProfiler features of the screen, one row a cell or a guide.
-
-    Parameters
-    ----------
-    path
-        Parquet or CSV with ``gene_symbol_0``, ``sgRNA_0``, and features: every other column of numbers that is not a
-        place (plate, well, tile, …) or a count.
-    n_cells
-        Take so many random rows.
-    seed
-        Seed of the choice.
-
-    Returns
-    -------
-    AnnData with ``obsm["X_cellprofiler"]``, float32, with the features' names in ``uns["cellprofiler_features"]``, and
-    ``obs``: ``gene``, ``sgRNA`` and what else was no feature; ``well`` names plate and well where there are both.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it has no gene or no feature, or is neither Parquet nor CSV.
-
-    Examples
-    --------
-    >>> adata = scbd.datasets.funk22_cellprofiler("data/funk22", n_cells=200_000)  # doctest: +SKIP
-    """
-    from anndata import AnnData
-
-    table = read_table(path, ["gene_symbol_0"])
-    numbers = table.select_dtypes("number").columns
-    features = [column for column in numbers if column.lower() not in _NO_FEATURES and "Unnamed" not in column]
-    if not features:
-        msg = f"{path} has no column of numbers beside places and counts: it holds no features."
-        raise ValueError(msg)
-    if n_cells is not None and n_cells < len(table):
-        chosen = np.random.default_rng(seed).choice(len(table), n_cells, replace=False)
-        table = table.iloc[np.sort(chosen)]
-    obs = table.drop(columns=features).rename(columns=_NAMES)
-    obs.index = obs.index.astype(str)
-    if {"plate", "well"} <= set(obs):  # as in the crops: a well is one of its plate
-        obs["well"] = obs["plate"].astype(str) + "_" + obs["well"].astype(str)
-    return AnnData(
-        obs=obs,
-        obsm={"X_cellprofiler": table[features].to_numpy(np.float32)},
-        uns={"cellprofiler_features": features},
-    )
-
-
-def funk22_guides(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """The library of guides: which gene each is against, and in how many cells it was seen.
-
-    Parameters
-    ----------
-    path
-        CSV with ``sgRNA_0``, ``gene``, ``count`` and ``n_guides`` (of the gene), a supplement of Funk et al. (2022).
-
-    Returns
-    -------
-    Frame ``sgRNA, gene, n_cells``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If a column is missing.
-
-    Examples
-    --------
-    >>> guides = scbd.datasets.funk22_guides("data/funk22")  # doctest: +SKIP
-    """
-    table = read_table(path, ["sgRNA_0", "gene", "count"])
-    return table.rename(columns=_NAMES | {"count": "n_cells"})[["sgRNA", "gene", "n_cells"]]
-
-
-def funk22_profiles(path: str | os.PathLike[str]) -> AnnData:
-    """Published profiles of genes: 64 components of a multi-contrastive variational autoencoder.
-
-    Parameters
-    ----------
-    path
-        ``df_standardized_mitosis.parquet`` (contrastive-ops repository, Apache-2.0): components ``"0"`` to ``"63"``,
-        genes as index.
-
-    Returns
-    -------
-    AnnData of genes, ``"nontargeting"`` among them, by components, with ``var["block"]``: ``salient`` or
-    ``background``. Subtract the control and standardise before comparing genes.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If a component is missing.
-
-    References
-    ----------
-    Wang et al. (2023), Multi-contrastive VAE disentangles perturbation effects in single-cell images.
-
-    Examples
-    --------
-    >>> adata = scbd.datasets.funk22_profiles("df_standardized_mitosis.parquet")  # doctest: +SKIP
-    """
-    from anndata import AnnData
-
-    components = [str(i) for i in range(64)]
-    table = read_table(path, components)
-    blocks = pd.DataFrame({"block": ["salient"] * 32 + ["background"] * 32}, index=components)
-    return AnnData(
-        X=table[components].to_numpy(np.float32), obs=pd.DataFrame(index=table.index.astype(str)), var=blocks
-    )
-
-
 def _chosen_keys(
     path: Path, transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int
 ) -> list[bytes]:
     """Keys in the order of the database, which is the one that disks like."""
-    from scbd.data.sources import parsed_key
+    from scbd.data._readers import parsed_key
 
     rng = np.random.default_rng(seed)
     names = transaction.cursor().iternext(keys=True, values=False)
@@ -266,11 +144,12 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
     """A screen where it lies, or some of its cells in memory."""
     from anndata import AnnData
 
-    from scbd.data import image_source, open_screen
+    from scbd.data import open_screen
+    from scbd.data._inputs import image_source
 
     screen = open_screen(path)
     if guides and "sgRNA" not in screen.obs:
-        msg = f"{path} does not say which guide each cell has: {_ADD_GUIDES}."
+        msg = f"{path} does not say which guide each cell has: {_WITH_GUIDES}."
         raise ValueError(msg)
     rows = np.arange(screen.n_obs)
     if genes is not None:
@@ -307,3 +186,61 @@ def _check_memory(path: Path, n: int) -> None:
 def _memory() -> int:
     """Bytes of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_CPJUMP1 = (
+    "Metadata_Plate Metadata_Well Metadata_broad_sample Metadata_pert_iname Metadata_control_type Metadata_gene "
+    "Metadata_smiles Metadata_moa Metadata_hours"
+).split()
+
+
+def cpjump1(path: str | os.PathLike[str]) -> AnnData:
+    """CPJUMP1: wells of A549 cells under 306 compounds, as CellProfiler features.
+
+    Parameters
+    ----------
+    path
+        ``.parquet`` or ``.csv`` with a well a row: columns ``Metadata_Plate``, ``Metadata_Well``,
+        ``Metadata_broad_sample`` (compound, or ``DMSO``), ``Metadata_pert_iname``, ``Metadata_control_type``,
+        ``Metadata_gene`` (target), ``Metadata_smiles``, ``Metadata_moa`` (mechanism) and ``Metadata_hours``; all others
+        are features. The data are CC0 (Cell Painting Gallery, cpg0000), feature-selected and normalised to the controls
+        of their batch, as in CHAMMI-75's benchmarks.
+
+    Returns
+    -------
+    AnnData of wells: float32 ``X`` by features, and ``obs`` with the columns above under their names. The perturbation
+    is ``Metadata_broad_sample``, the environment ``Metadata_Plate``. Plates share a layout, so that a compound is a
+    position, too: a score of replicates says little without that of controls scored by their position.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If a column is missing, or a feature is no number.
+
+    References
+    ----------
+    Chandrasekaran et al. (2024), Three million images and morphological profiles of cells treated with matched chemical
+    and genetic perturbations.
+
+    Examples
+    --------
+    >>> wells = scbd.datasets.cpjump1("cpjump1_cellprofiler_wells.parquet")  # doctest: +SKIP
+    """
+    from anndata import AnnData
+
+    table = read_frame(path)
+    if missing := [column for column in _CPJUMP1 if column not in table]:
+        msg = f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(map(str, table.columns[:8]))}."
+        raise ValueError(msg)
+    features = [column for column in table if column not in _CPJUMP1]
+    words = [column for column in features if table[column].dtype.kind not in "fiub"]
+    if words or not features:
+        msg = f"{path} has {f'columns that are no features: {words[:5]}' if words else 'no feature'}."
+        raise ValueError(msg)
+    obs = table[_CPJUMP1].astype({column: "category" for column in _CPJUMP1 if table[column].dtype.kind == "O"})
+    obs.index = [f"{plate}_{well}" for plate, well in zip(table[_CPJUMP1[0]], table[_CPJUMP1[1]], strict=True)]
+    wells = AnnData(X=table[features].to_numpy(np.float32), obs=obs)
+    wells.var_names = features
+    return wells

@@ -1,0 +1,331 @@
+"""Scores of embeddings, drawn: what a benchmark says, what explains them, and which relations are found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from scbd.metrics._benchmark import measure_name
+from scbd.pl._looks import COLORS, height_of, legend, look, size_of, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+_VARIANCE = ["representation", "key", "factor", "share", "chance", "alone"]
+# of the space between two factors, that all representations take
+_HEIGHT = 0.7
+
+
+def benchmark(
+    frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw two panels, one line a representation: how much biology, and how much batch; what chance gives dashed.
+
+    Parameters
+    ----------
+    frame
+        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a dot, their mean an
+        upright bar; a line across is the confidence interval, where the frame has one, of several keys on average.
+    biology, batch
+        Metrics of the panels. By default the first there is of the relationship area and the perturbation probe.
+    axes
+        Two axes to draw on.
+
+    Returns
+    -------
+    The two axes.
+
+    Raises
+    ------
+    ValueError
+        If a metric is not in the frame, or axes are not two.
+
+    Examples
+    --------
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> axes = scbd.pl.benchmark(frame, biology="y_probe_f1")
+    """
+    import matplotlib.pyplot as plt
+
+    biology = _biology(frame, biology)
+    rows = [_rows(frame, metric) for metric in (biology, batch)]
+    order = list(dict.fromkeys(frame["representation"]))
+    names = [wrapped(name) for name in order]
+    if axes is None:
+        size = (6.6, max(2.4, height_of(names) + 1))
+        _, axes = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
+    axes = np.ravel(axes)
+    if len(axes) != 2:
+        msg = f"axes holds {len(axes)} axes: give two, one for each metric."
+        raise ValueError(msg)
+    for ax, own, better in zip(axes, rows, ("higher", "lower"), strict=True):
+        _dots(ax, own, order)
+        better = own["better"].iloc[0] if "better" in own else better
+        ax.set_title(f"{better} is better" if better else "", fontsize="small")
+        if np.isfinite(chance := _chance(own)):
+            ax.axvline(chance, ls="--", color="k", lw=1, label="chance")
+            legend(ax)
+        ax.set(xlabel=wrapped(measure_name(own["metric"].iloc[0])), ylim=(len(order) - 0.5, -0.5))
+        ax.set_yticks(range(len(names)), names, fontsize="small")
+    return axes
+
+
+def biology_against_batch(
+    frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", ax: Axes | None = None
+) -> Axes:
+    """Draw how much biology an embedding holds against how much batch, with lines where chance is.
+
+    Parameters
+    ----------
+    frame
+        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a small dot, their mean a
+        large one. Keys without a score in one of the two metrics are left out.
+    biology, batch
+        Metrics of the two axes, see :func:`benchmark`.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. Good embeddings are high, and near the line of chance of the batch.
+
+    Raises
+    ------
+    ValueError
+        If a metric is not in the frame, or no key has both.
+
+    Examples
+    --------
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> ax = scbd.pl.biology_against_batch(frame, biology="y_probe_f1", batch="e_probe_quadratic_f1")
+    """
+    biology = _biology(frame, biology)
+    up, across = (_rows(frame, metric) for metric in (biology, batch))
+    each = ["representation", "key"]  # one dot
+    both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
+    if both.empty:
+        msg = f"No embedding of the frame has both {biology!r} and {batch!r}: draw metrics that one of them has."
+        raise ValueError(msg)
+    names = [name for name in dict.fromkeys(frame["representation"]) if (both["representation"] == name).any()]
+    ax = _axes(size_of(names)) if ax is None else ax
+    for i, name in enumerate(names):
+        y, x = both.loc[both["representation"] == name, ["value_up", "value_across"]].to_numpy().T
+        how = look(i) | {"ls": ""}
+        if len(x) > 1:
+            ax.plot(x, y, **how, ms=3, alpha=0.5)
+        ax.plot(x.mean(), y.mean(), **how, ms=8, label=wrapped(name))
+    for rows, line in ((up, ax.axhline), (across, ax.axvline)):
+        if np.isfinite(chance := _chance(rows)):
+            line(chance, ls="--", color="0.5", lw=1)
+    ax.set(xlabel=measure_name(batch), ylabel=measure_name(biology))
+    legend(ax)
+    return ax
+
+
+def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw ranks of several embeddings as a table of colours.
+
+    Parameters
+    ----------
+    ranked
+        From :func:`scbd.metrics.rank`.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. A score that is missing leaves its place empty.
+
+    Examples
+    --------
+    >>> embeddings = {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}
+    >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
+    >>> ax = scbd.pl.ranking(scbd.metrics.rank(frame))
+    """
+    values = ranked.to_numpy(dtype=float)
+    columns = [wrapped(measure_name(str(column))) for column in ranked.columns]
+    names = [wrapped(name) for name in ranked.index]
+    ax = _axes((0.5 * len(columns) + 2.4, height_of(names) + 1.8)) if ax is None else ax
+    ax.imshow(values.clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for row, column in np.argwhere(np.isfinite(values)):
+        shade = "w" if values[row, column] > 0.6 else "k"
+        ax.text(column, row, f"{values[row, column]:.2f}", ha="center", va="center", fontsize="small", color=shade)
+    ax.set_xticks(range(len(columns)), columns, fontsize="small", rotation=90)
+    ax.set_yticks(range(len(names)), names, fontsize="small")
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw which share of its variance each factor explains, of one embedding or several.
+
+    Parameters
+    ----------
+    table
+        From :func:`scbd.metrics.variance_table`. Of several keys of a representation (training seeds), large marks are
+        means, and small dots the keys.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. Filled marks are shares; hollow ones what the factor alone explains, and no other; black lines what
+    permuted labels would explain.
+
+    Raises
+    ------
+    ValueError
+        If the table is empty, or lacks a column.
+
+    Examples
+    --------
+    >>> factors = {"well": "well", "perturbation": "gene"}
+    >>> table = scbd.metrics.variance_table(adata, {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}, factors)
+    >>> ax = scbd.pl.variance(table)
+    """
+    missing = [column for column in _VARIANCE if column not in table]
+    if missing or table.empty:
+        what = f"lacks {', '.join(missing)}" if missing else "is empty"
+        msg = f"The table {what}: give what scbd.metrics.variance_table returns."
+        raise ValueError(msg)
+    factors, names = (list(dict.fromkeys(table[column])) for column in ("factor", "representation"))
+    lines = [wrapped(factor) for factor in factors]
+    if ax is None:
+        beside = 0.5 + height_of([wrapped(name) for name in names])  # the legend
+        ax = _axes((6.8, 1 + max(beside, height_of(lines, max(0.4, 0.16 * len(names))))))
+    place = {factor: i for i, factor in enumerate(factors)}
+    for i, name in enumerate(names):
+        mine, color = table[table["representation"] == name], look(i)["color"]
+        mean = mine.groupby("factor", sort=False)[["share", "chance", "alone"]].mean()
+        y = np.array([place[factor] for factor in mean.index]) + _HEIGHT * ((i + 0.5) / len(names) - 0.5)
+        ax.hlines(y, 0, mean["share"], color=color, lw=1, alpha=0.5)
+        ax.plot(mean["share"], y, **look(i) | {"ls": ""}, ms=4, label=wrapped(name), clip_on=False)
+        ax.plot(mean["alone"], y, **look(i) | {"ls": ""}, ms=8, mfc="none", clip_on=False)
+        ax.plot(mean["chance"], y, ls="", marker="|", ms=9, mew=1.5, color="k", zorder=4)
+        if mine["key"].nunique() > 1:
+            at = dict(zip(mean.index, y, strict=True))
+            ax.plot(mine["share"], mine["factor"].map(at), ls="", marker=".", ms=2, color="k", zorder=4)
+    ax.plot([], [], ls="", marker="o", ms=8, mfc="none", color="0.4", label="alone")
+    ax.plot([], [], ls="", marker="|", ms=9, mew=1.5, color="k", label="chance")
+    ax.set(xlabel="share of the variance", xlim=(0, None), ylim=(len(factors) - 0.5, -0.5))
+    ax.set_yticks(range(len(lines)), lines, fontsize="small")
+    for border in range(1, len(factors)):
+        ax.axhline(border - 0.5, color="0.9", lw=0.8, zorder=0)
+    # on the axes, it would lie on the marks
+    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return ax
+
+
+def relationship_curve(
+    curves: pd.DataFrame | Mapping[str, pd.DataFrame], *, prevalence: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw precision against recall of known relations.
+
+    Parameters
+    ----------
+    curves
+        From :func:`scbd.metrics.relationship_curve`, one or several by name.
+    prevalence
+        Fraction of pairs that are related, drawn as a line: the precision without information.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> curve = scbd.metrics.relationship_curve(profiles, net)
+    >>> ax = scbd.pl.relationship_curve({"z_c": curve})
+    """
+    curves = {"": curves} if isinstance(curves, pd.DataFrame) else curves
+    ax = _axes(size_of(list(curves))) if ax is None else ax
+    for i, (name, curve) in enumerate(curves.items()):
+        ax.plot(curve["recall"], curve["precision"], **look(i), ms=3, label=wrapped(name) or None)
+    if prevalence is not None:
+        ax.axhline(prevalence, color="0.5", lw=1, label="no information")
+    ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
+    legend(ax)
+    return ax
+
+
+def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Axes:
+    """Draw the mean cosine of the complexes that are found most clearly.
+
+    Parameters
+    ----------
+    table
+        From :func:`scbd.metrics.complex_table`.
+    n
+        How many.
+    ax
+        Axes to draw on.
+
+    Returns
+    -------
+    The axes. Filled: false discovery rate below 5 %.
+
+    Examples
+    --------
+    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
+    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
+    >>> ax = scbd.pl.complexes(table)
+    """
+    shown = table.head(n).iloc[::-1]
+    names = [wrapped(f"{name} ({size})", 40) for name, size in zip(shown.index, shown["size"], strict=True)]
+    ax = _axes((6.5, height_of(names) + 1)) if ax is None else ax
+    places = np.arange(len(names))  # names may be alike
+    shades = np.where(shown["fdr"] < 0.05, COLORS[0], "w")
+    ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
+    ax.scatter(shown["mean_cosine"], places, c=shades, edgecolors=COLORS[0], zorder=3, clip_on=False)
+    ax.set_yticks(places, names, fontsize="small")
+    ax.set(xlim=(min(0, shown["mean_cosine"].min()), 1), xlabel="mean cosine between its genes")
+    ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # a line for each, however few there are
+    return ax
+
+
+def _axes(size: tuple[float, float]) -> Axes:
+    """Of a new figure, in inches."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _dots(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
+    """A line a representation: runs, their mean, and the interval."""
+    for place, name in enumerate(order):
+        own = rows[rows["representation"] == name]
+        if not len(own):
+            continue
+        y = place + (np.linspace(-0.12, 0.12, len(own)) if len(own) > 1 else np.zeros(1))
+        ax.plot(own["value"], y, "o", ms=4, mfc="w", mec=COLORS[0], zorder=3)
+        ax.vlines(own["value"].mean(), place - 0.28, place + 0.28, color=COLORS[0], lw=2)
+        if "low" in own and own["low"].notna().all():
+            ax.hlines(place, own["low"].mean(), own["high"].mean(), color=COLORS[0], lw=1)
+
+
+def _chance(rows: pd.DataFrame) -> float:
+    return rows["chance"].mean() if "chance" in rows else np.nan
+
+
+def _biology(frame: pd.DataFrame, metric: str | None) -> str:
+    if metric is not None:
+        return metric
+    return "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
+
+
+def _rows(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    if not (frame["metric"] == metric).any():
+        msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
+        raise ValueError(msg)
+    return frame[frame["metric"] == metric]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from scbd import pl
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def make_history(*names):
+    steps = pd.Index([1, 2, 3], name="step")
+    return {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
+
+
+def test_training_curves_and_the_line_of_a_collapsed_embedding():
+    axes = pl.history(make_history("train_loss", "validation_loss", "train_supervised_c", "z_c_spread"), ceiling=5.5)
+    assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: collapsed)"]
+    assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed (train)"]
+    assert axes[0].figure.get_size_inches()[0] <= 7
+    np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
+
+
+def test_a_single_step_is_seen():
+    """A line of one point has no length."""
+    history = {name: curve.head(1) for name, curve in make_history("train_loss", "validation_loss").items()}
+    assert all(line.get_marker() == "o" for line in pl.history(history)[0].lines)
+    assert pl.history(make_history("train_loss"))[0].lines[0].get_marker() == "None"
+
+
+def test_the_legend_of_training_curves_lies_on_no_line():
+    figure = pl.history(make_history("train_loss", "train_supervised_c", "validation_supervised_c"), ceiling=3)[
+        0
+    ].figure
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["train", "validation", "collapsed (validation)"]
+    assert all(ax.get_legend() is None and not legend.get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
+    assert legend.get_window_extent().width < figure.bbox.width
+
+
+def test_the_line_of_a_collapsed_embedding_is_that_of_validation():
+    """Batches of training may be larger, and a loss that lies above the line is not one that has collapsed."""
+    names = [f"{part}_{name}" for part in ("train", "validation") for name in ("loss", "supervised_c")]
+    _, ax = pl.history(make_history(*names), ceiling=3.8)
+    train, validation, line = ax.lines
+    assert line.get_label() == "collapsed (validation)" and line.get_ydata()[0] == 3.8
+    assert line.get_color() == validation.get_color() != train.get_color()
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        (["decoder_train_loss", "decoder_validation_loss"], "loss of the decoder"),
+        (["train_reconstruction", "validation_reconstruction"], "reconstruction loss"),
+    ],
+)
+def test_curves_of_a_decoder(names, title):
+    axes = pl.history(make_history("train_loss", *names))
+    assert [ax.get_title() for ax in axes] == ["loss", title]
+    assert [line.get_label() for line in axes[1].lines] == ["train", "validation"]
+
+
+@pytest.mark.parametrize("history", [{}, None])  # as a model has it before training
+def test_there_is_nothing_to_draw_before_training(history):
+    with pytest.raises(ValueError, match="history"):
+        pl.history(history)
