@@ -1,4 +1,4 @@
-"""Every experiment of ``scbd reproduce list``, from files in the official layout to its table and figures."""
+"""Every experiment of `python benchmarks/paper list`, from files in the official layout to its table and figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from anndata import AnnData
 from official import (
     breinig2015_table,
     camelyon17_table,
@@ -23,12 +22,12 @@ from official import (
 )
 from pictures import is_drawn
 
-from scbd.data import add_to_screen, write_screen
-from scbd.datasets import PACS_DOMAINS, VLCS_DOMAINS
-from scbd.datasets._domains import PACS_CLASSES, VLCS_CLASSES
-from scbd.paper import EXPERIMENTS
-from scbd.paper._reproduce import written
-from scbd.workflows import DATASETS, Trial, run_trials
+from paper.datasets import DATASETS
+from paper.loaders import PACS_CLASSES, PACS_DOMAINS, VLCS_CLASSES, VLCS_DOMAINS
+from paper.reproduce import EXPERIMENTS, written
+from paper.runner import run_trials
+from paper.trials import Trial
+from scbd import datasets
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning", "ignore:Cells of equal"),
@@ -75,11 +74,9 @@ def funk22(folder: Path) -> Path:
     for i in range(150):
         crop = rng.integers(0, 2000 + 500 * (i % 5), (4, 100, 100), dtype=np.uint16)
         values[f"{i:04d}_2020_6W_A{i % 3}_{i}_{GENES[i % 5]}_{i}"] = crop.tobytes()
-    crops = write_lmdb(folder.with_name("crops"), values)
-    screen = write_screen(folder, crops, y_key="gene", enable_progress_bar=False)
-    cells = AnnData(obs=screen.obs.assign(sgRNA=screen.obs["gene"]))
-    cells.obsm["X_cellprofiler"] = rng.normal(size=(150, 4))
-    add_to_screen(folder, cells)
+    cells = datasets.funk22(write_lmdb(folder.with_name("crops"), values))
+    cells.obs["sgRNA"], cells.obsm["X_cellprofiler"] = cells.obs["gene"], rng.normal(size=(150, 4))
+    cells.write_h5ad(folder)
     return folder
 
 
@@ -106,7 +103,7 @@ FILES = {
     "camelyon17": (camelyon17, "camelyon17_v1.0"),
     "colored_mnist": (mnist, "mnist"),
     "cpjump1": (cpjump1, "wells.parquet"),
-    "funk22": (funk22, "screen.zarr"),
+    "funk22": (funk22, "screen.h5ad"),
     "funk22_cellprofiler": (funk22_cellprofiler, "features.parquet"),
     "pacs": (pacs, "PACS"),
     "rxrx1": (rxrx1, "rxrx1_v1.0"),

@@ -1,27 +1,34 @@
 from __future__ import annotations
 
+import os
+import runpy
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from official import write_mnist
 
-from scbd.cli import main
-from scbd.paper import _budgets, _spaces, reproduce
-from scbd.paper._reproduce import EXPERIMENTS
-from scbd.workflows import DATASETS, UNTRAINED
+import scbd
+from paper.datasets import DATASETS
+from paper.grids import generalization, shared
+from paper.reproduce import EXPERIMENTS, reproduce
+from paper.systems import UNTRAINED
 
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "paper"
 pytestmark = [pytest.mark.filterwarnings("ignore:z_c has collapsed"), pytest.mark.usefixtures("permuted_once")]
 
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
     """Four small files in the layout of MNIST, and a budget that is over in seconds."""
-    model, training = _budgets.SIZES["smoke"]
-    monkeypatch.setitem(_budgets.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
-    monkeypatch.setitem(_budgets.DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
-    monkeypatch.setattr(_spaces, "UNTRAINED", UNTRAINED | {"max_steps": 2})
+    model, training = shared.SIZES["smoke"]
+    monkeypatch.setitem(shared.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
+    monkeypatch.setitem(shared.DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
+    monkeypatch.setattr(generalization, "UNTRAINED", UNTRAINED | {"max_steps": 2})
     return write_mnist(tmp_path / "mnist")
 
 
@@ -39,38 +46,45 @@ def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
     # nothing in a row names this machine's folders
     assert str(tmp_path) not in rows
     (out / "table.md").unlink()
-    monkeypatch.setattr("scbd.workflows._runner.run_trial", None)  # whatever would be run fails
+    monkeypatch.setattr("paper.runner.run_trial", None)  # whatever would be run fails
     assert reproduce("cmnist", path=digits, out=out).equals(frame)
     assert reproduce("cmnist", out=out, report_only=True).equals(frame)
     assert (out / "table.md").exists()
 
 
-def test_the_command_line(tmp_path, digits, capsys):
-    arguments = ["reproduce", "cmnist-long", "--data", str(digits), "--out", str(tmp_path / "out")]
-    assert main([*arguments, "--shard", "1/1", "--seeds", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "| SCBD, alpha 192 | 60 |" in printed and str(tmp_path / "out") in printed
-    assert main([*arguments, "--report"]) == 0
-    assert main(["reproduce", "list"]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in EXPERIMENTS)
-    for wrong, message in [
-        (["reproduce", "mnist"], "There is no experiment 'mnist': use one of cmnist"),
-        (["reproduce", "cmnist", "--budget", "huge"], "There is no budget 'huge': use one of smoke, small, paper"),
-        (["reproduce", "vlcs"], "vlcs is not downloaded by scbd: see scbd.datasets.vlcs for its source"),
-        (["reproduce", "cmnist", "--seeds", "0"], "--seeds 0: run at least one seed"),
-        (["reproduce", "screen", "--report", "--out", str(tmp_path / "none")], "has no finished run of screen"),
-        (["reproduce", "cmnist", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "x")], "lacks train-images"),
-    ]:
-        assert main(wrong) == 2
-        said = capsys.readouterr().err
-        assert message in said and said.count("\n") <= 2
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"name": "mnist"}, "'mnist': use one of cmnist"),
+        ({"name": "cmnist", "budget": "huge"}, "'huge': use one of smoke"),
+        ({"name": "cmnist", "protocol": "theirs"}, "'theirs': use one of ours, authors"),
+        ({"name": "vlcs"}, "vlcs is not downloaded"),
+        ({"name": "cmnist", "n_seeds": 0}, "n_seeds=0"),
+        ({"name": "screen", "report_only": True}, "no finished run of screen"),
+    ],
+)
+def test_what_cannot_be_run_is_named(tmp_path, asked, named):
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        reproduce(**asked, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_bad_shard_is_refused_by_the_parser(capsys):
-    with pytest.raises(SystemExit):
-        main(["reproduce", "cmnist", "--shard", "one"])
-    assert "'one' is no share of the work: write 1/4 for the first of four" in capsys.readouterr().err
+def test_the_command(tmp_path):
+    """From a clone, wherever it is called."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "rows.jsonl").write_bytes((FOLDER / "results" / "screen" / "rows.jsonl").read_bytes())
+    command = [sys.executable, str(FOLDER), "screen", "--budget", "small", "--report", "--out", str(out)]
+    env = os.environ | {"PYTHONPATH": str(Path(scbd.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=True)
+    assert done.stdout.startswith((FOLDER / "results" / "screen" / "table.md").read_text())
+
+
+def test_a_line_of_the_list_says_what_is_needed(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    lines = runpy.run_path(str(FOLDER / "__main__.py"))["listed"]()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
+    assert lines[0].startswith("cmnist ") and "MNIST" in lines[0] and "339 min" in lines[0]
 
 
 def test_a_table_of_features_end_to_end(tmp_path, monkeypatch):
@@ -93,5 +107,5 @@ def test_a_table_of_features_end_to_end(tmp_path, monkeypatch):
     assert frame["relationship_average_precision"].item() > 0.9 and frame["e_probe_f1"].item() < 0.4
     assert "| CellProfiler |" in (tmp_path / "out" / "table.md").read_text()
     table.drop(columns="well").to_parquet(tmp_path / "features.parquet")
-    with pytest.raises(KeyError, match="obs has no 'well'"):
+    with pytest.raises(KeyError, match="well"):
         reproduce("funk22-cellprofiler", path=tmp_path / "features.parquet", out=tmp_path / "other", n_seeds=1)

@@ -1,21 +1,72 @@
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pandas as pd
+import pytest
+from anndata import AnnData
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scbd.paper._systems import screen_systems_report
+from paper.systems import FEATURES, MODEL_SPACE, SYSTEMS, TRAINING_SPACE, best_setting, settings_of
+from scbd.metrics import label_probe
 
 
-def row(system: str, seed: int, **more: Any) -> dict[str, Any]:
-    return {"dataset": "colored_mnist", "system": system, "seed": seed} | more
+def test_one_setting_for_all_seeds():
+    """The small rate is best on the first seed, and worse in the mean."""
+    accuracy = pd.Series([0.9, 0.8, 0.1, 0.7])
+    assert best_setting(accuracy, pd.Series(["small", "large", "small", "large"])) == "large"
 
 
-def test_systems_of_a_screen_are_told_apart(tmp_path):
-    scores = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1, "y_probe_f1": 0.2, "relationship_area": 0.3}
-    rows = [row("iVAE", 0, style_posterior=p, **scores) for p in ("xe", "x")] + [row("pixel PCA, TVN", 0, **scores)]
-    rows += [row("SCBD", 0, alpha=a, invariance=f, **scores) for a, f in ((8.0, "listing"), ("auto", "variance"))]
-    text = screen_systems_report(pd.DataFrame(rows), tmp_path)
-    for name in ("iVAE", "iVAE, x only", "pixel PCA, TVN", "listing, alpha 8", "variance, alpha auto"):
-        assert f"| {name} |" in text
-    assert {path.name for path in tmp_path.iterdir()} == {"trade_off.png", "batch_correction.png"}
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8)), min_size=1))
+def test_no_setting_has_a_higher_mean(runs):
+    of: dict[str, list[int]] = {}
+    for setting, accuracy in runs:
+        of.setdefault(setting, []).append(accuracy)
+    means = {setting: sum(accuracies) / len(accuracies) for setting, accuracies in of.items()}
+    settings, accuracies = zip(*runs, strict=True)
+    assert means[best_setting(pd.Series(accuracies), pd.Series(settings))] == max(means.values())
+
+
+def test_of_equals_the_first_is_taken():
+    assert best_setting(pd.Series([0.5, 0.5]), pd.Series(["z", "a"])) == "z"
+
+
+def test_the_index_of_runs_does_not_matter():
+    accuracy = pd.Series([0.2, 0.9], index=[7, 3])
+    assert best_setting(accuracy, pd.Series(["a", "b"])) == "b"
+
+
+@given(st.lists(st.integers(0, 8), min_size=4, max_size=4), st.integers(0, 1))
+def test_what_is_left_of_a_setting_whose_runs_were_lost_is_not_chosen(accuracies, lost):
+    accuracy = pd.Series(accuracies, dtype=float)
+    accuracy[2 * lost] = np.nan
+    setting = pd.Series(["a", "a", "b", "b"])
+    assert best_setting(accuracy, setting) == ("a" if lost else "b")
+    accuracy[3 - 2 * lost] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        best_setting(accuracy, setting)
+
+
+def test_the_paper_s_space():
+    """Appendix of the paper, table of the search space."""
+    assert set(MODEL_SPACE) <= set(SYSTEMS)
+    sizes = {system: len(settings_of(space)) for system, space in MODEL_SPACE.items()}
+    assert sizes == {"ERM": 1, "CORAL": 3, "DANN": 3, "IRM": 4, "Fish": 6, "Group DRO": 1, "iVAE": 1}
+    assert len(settings_of(TRAINING_SPACE)) == 9
+
+
+def test_cellprofiler_is_standardised_on_controls_and_reduced():
+    """Wells shift and scale all features; a missing value, and what never varies, count as typical."""
+    rng = np.random.default_rng(0)
+    well, gene = rng.integers(3, size=600), rng.choice(["A", "nontargeting"], 600)
+    truth = rng.normal(size=(600, 3)) + 4.0 * (gene == "A")[:, None]
+    table = np.column_stack([(truth + 10 * well[:, None]) * (1 + well[:, None]), np.ones(600)])
+    table[0, 1] = np.nan
+    obs = pd.DataFrame({"well": well.astype(str), "gene": gene}, index=map(str, range(600)))
+    adata = AnnData(obs=obs, obsm={"X_cellprofiler": table})
+    z = FEATURES["CellProfiler"](adata, y_key="gene", e_key="well", control="nontargeting", n_components=64, seed=0)
+    assert z.shape == (600, 3) and z.dtype == np.float32 and np.isfinite(z).all()
+    control = gene == "nontargeting"
+    means = np.stack([z[control & (well == i)].mean(0) for i in range(3)])
+    np.testing.assert_allclose(means, np.broadcast_to(means[0], means.shape), atol=0.02)
+    assert label_probe(z, obs["well"])["f1"] < 0.45 < 0.9 < label_probe(z, obs["gene"])["f1"]

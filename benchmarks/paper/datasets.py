@@ -1,0 +1,351 @@
+"""The data sets of the experiments: how each is loaded, what is held out of it, and what its columns are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paper import loaders
+from scbd import datasets
+from scbd._anndata import IMAGE_KEY
+from scbd._run import inputs_of
+from scbd.data import hold_out_perturbations, infer_environments, stratified_split
+from scbd.data._inferred import INFERRED
+from scbd.data._inputs import Inputs
+from scbd.data._sources import digest_cells
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pandas as pd
+    from anndata import AnnData
+
+# compounds that are never trained on, beside those with several positions
+_UNSEEN = 100
+# plates, and a share of compounds, that are left out in turn to choose settings by
+_INNER_SHARE = 1 / 3
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A loader and its columns.
+
+    Attributes
+    ----------
+    loader
+        Makes the table; takes ``seed``, and ``path`` where there are files.
+    y_key, e_key
+        Columns of the label and of the environment (several are crossed, or side by side: ``e_columns`` of ``setup``).
+    has_files
+        Whether there are files to give a path to.
+    needs_path
+        Whether they cannot be downloaded.
+    guide_key
+        Column of the guides, where each label has several; tables may lack it, such as raw crops of Funk et al.
+    relations
+        Known relations between labels, as a frame of ``source`` and ``target``.
+    labels
+        Columns of what perturbations have in common, such as mechanisms, by their names in tables.
+    setup
+        Further arguments of ``setup_anndata``: where the inputs are, if not images at their usual key, or features in
+        ``X``; and which cells are controls, where models are told of them.
+    control
+        Label of the cells that were not perturbed, which corrections learn from.
+    group_key
+        What a probe of the label holds out as a whole, where labels are not in all environments alike: else it would
+        read the environment, and know the labels that there are.
+    """
+
+    loader: Callable[..., AnnData]
+    y_key: str | Sequence[str]
+    e_key: str | Sequence[str]
+    has_files: bool = True
+    needs_path: bool = True
+    guide_key: str | None = None
+    relations: Callable[[AnnData], pd.DataFrame] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    control: str | None = None
+    group_key: str | None = None
+
+    @property
+    def label_keys(self) -> dict[str, Any]:
+        """What a score or a correction is told of the columns."""
+        return {"y_key": self.y_key, "e_key": self.e_key, "control": self.control}
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Arguments of ``setup_anndata``."""
+        return {"y_key": self.y_key, "e_key": self.e_key, **self.setup}
+
+    def inputs(self, adata: AnnData) -> Inputs:
+        """Where in a table the images, or the features, are."""
+        return inputs_of(adata, self.setup)
+
+    def digest(self, adata: AnnData) -> str:
+        """Of all that is known of each cell, and of what it is learned from; tables of profiles are no inputs."""
+        has_inputs = IMAGE_KEY in adata.obsm or any(name in self.setup for name in Inputs._fields)
+        return digest_cells(self.inputs(adata).source(adata) if has_inputs else None, adata.obs)
+
+    @property
+    def needed(self) -> str:
+        """Files to give a path to, in a word."""
+        if not self.has_files:
+            return ""
+        name = self.loader.__name__.removesuffix("_fold")
+        return name if self.needs_path else "MNIST, or downloaded"
+
+    def load(self, path: str | os.PathLike[str] | None, seed: int, **kwargs: Any) -> AnnData:
+        """Load the cells.
+
+        Raises
+        ------
+        ValueError
+            If the files are needed and no path was given.
+        """
+        self.check_path(path)
+        return self.loader(path, seed=seed, **kwargs) if self.has_files else self.loader(seed=seed, **kwargs)
+
+    def check_path(self, path: str | os.PathLike[str] | None) -> None:
+        """Raise if files are needed and no path was given."""
+        if path is None and self.has_files and self.needs_path:
+            msg = f"{self.needed} is not downloaded: its loader names the source, and give --data."
+            raise ValueError(msg)
+
+
+def cpjump1_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 0, inner: int | None = None) -> AnnData:
+    """CPJUMP1 with plates, compounds and control positions held out.
+
+    Held out are a plate of each time point, 100 compounds (half, if they are few) and all that have several positions,
+    on all plates, and half of the positions of the controls: controls that a transform was fitted on are no negatives.
+
+    Parameters
+    ----------
+    path
+        See :func:`scbd.datasets.cpjump1`.
+    seed
+        Not used: all seeds of training have the same folds.
+    fold
+        Which plates, compounds and positions; from 0 on.
+    inner
+        To choose settings: of what is trained on in this fold, the table of what is there to train and choose by, with
+        the i-th plate, a third of the compounds and half of the control positions held out again.
+
+    Returns
+    -------
+    Wells with ``obs["split"]``, ``"train"`` or ``"test"``, ``obs["unseen"]``, whether the compound is held out,
+    ``obs["new_plate"]``, whether the plate is, and ``obs["known_position"]``, whether this is a control at a position
+    that is learned from, on whatever plate.
+    """
+    wells = datasets.cpjump1(path)
+    obs, rng = wells.obs, np.random.default_rng([fold, 0])
+    plates = obs[["Metadata_Plate", "Metadata_hours"]].drop_duplicates().sort_values("Metadata_Plate")
+    held = {str(group.iloc[fold % len(group)]) for _, group in plates.groupby("Metadata_hours")["Metadata_Plate"]}
+    compounds = obs.loc[obs["Metadata_broad_sample"] != "DMSO"]
+    n_positions = compounds.groupby("Metadata_broad_sample", observed=True)["Metadata_Well"].nunique()
+    several = n_positions.index[n_positions > 1].astype(str).tolist()
+    single = n_positions.index[n_positions == 1].astype(str).to_numpy()
+    unseen = {*several, *rng.permutation(single)[: min(_UNSEEN, len(single) // 2)]}
+    marked = _marked(wells, held, unseen, rng)
+    if inner is None:
+        return marked
+    wells = marked[marked.obs["split"] == "train"].copy()
+    rng = np.random.default_rng([fold, 1 + inner])
+    held = {str(np.sort(wells.obs["Metadata_Plate"].astype(str).unique())[inner])}
+    compounds = np.sort(wells.obs["Metadata_broad_sample"].astype(str).unique())
+    compounds = rng.permutation(compounds[compounds != "DMSO"])
+    return _marked(wells, held, set(compounds[: round(_INNER_SHARE * len(compounds))]), rng)
+
+
+def _marked(wells: AnnData, held: set[str], unseen: set[str], rng: np.random.Generator) -> AnnData:
+    """Wells with columns that say what is held out."""
+    obs = wells.obs
+    compound, plate, well = (obs[f"Metadata_{name}"].astype(str) for name in ("broad_sample", "Plate", "Well"))
+    positions = np.sort(well[compound == "DMSO"].unique())
+    fitted = rng.permutation(positions)[: len(positions) // 2]
+    obs["unseen"], obs["new_plate"] = compound.isin(unseen), plate.isin(held)
+    obs["known_position"] = (compound == "DMSO") & well.isin(fitted)
+    known = obs["known_position"] | (~obs["unseen"] & (compound != "DMSO"))
+    obs["split"] = np.where(known & ~obs["new_plate"], "train", "test")
+    return wells
+
+
+def breinig2015_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 0) -> AnnData:
+    """The cells of Breinig et al., half of those of each target and replicate held out.
+
+    Parameters
+    ----------
+    path
+        See :func:`paper.loaders.breinig2015`.
+    seed
+        Not used: all seeds of training have the same folds.
+    fold
+        Which draw: a random half for each number, so that the halves of two folds share half of their cells.
+
+    Returns
+    -------
+    Cells with ``obs["split"]``, ``"train"`` or ``"test"``.
+    """
+    cells = loaders.breinig2015(path)
+    labels = [cells.obs[key].to_numpy() for key in ("target", "replicate")]
+    known = stratified_split(labels, train_size=0.5, seed=fold).train
+    cells.obs["split"] = np.where(np.isin(np.arange(cells.n_obs), known), "train", "test")
+    return cells
+
+
+def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 1 / 3, **screen: Any) -> AnnData:
+    """A simulated screen of which some genes, and of all genes some cells, are not learned from.
+
+    Of the genes that are held out, the cells that would have been learned from are left out, so that all genes have as
+    many new cells, and scores of seen and unseen genes can be compared.
+
+    Parameters
+    ----------
+    seed
+        Of screen, genes and cells.
+    unseen
+        Share of the genes that are held out.
+    new
+        Share of each gene's cells in each well that are not learned from; one in forty of the others is for validation.
+    **screen
+        Arguments of :func:`scbd.datasets.simulated_screen`.
+
+    Returns
+    -------
+    Cells with ``obs["split"]``, ``"train"``, ``"validation"`` or ``"test"``, and ``obs["unseen"]``, whether the gene is
+    held out.
+    """
+    cells = datasets.simulated_screen(seed=seed, **screen)
+    genes, wells = (cells.obs[key].astype(str).to_numpy() for key in ("gene", "well"))
+    held = hold_out_perturbations(genes, share=unseen, validation_share=0, keep="nontargeting", seed=seed).test
+    parts = stratified_split([genes, wells], train_size=0.975 * (1 - new), validation_size=0.025 * (1 - new), seed=seed)
+    cells.obs["split"] = "test"
+    for name in ("train", "validation"):
+        cells.obs.iloc[getattr(parts, name), cells.obs.columns.get_loc("split")] = name
+    cells.obs["unseen"] = np.isin(np.arange(cells.n_obs), held)
+    return cells[~cells.obs["unseen"].to_numpy() | (cells.obs["split"] == "test").to_numpy()].copy()
+
+
+def simulated_screen_plates(*, seed: int = 0, fold: int = 0, **screen: Any) -> AnnData:
+    """A simulated screen of which a plate is not learned from.
+
+    Parameters
+    ----------
+    seed
+        Of the screen.
+    fold
+        Which plate, from 0 on.
+    **screen
+        Arguments of :func:`scbd.datasets.simulated_screen`.
+
+    Returns
+    -------
+    Cells with ``obs["split"]``: ``"test"`` on that plate, ``"validation"`` one in forty of the others.
+
+    Raises
+    ------
+    ValueError
+        If the screen has one plate, or not so many.
+    """
+    cells = datasets.simulated_screen(seed=seed, **screen)
+    plates = cells.obs["plate"].astype(str).to_numpy()
+    names = np.unique(plates)
+    if not 0 <= fold < len(names) or len(names) < 2:
+        msg = f"fold={fold}: the screen has {len(names)} plates, of which one is left out and others are learned from."
+        raise ValueError(msg)
+    validation = np.random.default_rng([seed, fold]).random(cells.n_obs) < 0.025
+    cells.obs["split"] = np.where(plates == names[fold], "test", np.where(validation, "validation", "train"))
+    return cells
+
+
+def environments_hidden(
+    loader: Callable[..., AnnData], y_key: str, e_key: str | None = None, **inputs: Any
+) -> Callable[..., AnnData]:
+    """A loader that infers environments, so many as ``n_inferred`` says, from training cells alone.
+
+    Parameters
+    ----------
+    loader
+        Of cells with ``obs["split"]``.
+    y_key
+        Column of the label.
+    e_key
+        Environments that stay known, beside which others are inferred.
+    **inputs
+        Where the inputs are, see :func:`scbd.data.infer_environments`.
+    """
+
+    @wraps(loader)
+    def load(*path: Any, seed: int = 0, n_inferred: int = 2, **kwargs: Any) -> AnnData:
+        adata = loader(*path, seed=seed, **kwargs)
+        learned = (adata.obs["split"] == "train").to_numpy()
+        found = infer_environments(adata, y_key, n_inferred, e_key=e_key, fit=learned, seed=seed, **inputs)
+        adata.obs[INFERRED] = found.labels
+        return adata
+
+    return load
+
+
+# genes in wells
+_screen = partial(Dataset, y_key="gene", e_key="well", control="nontargeting")
+_wells = partial(
+    Dataset,
+    y_key="Metadata_broad_sample",
+    e_key="Metadata_Plate",
+    labels={"mechanism": "Metadata_moa", "target": "Metadata_gene"},
+    control="DMSO",
+)
+_WELLS: dict[str, Any] = {"layer": "X", "control": "DMSO", "position_key": "Metadata_Well"}
+_SIMULATED: dict[str, Any] = {
+    "has_files": False,
+    "guide_key": "sgRNA",
+    "relations": lambda adata: adata.uns["truth"]["network"],
+}
+
+DATASETS: dict[str, Dataset] = {
+    "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
+    "camelyon17": Dataset(loaders.camelyon17, "tumor", "hospital"),
+    "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
+    "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
+    "cpjump1": _wells(cpjump1_fold, setup=_WELLS),
+    "funk22": _screen(datasets.funk22, guide_key="sgRNA", relations=lambda adata: datasets.corum()),
+    "funk22_cellprofiler": _screen(
+        loaders.funk22_cellprofiler, guide_key="sgRNA", relations=lambda adata: datasets.corum()
+    ),
+    "pacs": Dataset(loaders.pacs, "class", "domain"),
+    "rxrx1": Dataset(loaders.rxrx1, "sirna", "experiment"),
+    "simulated_screen": _screen(datasets.simulated_screen, **_SIMULATED),
+    "simulated_screen_fold": _screen(simulated_screen_fold, group_key="plate", **_SIMULATED),
+    "simulated_screen_plates": _screen(
+        simulated_screen_plates, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
+    ),
+    "vlcs": Dataset(loaders.vlcs, "class", "domain"),
+}
+
+# models are told of environments that were inferred, scores of those that there are
+DATASETS |= {
+    "colored_mnist_hidden": replace(
+        DATASETS["colored_mnist"],
+        loader=environments_hidden(datasets.colored_mnist, "digit"),
+        setup={"e_key": INFERRED},
+    ),
+    "cpjump1_hidden": replace(
+        DATASETS["cpjump1"],
+        loader=environments_hidden(cpjump1_fold, "Metadata_broad_sample", layer="X"),
+        setup=_WELLS | {"e_key": INFERRED},
+    ),
+    "simulated_screen_hidden": replace(
+        DATASETS["simulated_screen_fold"],
+        loader=environments_hidden(simulated_screen_fold, "gene"),
+        setup={"e_key": INFERRED},
+    ),
+    "simulated_screen_half_hidden": replace(
+        DATASETS["simulated_screen_fold"],
+        loader=environments_hidden(simulated_screen_fold, "gene", "plate"),
+        setup={"e_key": ["plate", INFERRED]},
+    ),
+}

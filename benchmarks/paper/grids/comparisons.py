@@ -1,0 +1,283 @@
+"""Every system beside every other on screens, as it is and corrected; and latent-variable models trained for longer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+
+from paper import plots
+from paper.grids.generalization import cmnist_systems
+from paper.grids.screens import correction_report
+from paper.grids.shared import (
+    NEW_CELLS,
+    OURS,
+    SCREENS,
+    SIZES,
+    UNEQUAL_WELLS,
+    Budget,
+    Experiment,
+    new_cells_settings,
+    new_cells_trial,
+    seeds_of,
+)
+from paper.reports import (
+    ACCURACIES,
+    CORRECTION,
+    HEALTH,
+    Column,
+    by_variant,
+    chosen,
+    names_of,
+    table,
+)
+from paper.scores import CHANCE
+from paper.systems import UNTRAINED
+from paper.trials import Trial
+from scbd import datasets
+from scbd._files import save_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from paper.grids.shared import Budget
+
+
+# at the strength of HARD_SCREEN, small encoders find next to nothing: few systems could be told apart
+RIVAL_SCREEN = datasets.HARD_SCREEN | {"n_complexes": 30, "effect_size": 0.7, "active": 0.7}
+_CELLS: dict[str, dict[str, Any]] = {
+    "smoke": {"n_cells": 4_000},
+    "small": {"n_cells": 30_000},
+    "paper": {"n_cells": 200_000, "image_size": 64},
+}
+# what principal components are followed by, in turn
+_CORRECTIONS = (
+    "centred",
+    "standardised on controls",
+    "ComBat",
+    "Harmony",
+    "sphering",
+    "TVN",
+    "WCCN",
+    "LDA",
+    "PLDA",
+    "standardised, sphering",
+    "standardised, WCCN",
+    "standardised, LDA",
+    "standardised, PLDA",
+    "TVN, WCCN",
+)
+# components have one unit: no further ones are taken of them
+_SETTINGS: dict[str, dict[str, Any]] = {"Harmony": {"Harmony": {"n_components": None}}}
+RIVAL_SCORES = {
+    "relationship_average_precision": Column("average precision", digits=3),
+    "relationship_map_seen": Column("complexes, seen genes", digits=3),
+    "relationship_map_unseen": Column("complexes, unseen genes", digits=3),
+    "y_probe_f1": Column("gene F1", digits=3),
+    "y_probe_auroc": Column("gene AUROC", digits=3),
+    "y_probe_unseen_auroc": Column("unseen gene AUROC", digits=3),
+    "e_probe_f1": Column("well F1, linear", digits=3),
+    "e_probe_quadratic_f1": Column("well F1, quadratic", digits=3),
+    "e_probe_neighbours_f1": Column("well F1, neighbours", digits=3),
+    "ilisi": Column("iLISI", digits=3),
+}
+_PROBES = {
+    "e_probe_f1": "linear probe",
+    "e_probe_quadratic_f1": "quadratic probe",
+    "e_probe_neighbours_f1": "neighbours",
+}
+
+
+def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells and unseen genes of a hard screen: every system, as it is and standardised, and every correction."""
+    small, contrastive, training = _settings(budget)
+    # decoders are slow: twice the time of a contrastive run at a fifth of its images, at the small budget
+    steps, size = {"smoke": (20, 64), "small": (400, 256), "paper": (training["max_steps"], 1024)}[budget]
+    bound = training | {"max_steps": steps, "batch_size": size}
+    warm_up = {"kl_warmup_steps": steps // 2}
+    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("obsm", {"obsm_key": "X_oracle"}, {}),
+        ("pixel PCA", {"n_components": 64}, {}),
+        *((name, model, {}) for name, model in corrected_pixels(_CORRECTIONS)),
+        ("random encoder", contrastive | {"alpha": 0.0}, training | UNTRAINED),
+        ("ERM", small, training),
+        ("CORAL", small | {"penalty": 1.0}, training),
+        ("DANN", small | {"penalty": 1.0}, training),
+        ("VAE", {"n_latent": 64}, bound),
+        ("iVAE", {"n_latent": 64}, bound),
+        ("mcVAE", {"n_latent": 64} | warm_up, bound),
+        *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, 0.003, "auto")),
+    ]
+    return _trials(systems, RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
+
+
+def corrected_pixels(corrections: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Systems: principal components of the pixels, followed by each of these corrections; and their settings."""
+    return [(f"pixel PCA, {name}", {"n_components": 64} | _SETTINGS.get(name, {})) for name in corrections]
+
+
+def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """The same screen with 384 wells on 16 plates, a twelfth of the cells in each: SCBD without and with invariance."""
+    _, contrastive, training = _settings(budget)
+    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("obsm", {"obsm_key": "X_oracle"}, {}),
+        ("pixel PCA", {"n_components": 64}, {}),
+        ("pixel PCA, TVN", {"n_components": 64, "e_key": "plate"}, {}),  # most wells have no two controls
+        *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, "auto")),
+    ]
+    wells = {"n_wells": 384, "plate_wells": 24}
+    return _trials(systems, RIVAL_SCREEN | _CELLS[budget] | wells, range(seeds_of(n_seeds, budget, 3, 3)))
+
+
+def _settings(budget: Budget) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Of a model of any kind, of a contrastive one, and of training."""
+    encoder, training = SIZES[budget]
+    small = {"encoder": encoder["encoder"]}
+    return small, small | OURS | {"n_latent": 64}, training | {"weight_decay": 0.01, "load_best": False}
+
+
+def _trials(
+    systems: Iterable[tuple[str, dict[str, Any], dict[str, Any]]], screen: dict[str, Any], seeds: Iterable[int]
+) -> list[Trial]:
+    return [
+        Trial("new cells and perturbations", "simulated_screen_fold", system, seed, screen, model, how)
+        for seed in seeds
+        for system, model, how in systems
+    ]
+
+
+def rivals_report(frame: pd.DataFrame, out: Path) -> str:
+    """A line a system and correction, the best that there can be first, chance last; genes against wells, two figures.
+
+    One of what is trained and one of corrections of pixels; a line joins each embedding to itself once standardised.
+    """
+    import matplotlib.pyplot as plt
+
+    frame = frame.assign(name=names_of(frame))
+    frame["name"] = frame["name"].replace("obsm", "truth")
+    lines = by_variant(frame, RIVAL_SCORES | HEALTH)
+    drawn = lines[lines["variant"] != CHANCE]
+    drawn = drawn.assign(system=frame.set_index("key")["name"].reindex(drawn["key"]).to_numpy(), setting=drawn["name"])
+    pixels = drawn["system"].str.startswith("pixel PCA")
+    for name, part in {"systems": drawn[~pixels], "corrections": drawn[pixels]}.items():
+        if part.empty:
+            continue
+        figure = plt.figure(figsize=(5 * len(_PROBES) + 2, 4), layout="constrained")
+        for ax, (probe, label) in zip(figure.subplots(1, len(_PROBES), sharey=True), _PROBES.items(), strict=True):
+            plots.trade_off(part, probe, "relationship_map_unseen", traced=list(part["system"].unique()), ax=ax)
+            ax.set(xlabel=f"F1 of the well, {label} (lower is better)", ylabel="complexes of unseen genes")
+            if probe != list(_PROBES)[-1]:
+                ax.get_legend().remove()
+        save_figure(figure, out / f"{name}.png")
+    return table(lines, ["name"], RIVAL_SCORES | HEALTH)
+
+
+# ComBat and Harmony see the cells that are scored, too
+_CHEAP = ("standardised", "ComBat", "Harmony", "WCCN")
+
+
+def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells of an easy simulated screen: features, latent-variable models and SCBD (paper, figure 4)."""
+    published, contrastive = new_cells_settings(budget)
+    # decoders are slow: twice the time of a contrastive run at a fifth of its images, at the small budget
+    steps, size = {"smoke": (40, 128), "small": (400, 256), "paper": (contrastive["max_steps"], 1024)}[budget]
+    bound = contrastive | {"max_steps": steps, "batch_size": size}
+    pixels = {"n_components": 64}
+    wells = pixels | {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
+    block = published | {"style_target": None}
+    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("pixel PCA", pixels, NEW_CELLS),
+        ("pixel PCA, centred", wells, NEW_CELLS),
+        ("pixel PCA, TVN", wells, NEW_CELLS),
+        *((name, model, NEW_CELLS) for name, model in corrected_pixels(_CHEAP)),
+        ("ERM", {"encoder": published["encoder"]}, contrastive),
+        ("VAE", {"n_latent": 64}, bound),
+        ("iVAE", {"n_latent": 64, "style_posterior": "xe"}, bound),
+        ("iVAE", {"n_latent": 64, "style_posterior": "x"}, bound),
+        ("mcVAE", {"n_latent": 32, "kl_warmup_steps": bound["max_steps"] // 2}, bound),
+        *(("SCBD", block | {"alpha": alpha}, contrastive) for alpha in (0.0, 1.0, 8.0)),
+        *(("SCBD", block | OURS | {"alpha": alpha}, contrastive) for alpha in (0.0, 0.003, 0.01, 0.03, "auto")),
+    ]
+    return [
+        new_cells_trial(seed, SCREENS[budget] | UNEQUAL_WELLS, model, how, system)
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
+        for system, model, how in systems
+    ]
+
+
+def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
+    """Biology and batch of each system: a table, bars, and one against the other."""
+    form = frame["invariance"].map({"listing": "SCBD, published", "variance": "SCBD"}).fillna(frame["system"])
+    named = by_variant(frame.assign(system=form, name=names_of(frame)), CORRECTION)
+    named["setting"] = named["name"]
+    traced = ["SCBD, published", "SCBD"]
+    x, y = "e_probe_f1", "relationship_average_precision"
+    ax = plots.trade_off(named, x, y, setting="setting", traced=traced)
+    ax.set(xlabel="F1 of the well (lower is better)", ylabel="average precision of complexes")
+    save_figure(cast("Figure", ax.figure), out / "trade_off.png")
+    return correction_report(frame, out)
+
+
+_LATENT = ("VAE", "iVAE", "mcVAE")
+# what is drawn against the steps: of each, the columns that rows have
+_DRAWN = {
+    "r_c in": "accuracy in distribution",
+    "r_c out": "accuracy out of distribution",
+    "e from r_c": "environment from $z_c$",
+    "relationship_average_precision": "average precision of complexes",
+    "e_probe_f1": "F1 of the well",
+}
+
+
+def cmnist_lengths(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: the iVAE at its length in cmnist-systems, and at another."""
+    times = {"smoke": (1, 2), "small": (1, 4), "paper": (0.2, 1)}[budget]
+    return _at_lengths(cmnist_systems(budget, seeds_of(n_seeds, budget, 3, 3)), times)
+
+
+def screen_lengths(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """New cells of a simulated screen: latent-variable models at their length in screen-systems, and at another."""
+    times = {"smoke": (1, 2), "small": (1, 3), "paper": (0.2, 1)}[budget]
+    return _at_lengths(screen_systems(budget, seeds_of(n_seeds, budget, 3, 3)), times)
+
+
+def _at_lengths(trials: Sequence[Trial], times: Sequence[float]) -> list[Trial]:
+    """Each trial of a latent-variable model at multiples of its steps, all else as it is (the ramp of the KL, too)."""
+    return [
+        replace(trial, training={**trial.training, "max_steps": round(factor * trial.training["max_steps"])})
+        for trial in trials
+        if trial.system in _LATENT
+        for factor in times
+    ]
+
+
+def lengths_report(frame: pd.DataFrame, out: Path) -> str:
+    """Scores at each length: a table, and a figure of a panel a score; digits at the setting best in distribution."""
+    import matplotlib.pyplot as plt
+
+    frame = frame.assign(name=names_of(frame))
+    if "r_c in" in frame:
+        frame = chosen(frame, ["name", "steps"])
+    frame = by_variant(frame, ACCURACIES | CORRECTION)
+    frame = frame.sort_values(["name", "steps"], kind="stable")
+    drawn = {score: label for score, label in _DRAWN.items() if score in frame}
+    figure = plt.figure(figsize=(4 * len(drawn), 3.2), layout="constrained")
+    for ax, (score, label) in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True):
+        plots.by_group(frame, "steps", score, "name", ax=ax)
+        ax.set(ylabel=label, ylim=(-0.02, 1.02))
+    save_figure(figure, out / "lengths.png")
+    return table(frame, ["name", "steps"], ACCURACIES | CORRECTION)
+
+
+EXPERIMENTS = {
+    "screen-rivals": Experiment(screen_rivals, rivals_report),
+    "screen-wells": Experiment(screen_wells, rivals_report),
+    "screen-systems": Experiment(screen_systems, screen_systems_report),
+    "cmnist-lengths": Experiment(cmnist_lengths, lengths_report),
+    "screen-lengths": Experiment(screen_lengths, lengths_report),
+}

@@ -1,0 +1,493 @@
+"""Domain generalisation: the paper's space, stated once, and what is run of it on digits, tissue, cell lines, pictures.
+
+Colored MNIST and Camelyon17 are as the paper's appendix has them. Of PACS and VLCS it gives results alone, which for
+the classifiers are DomainBed's: so are the settings here (224 pixels, ResNet-50, batches of 32 a training domain, 5,000
+steps, a look at validation cells every 300), but for AdamW and for photographs that are neither cropped nor turned.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pandas as pd
+
+from paper import plots
+from paper.grids.shared import (
+    OUR_ALPHA,
+    OUR_ALPHAS,
+    OURS,
+    PUBLISHED_ALPHAS,
+    SIZES,
+    Budget,
+    Experiment,
+    generalization_settings,
+    generalization_trial,
+    pixel_control,
+    seeds_of,
+)
+from paper.loaders import PACS_DOMAINS, VLCS_DOMAINS
+from paper.reports import (
+    ACCURACIES,
+    HEALTH,
+    by_alpha,
+    by_environment,
+    chosen,
+    cost_of_choosing,
+    in_out_correlation,
+    names_of,
+    only,
+    published_of,
+    setting_of,
+    table,
+)
+from paper.systems import MODEL_SPACE, TRAINING_SPACE, UNTRAINED, settings_of
+from paper.trials import Trial
+from scbd import pl
+from scbd._files import save_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from paper.grids.shared import Budget
+
+
+def cmnist_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST with our form of invariance, between a random encoder and an oracle."""
+    model, training = generalization_settings(budget)
+    model |= OURS
+    training |= {"load_best": False}
+    if budget == "small":  # the statistic is sharper in larger batches, at the same price
+        training |= {"batch_size": 1024, "max_steps": 1500}
+    trials = []
+    for seed in range(seeds_of(n_seeds, budget, 10, 3)):
+        trials.append(generalization_trial("colored_mnist", budget, seed, model | {"alpha": "auto"}, training))
+        if seed < 3:
+            ours, free = model | {"alpha": OUR_ALPHA}, model | {"alpha": 0.0}
+            trials += [
+                generalization_trial("colored_mnist", budget, seed, ours, training),
+                generalization_trial("colored_mnist", budget, seed, free, training | UNTRAINED, "random encoder"),
+                generalization_trial("colored_mnist", budget, seed, free, training, "oracle", colored=False),
+            ]
+    return trials
+
+
+def bounded_report(frame: pd.DataFrame, out: Path) -> str:
+    """Accuracy between the two: a table."""
+    systems = ["random encoder", "SCBD", "oracle"]
+    frame = frame.sort_values("system", key=lambda names: names.map(systems.index), kind="stable")
+    return table(frame.assign(name=names_of(frame)), ["name"], ACCURACIES | HEALTH)
+
+
+class Space(NamedTuple):
+    """A data set of domain generalisation; what is said of the paper's budget is so there alone."""
+
+    dataset: str
+    alphas: Mapping[Budget, Sequence[float]]
+    """That are swept, of SCBD as published."""
+    tables: Mapping[Budget, Sequence[float]]
+    """Those of them that stand beside other systems."""
+    seeds: tuple[int, int] = (3, 10)
+    """Of a sweep, at the small and the paper's budget."""
+    steps: Mapping[Budget, int] = MappingProxyType({})
+    """Of SCBD, where they are others than everywhere."""
+    encoder: str = "resnet18"
+    """At the paper's budget."""
+    published: Mapping[str, Any] = MappingProxyType({})
+    """Arguments of the data set at the paper's budget."""
+    standardize: bool = False
+    """Whether channels are standardised at the paper's budget, as pretrained weights expect it."""
+    batches: tuple[int, int] = (2048, 32)
+    """Cells a batch of SCBD, and of a classifier, at the paper's budget."""
+    epoch: int = 1500
+    """Batches of a classifier between two looks at validation cells: a pass over the training cells."""
+    lengths: Sequence[int] = (1, 20, 100)
+    """Of a classifier, in such epochs."""
+    classifiers: Sequence[str] = ("ERM", "CORAL", "DANN", "IRM", "Fish", "Group DRO")
+    domains: Sequence[str] = ()
+    """Each held out in turn."""
+
+    def data(self, budget: Budget) -> Iterator[dict[str, Any]]:
+        """Arguments of the data set; one for each domain that is held out, if any."""
+        same = dict(self.published) if budget == "paper" else {}
+        held_out = self.domains[: 1 if budget == "smoke" else None]
+        yield from ([same | {"test_environment": domain} for domain in held_out] if held_out else [same])
+
+    def settings(self, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of SCBD: arguments of the model and of its training."""
+        model, training = generalization_settings(budget)
+        if budget == "paper":
+            model |= {"encoder": self.encoder, "standardize": self.standardize}
+            training |= {"batch_size": self.batches[0]}
+        return model, training | ({"max_steps": self.steps[budget]} if budget in self.steps else {})
+
+
+_DOMAINBED: dict[str, Any] = {
+    "seeds": (3, 3),
+    "alphas": {"smoke": (0, 10), "small": (0, 3, 10, 30), "paper": PUBLISHED_ALPHAS},
+    "tables": dict.fromkeys(("smoke", "small", "paper"), (0,)),
+    "steps": {"smoke": 20, "small": 400},
+    "encoder": "resnet50",
+    "published": {"image_size": 224},
+    "standardize": True,
+    # the paper has 2,048 everywhere, which at 224 pixels no GPU holds
+    "batches": (256, 96),
+    "epoch": 300,
+    "lengths": (5000 / 300,),
+    "classifiers": ("ERM", "CORAL", "DANN", "IRM", "Group DRO"),
+}
+SPACES = {
+    "colored_mnist": Space(
+        "colored_mnist",
+        {"smoke": (0, 10, 192), "small": (0, 1, 3, 10, 30, 64, 128, 192), "paper": PUBLISHED_ALPHAS},
+        {"smoke": (), "small": (), "paper": (0, 192)},
+        seeds=(5, 10),
+    ),
+    "camelyon17": Space(
+        "camelyon17",
+        {"smoke": (0, 10), "small": (0, 3, 10, 30, 192), "paper": PUBLISHED_ALPHAS},
+        {"smoke": (0,), "small": (0, 192), "paper": (0, 192)},
+        encoder="densenet121",
+        epoch=9452,  # of 302,436 patches
+        lengths=(5,),
+    ),
+    "rxrx1": Space("rxrx1", {"smoke": (0, 1), "small": (0, 1, 10), "paper": (0, 1, 10, 64)}, {}, seeds=(3, 3)),
+    "pacs": Space("pacs", domains=PACS_DOMAINS, **_DOMAINBED),
+    "vlcs": Space("vlcs", domains=VLCS_DOMAINS, **_DOMAINBED),
+}
+
+
+def sweep(space: Space, budget: Budget, n_seeds: int | None, *, erm: bool = True) -> list[Trial]:
+    """SCBD at several alphas; as controls the pixels, and an encoder never trained; ERM for the paper's assumption."""
+    seeds = range(seeds_of(n_seeds, budget, *space.seeds))
+    trials = []
+    for data in space.data(budget):
+        for seed in seeds:
+            trials.append(pixel_control(space.dataset, budget, seed, **data))
+            trials += published(space, budget, seed, space.alphas[budget], data)
+        trials += _cloud(space, budget, n_seeds, data) if erm else []
+    return trials
+
+
+def systems(space: Space, budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Every system of the paper's table of a data set over the paper's space, beside SCBD and the controls."""
+    seeds = range(seeds_of(n_seeds, budget, 3, space.seeds[1]))
+    trials = []
+    for data, seed in product(space.data(budget), seeds):
+        trials += [trial for name in space.classifiers for trial in classifiers(space, budget, name, seed, data)]
+        trials += _ivae(space, budget, seed, data) if "Fish" in space.classifiers else []
+        if space.tables[budget]:
+            trials += published(space, budget, seed, space.tables[budget], data)
+        trials += _ours(space, budget, seed, data)
+        trials.append(pixel_control(space.dataset, budget, seed, **data))
+    return trials
+
+
+def published(space: Space, budget: Budget, seed: int, alphas: Sequence[float], data: dict[str, Any]) -> list[Trial]:
+    """SCBD in its published form, after an encoder that was never trained."""
+    model, training = space.settings(budget)
+    runs = [("random encoder", 0, training | UNTRAINED), *(("SCBD", alpha, training) for alpha in alphas)]
+    return [
+        generalization_trial(space.dataset, budget, seed, model | {"alpha": float(alpha)}, how, name, **data)
+        for name, alpha, how in runs
+    ]
+
+
+def classifiers(space: Space, budget: Budget, system: str, seed: int, data: dict[str, Any]) -> list[Trial]:
+    """A classifier over the paper's space; below that budget over a coarser one, in runs shorter than its warm-ups."""
+    if budget == "paper":
+        lengths = [round(n * space.epoch) for n in space.lengths]
+        pairs = product(settings_of(MODEL_SPACE[system]), settings_of(TRAINING_SPACE), lengths)
+        return [_classifier(space, budget, system, seed, model, how, n, data) for model, how, n in pairs]
+    steps = {"smoke": 30, "small": 1500}[budget]
+    model = dict(MODEL_SPACE[system])
+    if system == "Fish":
+        model = {"pretrain_steps": (steps // 3,), "meta_lr": (0.01, 0.1)}
+    if system == "IRM":
+        model["anneal_steps"] = (steps // 3,)
+    if budget == "smoke":
+        model = {name: values[:1] for name, values in model.items()}
+    training = {"lr": (1e-4, 1e-3) if budget == "small" else (1e-3,), "weight_decay": (0.01,)}
+    pairs = product(settings_of(model), settings_of(training))
+    return [_classifier(space, budget, system, seed, m, how, steps, data) for m, how in pairs]
+
+
+def _cloud(space: Space, budget: Budget, n_seeds: int | None, data: dict[str, Any]) -> list[Trial]:
+    """ERM over learning rate, weight decay and length (paper, search space): a cloud to correlate over."""
+    if budget == "paper":
+        seeds = range(seeds_of(n_seeds, budget, 2, space.seeds[1]))
+        return [trial for seed in seeds for trial in classifiers(space, budget, "ERM", seed, data)]
+    lengths, decays, n = {"smoke": ((50,), (0.0,), 1), "small": ((150, 1500), (0.0, 0.01), 2)}[budget]
+    return [
+        _classifier(space, budget, "ERM", seed, {}, {"lr": lr, "weight_decay": decay}, steps, data)
+        for seed, lr, decay, steps in product(range(n), TRAINING_SPACE["lr"], decays, lengths)
+    ]
+
+
+def _classifier(
+    space: Space,
+    budget: Budget,
+    system: str,
+    seed: int,
+    model: dict[str, Any],
+    training: dict[str, Any],
+    steps: int,
+    data: dict[str, Any],
+) -> Trial:
+    how = training | {"max_steps": steps, "batch_size": 32, "split": "split", "load_best": True}
+    settings = {"encoder": SIZES[budget][0]["encoder"], "standardize": False}
+    if budget == "paper":
+        settings = {"encoder": space.encoder, "standardize": space.standardize}
+        # steps before the first round of Fish come in addition; every epoch may be the best
+        how |= {"max_steps": steps + model.get("pretrain_steps", 0), "validate_every": space.epoch}
+        how |= {"batch_size": space.batches[1]}
+    return generalization_trial(space.dataset, budget, seed, model | settings, how, system, **data)
+
+
+def _ivae(space: Space, budget: Budget, seed: int, data: dict[str, Any]) -> list[Trial]:
+    """At the one rate and decay that the paper has for latent-variable models; below its budget at two rates."""
+    steps, size = {"smoke": (30, 128), "small": (500, 256), "paper": (50_000, 1024)}[budget]
+    rates = {"smoke": (1e-3,), "small": (1e-4, 1e-3), "paper": (1e-4,)}[budget]
+    how = {"weight_decay": 0.01, "max_steps": steps, "batch_size": size, "split": "split", "load_best": True}
+    model = {"n_latent": 64, "standardize": False}
+    return [generalization_trial(space.dataset, budget, seed, model, how | {"lr": lr}, "iVAE", **data) for lr in rates]
+
+
+def _ours(space: Space, budget: Budget, seed: int, data: dict[str, Any]) -> list[Trial]:
+    """SCBD in our form; of Colored MNIST as its own experiment has it."""
+    if space.dataset == "colored_mnist":
+        names = {"SCBD"} if space.tables[budget] else {"SCBD", "random encoder"}
+        return [t for t in cmnist_variance(budget, seed + 1) if t.seed == seed and t.system in names]
+    model, training = space.settings(budget)
+    how = training | {"load_best": False}
+    return [generalization_trial(space.dataset, budget, seed, model | OURS | {"alpha": "auto"}, how, **data)]
+
+
+def cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: alpha against accuracy, and ERM (paper, table 1, figures 3 and 5)."""
+    return sweep(SPACES["colored_mnist"], budget, n_seeds)
+
+
+def camelyon17(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Camelyon17-WILDS: alpha against accuracy, and ERM (paper, table 1)."""
+    return sweep(SPACES["camelyon17"], budget, n_seeds)
+
+
+def rxrx1(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """RxRx1-WILDS, which the paper does not have: alpha against accuracy."""
+    return sweep(SPACES["rxrx1"], budget, n_seeds, erm=False)
+
+
+def pacs(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """PACS, each domain held out in turn (paper, appendix)."""
+    return sweep(SPACES["pacs"], budget, n_seeds)
+
+
+def vlcs(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """VLCS, each domain held out in turn (paper, appendix)."""
+    return sweep(SPACES["vlcs"], budget, n_seeds)
+
+
+def cmnist_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST with our invariance loss at several alphas: what choosing one costs, and alpha="auto"."""
+    return _our_alphas("colored_mnist", budget, n_seeds, {"smoke": 20, "small": 500, "paper": 25_000}[budget])
+
+
+def pacs_alphas(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """PACS with our invariance loss at several alphas, each domain held out in turn."""
+    steps = {"smoke": 20, "small": 300, "paper": 25_000}[budget]
+    domains = PACS_DOMAINS[: 1 if budget == "smoke" else None]
+    return [trial for d in domains for trial in _our_alphas("pacs", budget, n_seeds, steps, test_environment=d)]
+
+
+def _our_alphas(dataset: str, budget: Budget, n_seeds: int | None, steps: int, **data: Any) -> list[Trial]:
+    model, training = generalization_settings(budget)
+    training |= {"max_steps": steps, "load_best": False}
+    return [
+        generalization_trial(dataset, budget, seed, model | OURS | {"alpha": alpha}, training, **data)
+        for seed in range(seeds_of(n_seeds, budget, 5, 5))
+        for alpha in OUR_ALPHAS
+    ]
+
+
+def generalization_report(frame: pd.DataFrame, out: Path) -> str:
+    """Accuracy at each alpha with its controls, and ERM's correlation; one table and two figures a test environment.
+
+    Parameters
+    ----------
+    frame
+        Rows of :class:`Results`.
+    out
+        Directory for the figures.
+
+    Returns
+    -------
+    The tables, as Markdown.
+    """
+    return by_environment(frame, out, _of_environment)
+
+
+def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
+    scbd, erm = frame[frame["system"] == "SCBD"], frame[frame["system"] == "ERM"]
+    control, pixels = (frame[frame["system"] == system] for system in ("random encoder", "pixel PCA"))
+    rows = pd.concat([part for part in (pixels, control, by_alpha(scbd), chosen(erm, ["system"])) if len(part)])
+    rows = rows.assign(name=names_of(rows))
+    published = published_of(str(frame["dataset"].iloc[0]), environment)
+    text = table(rows, ["name"], ACCURACIES | HEALTH, published=published)
+    suffix = f"_{environment}" if environment else ""
+    if len(scbd):
+        shown = {"r_c in": "in distribution", "r_c out": "out of distribution", "z_c out": "out, z_c itself"}
+        ax = plots.sweep(scbd, "alpha", shown, control=control[list(shown)].mean() if len(control) else None)
+        ax.set(ylabel="accuracy", title=environment)
+        save_figure(_figure(ax), out / f"alpha{suffix}.png")
+    text += cost_of_choosing(scbd, "z_c in", "z_c out", "accuracy of $z_c$ out of distribution")
+    if len(erm) > 2:
+        save_figure(_figure(plots.in_against_out(erm)), out / f"erm{suffix}.png")
+        found = in_out_correlation(erm)
+        text += (
+            f"\n\nERM, {found['n']:.0f} runs: in- and out-of-distribution accuracy correlate with "
+            f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
+        )
+    return text
+
+
+def _figure(ax: Axes) -> Figure:
+    return cast("Figure", ax.figure)
+
+
+def cmnist_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: every classifier and the iVAE over the paper's search space, beside SCBD (paper, table 1)."""
+    return systems(SPACES["colored_mnist"], budget, n_seeds)
+
+
+def camelyon17_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Camelyon17-WILDS: every classifier and the iVAE over the paper's search space, beside SCBD (paper, table 1)."""
+    return systems(SPACES["camelyon17"], budget, n_seeds)
+
+
+def pacs_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """PACS, each domain held out in turn: the classifiers of the paper's table beside SCBD (paper, appendix)."""
+    return systems(SPACES["pacs"], budget, n_seeds)
+
+
+def vlcs_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """VLCS, each domain held out in turn: the classifiers of the paper's table beside SCBD (paper, appendix)."""
+    return systems(SPACES["vlcs"], budget, n_seeds)
+
+
+def systems_report(frame: pd.DataFrame, out: Path) -> str:
+    """Each system at its best in distribution, beside the paper; every setting as a point of the trade-off."""
+    return by_environment(frame, out, _systems_of)
+
+
+def _systems_of(frame: pd.DataFrame, out: Path, environment: str) -> str:
+    named = frame.assign(name=names_of(frame), setting=setting_of(frame))
+    # drawn with the one head that all have
+    drawn = named[named["system"] != "random encoder"]
+    ax = plots.trade_off(drawn, "r_c in", "r_c out", setting="setting", traced=["SCBD"])
+    ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution", title=environment)
+    save_figure(cast("Figure", ax.figure), out / f"trade_off{'_' * bool(environment)}{environment}.png")
+    published = published_of(str(frame["dataset"].iloc[0]), environment)
+    return table(chosen(named, ["name"]), ["name"], ACCURACIES, published=published)
+
+
+_FACTORS = {"n_latent": "embedding size", "batch_size": "batch size", "weight_decay": "weight decay"}
+
+
+def cmnist_ablations(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST: one setting changed at a time, at alpha 10 (paper budget: 192, as the paper)."""
+    return _ablations("colored_mnist", budget, n_seeds)
+
+
+def camelyon17_ablations(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Camelyon17: one setting changed at a time."""
+    model = {"encoder": "densenet121"} if budget == "paper" else {}
+    return _ablations("camelyon17", budget, n_seeds, **model)
+
+
+def _ablations(dataset: str, budget: Budget, n_seeds: int | None, **changes: Any) -> list[Trial]:
+    model, training = generalization_settings(budget)
+    model |= {"alpha": 192.0 if budget == "paper" else 10.0} | changes
+    training |= {"max_steps": {"smoke": 20, "small": 500, "paper": 25_000}[budget]}
+    batch = training["batch_size"]
+    changed: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]
+    changed += [({"n_latent": n}, {}) for n in (32, 64, 256)]
+    changed += [({}, {"batch_size": n}) for n in (batch // 4, batch // 2, batch * 2)]
+    changed += [({}, {"weight_decay": decay}) for decay in (0.0, 0.001, 0.1)]
+    changed += [({"style_target": target}, {}) for target in ("e", None)]
+    changed += [({"style_target": None, "alpha": 0.0}, {})]
+    if budget == "smoke":
+        changed = changed[:2] + changed[-1:]
+    return [
+        generalization_trial(dataset, budget, seed, model | m, training | t)
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
+        for m, t in changed
+    ]
+
+
+def ablation_report(frame: pd.DataFrame, out: Path) -> str:
+    """A table a setting and a figure of three panels."""
+    import matplotlib.pyplot as plt
+
+    frame = frame.assign(style_target=frame["style_target"].fillna("none"))
+    base = {column: frame[column].mode()[0] for column in [*_FACTORS, "style_target", "alpha"]}
+    tables, figure = [], plt.figure(figsize=(12, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(_FACTORS))
+    for ax, (factor, name) in zip(axes, _FACTORS.items(), strict=True):
+        part = only(frame, {column: value for column, value in base.items() if column != factor})
+        part = part.sort_values(factor, kind="stable")
+        plots.sweep(part, factor, {"r_c in": "in distribution", "r_c out": "out of distribution"}, ax=ax).set(
+            xlabel=name
+        )
+        tables.append(f"**{name}**\n\n" + table(part, [factor], ACCURACIES | HEALTH))
+    part = only(frame, {column: base[column] for column in _FACTORS})
+    tables.append("**style target** (none: a single block)\n\n" + table(part, ["style_target", "alpha"], ACCURACIES))
+    save_figure(figure, out / "ablations.png")
+    return "\n\n".join(tables)
+
+
+def cmnist_long(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """Colored MNIST at the published alpha for long, to see whether z_c ever learns."""
+    model, training = generalization_settings(budget)
+    training |= {"max_steps": {"smoke": 60, "small": 15_000, "paper": 100_000}[budget], "load_best": False}
+    return [
+        generalization_trial("colored_mnist", budget, seed, model | {"alpha": 192.0}, training)
+        for seed in range(seeds_of(n_seeds, budget, 1, 1))
+    ]
+
+
+def long_report(frame: pd.DataFrame, out: Path) -> str:
+    """The course of z_c over a long run; ``runs/`` has the histories."""
+    text = table(frame.assign(name=names_of(frame)), ["name", "steps"], ACCURACIES | HEALTH)
+    for key, ceiling in zip(frame["key"], frame["ceiling"], strict=True):
+        path = out / "runs" / key / "history.csv"
+        if path.is_file():
+            history = pd.read_csv(path, index_col="step")
+            frames = {name: history[[name]].dropna() for name in history}
+            save_figure(pl.history(frames, ceiling=ceiling)[0].figure, out / f"{key}.png")
+    return text
+
+
+EXPERIMENTS = {
+    "cmnist": Experiment(cmnist, generalization_report),
+    "camelyon17": Experiment(camelyon17, generalization_report),
+    "rxrx1": Experiment(rxrx1, generalization_report),
+    "pacs": Experiment(pacs, generalization_report),
+    "vlcs": Experiment(vlcs, generalization_report),
+    "cmnist-alphas": Experiment(cmnist_alphas, generalization_report),
+    "pacs-alphas": Experiment(pacs_alphas, generalization_report),
+    "cmnist-variance": Experiment(cmnist_variance, bounded_report),
+    "cmnist-ablations": Experiment(cmnist_ablations, ablation_report),
+    "camelyon17-ablations": Experiment(camelyon17_ablations, ablation_report),
+    "cmnist-long": Experiment(cmnist_long, long_report),
+    "cmnist-systems": Experiment(cmnist_systems, systems_report),
+    "camelyon17-systems": Experiment(camelyon17_systems, systems_report),
+    "pacs-systems": Experiment(pacs_systems, systems_report),
+    "vlcs-systems": Experiment(vlcs_systems, systems_report),
+}

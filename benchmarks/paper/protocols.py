@@ -1,0 +1,211 @@
+"""The protocols of the paper and ours: train a trial's system, and score it."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.metrics import adjusted_mutual_info_score
+
+from paper.picture_scores import counterfactual_scores, effect_picture_scores
+from paper.scores import (
+    AS_IT_IS,
+    across_environments,
+    blocks_of,
+    correction_scores,
+    embedding_scores,
+    generalization_scores,
+    health_scores,
+    new_environment_scores,
+    of_variant,
+    profile_scores,
+    side_by_side,
+)
+from paper.systems import TABLES, Table, computed, is_computed, parts_of, trained, with_head
+from scbd._anndata import label_values
+from scbd._compare import compare
+from scbd.baselines._corrections import CORRECTIONS
+from scbd.data import stratified_split
+from scbd.data._inferred import INFERRED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from anndata import AnnData
+
+    from paper.datasets import Dataset
+    from paper.trials import Trial
+    from scbd.model import ImageModel
+
+    Scored = tuple[dict[str, Any], ImageModel | None]
+    Protocol = Callable[[Trial, AnnData, Dataset, Path], Scored]
+
+# some cells are left to choose by, be it an encoder that would train on all of them
+_TRAIN_SIZE = 0.9
+
+
+def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Learn y in some environments, predict it in one that was never seen (paper, section 4.1).
+
+    Whatever was chosen was chosen in distribution; the test environment is looked at once, here. Every system has a
+    head that learned with it, as the paper's authors report it, and one that is fitted afterwards.
+    """
+    if is_computed(trial.system):
+        embedding = computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())
+        return embedding_scores(adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key), None
+    model = trained(trial, adata, dataset, directory, **with_head({"split": "split"} | dict(trial.training)))
+    return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
+
+
+def batch_correction(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Embed all cells; find known relations between genes, and fail to find the well (paper, section 4.2)."""
+    if is_computed(trial.system):
+        return _correction(adata, computed(trial, adata, dataset), dataset), None
+    model = trained(trial, adata, dataset, directory)
+    return _correction_of_blocks(adata, model, dataset) | health_scores(model), model
+
+
+def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """The same on cells that were not learned from.
+
+    Of its training cells an encoder may know the perturbation by heart: a gene is then easy to read from them, and the
+    well is not, whatever it makes of new ones.
+    """
+    if is_computed(trial.system):
+        labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
+        learned = stratified_split(
+            labels, train_size=trial.training.get("train_size", _TRAIN_SIZE), seed=trial.seed
+        ).train
+        fit = np.zeros(adata.n_obs, dtype=bool)
+        fit[learned] = True
+        new = np.flatnonzero(~fit)
+        return _correction(adata[new], computed(trial, adata, dataset, fit)[new], dataset), None
+    model = trained(trial, adata, dataset, directory)
+    new = np.setdiff1d(np.arange(adata.n_obs), model.train_indices)
+    return _correction_of_blocks(adata, model, dataset, new) | health_scores(model), model
+
+
+def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """The same, where of some perturbations no cell was learned from; each embedding as it is, and standardised.
+
+    Standardised by environment, with what is typical of the cells that were learned from: one training, both scores.
+    What moves environments onto each other by itself is scored as it is.
+    """
+    corrections: tuple[str | None, ...] = (None, "standardised")
+    model = None
+    if is_computed(trial.system):
+        blocks = {AS_IT_IS: computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())}
+        if any("environments" in CORRECTIONS[name].needs for name in parts_of(trial.system)[1]):
+            corrections = (None,)
+    else:
+        model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+        blocks = blocks_of(model)
+    # models are chosen by validation cells
+    kept = (adata.obs["split"] != "validation").to_numpy()
+    how: dict[str, Any] = dataset.label_keys | {"guide_key": dataset.guide_key, "group_key": dataset.group_key}
+    how["net"] = None if dataset.relations is None else dataset.relations(adata)
+    embeddings = {name: z[kept] for name, z in blocks.items()}
+    frame = compare(adata[kept], embeddings, trained_on="split", corrections=corrections, **how)
+    return side_by_side(frame) | ({} if model is None else health_scores(model)), model
+
+
+def new_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Embed cells of environments that were not learned from, in every way there is to do so."""
+    model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+    return new_environment_scores(adata, model, dataset) | health_scores(model), model
+
+
+def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b)."""
+    training = {"split": "split"} | dict(trial.training)
+    decoder = training.pop("decoder")
+    model = trained(trial, adata, dataset, directory, **with_head(training))
+    model.train_decoder(seed=trial.seed, **decoder)
+    scores = generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key)
+    return scores | counterfactual_scores(adata, model, seed=trial.seed), model
+
+
+def effect_pictures(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Draw what genes do to control cells of a well, and compare with the truth of a simulated screen."""
+    training = dict(trial.training)
+    decoder = training.pop("decoder")
+    model = trained(trial, adata, dataset, directory, **training)
+    model.train_decoder(seed=trial.seed, **decoder)
+    return health_scores(model) | effect_picture_scores(adata, model, seed=trial.seed), model
+
+
+def unseen_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Retrieve replicates, mechanisms and targets of perturbations, and on plates, that were never learned from."""
+    embedding, model = _embedded(trial, adata, dataset, directory)
+    return profile_scores(adata, embedding, dataset), model
+
+
+def labels_across_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Read labels of new cells in one environment by what was learned of them in another."""
+    embedding, model = _embedded(trial, adata, dataset, directory)
+    return across_environments(adata, embedding, dataset), model
+
+
+def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> tuple[np.ndarray, ImageModel | None]:
+    """A table corrected in closed form, or what a model has learned, from the training rows of ``obs["split"]``."""
+    if trial.system in TABLES:
+        fit = (adata.obs["split"] == "train").to_numpy()
+        return TABLES[trial.system](Table(adata, dataset, fit), **trial.model), None
+    model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+    return model.get_latent_representation(), model
+
+
+def _correction_of_blocks(
+    adata: AnnData, model: ImageModel, dataset: Dataset, rows: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Of each block that is scored, in these cells; all by default."""
+    rows = np.arange(adata.n_obs) if rows is None else rows
+    scores: dict[str, Any] = {}
+    for name, z in blocks_of(model, rows).items():
+        scores |= of_variant(name, _correction(adata[rows], z, dataset))
+    return scores
+
+
+def _correction(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, Any]:
+    net = None if dataset.relations is None else dataset.relations(adata)
+    return correction_scores(
+        adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key, guide_key=dataset.guide_key, net=net
+    )
+
+
+def with_agreement(protocol: Protocol) -> Protocol:
+    """The same scores, and the adjusted mutual information of known and inferred environments, of training cells."""
+
+    @wraps(protocol)
+    def scored(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+        scores, model = protocol(trial, adata, dataset, directory)
+        if INFERRED in adata.obs:
+            learned = adata.obs.loc[adata.obs["split"] == "train"]
+            known = label_values(learned, dataset.e_key).astype(str)
+            scores = scores | {"agreement": float(adjusted_mutual_info_score(known, learned[INFERRED].astype(str)))}
+        return scores, model
+
+    return scored
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "domain generalization": domain_generalization,
+    **{
+        f"{name}, environments hidden": with_agreement(protocol)
+        for name, protocol in {
+            "domain generalization": domain_generalization,
+            "new cells and perturbations": new_cells_and_perturbations,
+            "unseen perturbations": unseen_perturbations,
+        }.items()
+    },
+    "batch correction": batch_correction,
+    "batch correction of new cells": batch_correction_of_new_cells,
+    "counterfactuals": counterfactuals,
+    "effect pictures": effect_pictures,
+    "new environments": new_environments,
+    "new cells and perturbations": new_cells_and_perturbations,
+    "labels across environments": labels_across_environments,
+    "unseen perturbations": unseen_perturbations,
+}

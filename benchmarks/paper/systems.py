@@ -1,0 +1,324 @@
+"""The systems of the experiments: from a trial to a trained model, or to features that are corrected."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from inspect import signature
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sklearn.decomposition import PCA
+
+from scbd import baselines
+from scbd._anndata import label_values
+from scbd._compare import known_of
+from scbd._run import seed_everything
+from scbd.baselines import correct
+from scbd.baselines._corrections import CORRECTIONS
+from scbd.metrics._table import stored_embedding
+from scbd.model import SCBDModel, TrainingDiverged
+from scbd.nn import FeatureScaling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    from anndata import AnnData
+
+    from paper.datasets import Dataset
+    from paper.trials import Trial
+    from scbd.model import ImageModel
+
+# what every system is searched over (paper, appendix: table of the search space)
+TRAINING_SPACE: Mapping[str, Sequence[float]] = MappingProxyType(
+    {"lr": (1e-4, 1e-3, 1e-2), "weight_decay": (0.0, 0.001, 0.01)}
+)
+# and what each has of its own
+MODEL_SPACE: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
+    {
+        "ERM": {},
+        "CORAL": {"penalty": (0.1, 1.0, 10.0)},
+        "DANN": {"penalty": (0.1, 1.0, 10.0)},
+        "IRM": {"penalty": (1.0, 10.0, 100.0, 1000.0)},
+        "Fish": {"pretrain_steps": (1000, 10_000), "meta_lr": (0.001, 0.01, 0.1)},
+        "Group DRO": {"step_size": (0.01,)},
+        "iVAE": {},
+    }
+)
+
+# never trained: BatchNorm sees the data, weights stay as they are
+UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0, "load_best": False}
+
+SYSTEMS: dict[str, type[ImageModel]] = {
+    "SCBD": SCBDModel,
+    "random encoder": SCBDModel,
+    "oracle": SCBDModel,
+    "ERM": baselines.ERMModel,
+    "CORAL": baselines.CORALModel,
+    "DANN": baselines.DANNModel,
+    "IRM": baselines.IRMModel,
+    "Fish": baselines.FishModel,
+    "Group DRO": baselines.GroupDROModel,
+    "VAE": baselines.VAEModel,
+    "iVAE": baselines.IVAEModel,
+    "mcVAE": baselines.MCVAEModel,
+}
+
+
+def _stored(adata: AnnData, *, obsm_key: str) -> np.ndarray:
+    """An embedding of any origin, which the table holds."""
+    return np.asarray(stored_embedding(adata, obsm_key))
+
+
+def _cellprofiler(adata: AnnData, *, y_key: str, e_key: str, control: str, n_components: int, seed: int) -> np.ndarray:
+    """Principal components of CellProfiler's features, standardised on each well's controls (paper, section 4.2).
+
+    Clipped at ten standard deviations, beyond which segmentation went wrong. A feature that is missing in a cell, or
+    has no two values among a well's controls, is typical there, which is 0.
+    """
+    features = np.array(stored_embedding(adata, "X_cellprofiler"), dtype=np.float64)
+    features[~np.isfinite(features)] = np.nan
+    wells, is_control = (label_values(adata.obs, key).astype(str).to_numpy() for key in (e_key, y_key))
+    is_control = is_control == control
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of features without a value
+        for well in np.unique(wells):
+            here = wells == well
+            learned = features[here & is_control]
+            sd = np.nanstd(learned, axis=0, ddof=1)
+            features[here] = (features[here] - np.nanmean(learned, axis=0)) / np.where(sd > 0, sd, np.inf)
+    features = np.nan_to_num(features).clip(-10, 10)
+    features = features[:, np.ptp(features, axis=0) > 0]
+    pca = PCA(min(n_components, *features.shape), svd_solver="randomized", random_state=seed)
+    return pca.fit_transform(features).astype(np.float32)
+
+
+# embeddings that are computed, not learned
+FEATURES: dict[str, Callable[..., np.ndarray]] = {
+    "pixel PCA": baselines.pixel_pca,
+    "CellProfiler": _cellprofiler,
+    "obsm": _stored,
+}
+
+# Of what the rows of a system say. Raise it where the same settings would now train, or score, otherwise: rows of
+# another version are kept and not used, and their trials are run again. Systems that are not here have the first.
+VERSIONS = {
+    "Fish": 2,  # a round that is not finished changes nothing
+    "mcVAE": 2,  # the loss of pairs of a control and a perturbed cell
+    "pixel PCA": 2,  # channels count alike
+    "pixel PCA, TVN": 3,  # at 2, wells were centred before controls are whitened, and units did not matter any more
+}
+# How often the rule behind ``alpha="auto"`` has changed: what a number trains has not.
+RULES_OF_ALPHA = 1  # a tenth of it where environments shift all cells alike
+# the same where models know controls
+RULES_OF_ALPHA_WITH_CONTROLS = 1  # what was learned is asked of the other cells
+# how often the way to score has changed, of protocols where it has
+CHANGED_SCORES = {
+    "counterfactuals": 1,  # a reader of digits that errs on one original in a hundred, not one in twenty
+    "new environments": 1,  # few cells change little, and plates are read from wells that were not learned from
+}
+# the same of features alone
+CHANGED_FEATURES = {"batch correction of new cells": 1}  # they learn from training cells, not from those scored
+
+
+def version_of(system: str, model: Mapping[str, Any], protocol: str = "", *, knows_controls: bool = False) -> int:
+    """Of what a row of this system says, with these arguments of its model, by this protocol."""
+    rules = RULES_OF_ALPHA + RULES_OF_ALPHA_WITH_CONTROLS * knows_controls
+    by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
+    changed = CHANGED_SCORES.get(protocol, 0) + CHANGED_FEATURES.get(protocol, 0) * is_computed(system)
+    return VERSIONS.get(system, VERSIONS.get(parts_of(system)[0], 1)) + rules * by_rule + changed
+
+
+def parts_of(system: str) -> tuple[str, list[str]]:
+    """Embedding and corrections, in turn, of a name such as ``"pixel PCA, standardised, LDA"``."""
+    embedding, *corrections = system.split(", ")
+    return embedding, corrections
+
+
+def is_computed(system: str) -> bool:
+    """Whether a system is features, or features followed by corrections."""
+    embedding, corrections = parts_of(system)
+    return embedding in FEATURES and all(correction in CORRECTIONS for correction in corrections)
+
+
+def computed(trial: Trial, adata: AnnData, dataset: Dataset, fit: np.ndarray | None = None) -> np.ndarray:
+    """The features that a trial's system names, corrected as it says.
+
+    Parameters
+    ----------
+    trial
+        Its arguments of the model are those of the features, and under the name of a correction those of the
+        correction. Columns that the features do not ask for are told to corrections, in place of the data set's.
+    adata, dataset
+        The cells, and their columns.
+    fit
+        Mask of cells that may be learned from, ``(N,)``; all by default. ComBat and Harmony see all by construction,
+        CellProfiler's features too.
+
+    Returns
+    -------
+    ``(N, D)``.
+    """
+    embedding, corrections = parts_of(trial.system)
+    function, settings = FEATURES[embedding], dict(trial.model)
+    asks, how = signature(function).parameters, {name: settings.pop(name, {}) for name in corrections}
+    columns = {name: settings.pop(name) for name in dataset.label_keys if name in settings and name not in asks}
+    settings |= {name: value for name, value in {"seed": trial.seed, "fit": fit}.items() if name in asks}
+    z = function(adata, **settings)
+    known = known_of(adata, fit=fit, **dataset.label_keys | columns) if corrections else {}
+    for correction in corrections:
+        z = correct(z, correction, **known, **how[correction])
+    return z
+
+
+def with_head(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``train`` with a head beside the encoder, which changes nothing else: trials do not name it.
+
+    At a rate of 0 it would be as untrained as the encoder that serves as a control.
+    """
+    return {"online_head": training.get("lr") != 0} | dict(training)
+
+
+def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, **training: Any) -> ImageModel:
+    """Train the trial's system; goes on where an interrupted run stopped.
+
+    Parameters
+    ----------
+    trial
+        What to train.
+    adata
+        On what.
+    dataset
+        Its columns.
+    checkpoints
+        Directory of the run's state.
+    **training
+        In place of the trial's arguments of ``train``.
+
+    Raises
+    ------
+    scbd.model.TrainingDiverged
+        If training diverged before any weights were found good.
+
+    Warns
+    -----
+    UserWarning
+        If it diverged later: the last good weights are scored, and the row says so.
+    """
+    seed_everything(trial.seed)
+    system = SYSTEMS[trial.system]
+    system.setup_anndata(adata, **dataset.columns)
+    model = system(adata, **trial.model)
+    how = dict(training or trial.training)
+    # trials are known by what they say, and keep the names that rows were made under
+    for group, names in {"batch_kwargs": ("neighbours", "preload"), "plan_kwargs": ("encoder_lr",)}.items():
+        if moved := {name: how.pop(name) for name in names if name in how}:
+            how[group] = how.get(group, {}) | moved
+    try:
+        model.train(checkpoint_dir=checkpoints, resume=True, seed=trial.seed, **how)
+    except TrainingDiverged as error:  # a setting that does not work is a result, and no reason to stop a sweep
+        if not model.is_trained:
+            raise
+        warnings.warn(str(error), UserWarning, stacklevel=2)
+    return model
+
+
+class Table:
+    """Features of a data set with what corrections know of its rows.
+
+    Features are scaled and clipped as those of a model are, by the same rows: what is compared is what comes after.
+
+    Parameters
+    ----------
+    adata
+        Its table.
+    dataset
+        Its columns.
+    fit
+        Rows that may be learned from, boolean ``(N,)``.
+    """
+
+    def __init__(self, adata: AnnData, dataset: Dataset, fit: np.ndarray) -> None:
+        self.stored = dataset.inputs(adata).source(adata).read(slice(None))
+        columns = dataset.label_keys | {"position_key": dataset.setup.get("position_key")}
+        self.known = known_of(adata, fit=fit, **columns)
+        # controls that may be learned from on new plates as well, where plates are moved onto each other
+        self.known_controls = fit | np.asarray(adata.obs.get("known_position", False))
+        scaling, controls = FeatureScaling(self.stored.shape[1]), self.known.get("controls")
+        scaling.fit([torch.from_numpy(self.stored[fit])], None if controls is None else controls[fit])
+        self.features = scaling(torch.from_numpy(self.stored)).numpy()
+
+
+def _corrected(
+    table: Table,
+    *,
+    correction: str,
+    on_controls: bool = False,
+    by_position: bool = False,
+    on: str | None = None,
+    **settings: Any,
+) -> np.ndarray:
+    """Features, or what another correction made of them, corrected.
+
+    What moves plates onto each other needs rows of all of them: on controls those at known positions, else all rows.
+    """
+    features = table.features if on is None else TABLES[on](table)
+    correction += " on controls" if on_controls else ""
+    needs, known = CORRECTIONS[correction].needs, dict(table.known)
+    if "environments" in needs:
+        known["fit"] = table.known_controls if "controls" in needs else None
+    if not by_position:
+        known.pop("positions", None)
+    return correct(features, correction, **known, **settings)
+
+
+# packages that are not installed with scbd
+NEEDED = {"Harmony": "harmonypy"}
+
+# corrections of feature tables, which learn in closed form: rows beside what is trained
+TABLES: dict[str, Callable[..., np.ndarray]] = {
+    "features": lambda table: table.stored,
+    "scaled": lambda table: table.features,
+    **{name: partial(_corrected, correction=name) for name in CORRECTIONS},
+}
+
+
+def settings_of(space: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of a space of settings."""
+    return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+
+
+def best_setting(accuracy: pd.Series, setting: pd.Series) -> Any:
+    """One setting for all seeds: the one whose mean accuracy in distribution is highest.
+
+    Chosen seed by seed, a mean over seeds would be that of a mixture, which nobody could train again.
+
+    Parameters
+    ----------
+    accuracy
+        Of each run, ``(N,)``, on cells like those that were learned from.
+    setting
+        What was tried in each run, ``(N,)``, anything but its seed.
+
+    Returns
+    -------
+    The setting; of several that are equally good, the one that was tried first. One with a run whose accuracy is NaN is
+    none of them, whatever its other runs do.
+
+    Raises
+    ------
+    ValueError
+        If each setting has a run whose accuracy is NaN.
+    """
+    of_setting = accuracy.groupby(setting.to_numpy(), sort=False)
+    # those runs of a setting that were not lost are the lucky ones
+    mean = of_setting.mean().where(of_setting.count() == of_setting.size())
+    if mean.isna().all():
+        msg = f"Each of {len(mean)} settings has a run whose accuracy is NaN: there is nothing to choose by."
+        raise ValueError(msg)
+    return mean.idxmax()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_screen
+
+from paper.picture_scores import DigitReader, counterfactual_scores, effect_picture_scores, read_colors
+from scbd.datasets import colored_digits
+from scbd.datasets._digits import colorize
+from scbd.datasets._simulated import simulated_effect
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return colored_digits()
+
+
+def images_of(adata, rows):
+    return adata.obsm["single_cell_images"][rows] / np.float32(255)
+
+
+@pytest.fixture(scope="module")
+def reader(digits):
+    rows = (digits.obs["split"] == "train").to_numpy()
+    return DigitReader(images_of(digits, rows), digits.obs["digit"].astype(int).to_numpy()[rows])
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])  # coloured, and white
+def test_the_reader_of_digits_does_not_see_colour(digits, reader, part):
+    rows = (digits.obs["split"] == part).to_numpy()
+    images, digit = images_of(digits, rows), digits.obs["digit"].astype(int).to_numpy()[rows]
+    assert np.mean(reader(images) == digit) > 0.97
+    np.testing.assert_array_equal(reader(0.3 * images), reader(images))
+
+
+def test_the_reader_of_digits_reads_prototypes(digits, reader):
+    """What frozen encoders decode: pictures that no pen has drawn, as blurred as a mean of many."""
+    rows, digit = (digits.obs["split"] == "validation").to_numpy(), digits.obs["digit"].astype(int).to_numpy()
+    images, digit = images_of(digits, rows), digit[rows]
+    means = np.stack([images[digit == i].max(1, keepdims=True).mean(0) for i in range(10)])
+    np.testing.assert_array_equal(reader(np.repeat(means, 3, axis=1)), np.arange(10))
+
+
+def test_the_reader_of_colours_knows_the_paper_s(digits):
+    coloured = (digits.obs["split"] != "test").to_numpy()
+    environment, shade = read_colors(images_of(digits, coloured))
+    np.testing.assert_array_equal(environment, digits.obs["environment"].to_numpy()[coloured])
+    assert np.mean(shade == digits.obs["digit"].astype(int).to_numpy()[coloured]) > 0.99
+
+
+class Ideal:
+    """Paints any digit in any colour; or leaves the colour where it was."""
+
+    def __init__(self, adata, moves: bool) -> None:
+        self.images = adata.obsm["single_cell_images"] / np.float32(255)
+        self.digit = adata.obs["digit"].astype(int).to_numpy()
+        self.environment = adata.obs["environment"].astype(str).to_numpy()
+        self.moves = moves
+
+    def get_intensities(self, indices):
+        return self.images[indices]
+
+    reconstruct = get_intensities
+
+    def swap_blocks(self, content, style):
+        color = style if self.moves else content
+        grey = self.images[content].max(1)
+        return colorize(grey, self.digit[color], self.environment[color]) / np.float32(255)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_an_ideal_exchange_scores_full_marks_and_none_scores_none(digits, moves):
+    scores = counterfactual_scores(digits, Ideal(digits, moves))
+    assert scores["reader"] > 0.9 and scores["digit kept"] > 0.9
+    assert scores["mse"] == 0 and scores["mse of the mean image"] > 0.01
+    assert scores["digit reconstructed"] == scores["reader"] and scores["color reconstructed"] == 1
+    assert scores["color moved"] == (1 if moves else 0)
+    assert scores["shade error"] < 0.1 if moves else scores["shade error"] > 2
+
+
+class Painter:
+    """Adds the true effect of a gene to cells, as much of it as told; or one of noise."""
+
+    def __init__(self, adata: Any, share: float = 1.0, noise: float = 0.0) -> None:
+        self.truth, self.well = adata.uns["truth"], adata.obs["well"].astype(str).to_numpy()
+        self.share, self.noise = share, noise
+        self.painted: dict[tuple[str, str], np.ndarray] = {}
+
+    def get_intensities(self, adata, indices=None):
+        return adata.obsm["single_cell_images"][slice(None) if indices is None else indices] / np.float32(255)
+
+    def traverse(self, rows, to, adata, *, n_steps):
+        images = self.get_intensities(adata, rows)
+        effects = np.stack([self.effect(to, well, images.shape[-1]) for well in self.well[rows]])
+        effects = self.share * effects + self.noise * np.random.default_rng(0).normal(size=effects.shape)
+        return np.linspace(0, 1, n_steps)[:, None, None, None] * effects[:, None] + images[:, None]
+
+    def effect(self, gene, well, image_size):
+        if (gene, well) not in self.painted:
+            effect = simulated_effect(self.truth, gene, well, image_size=image_size, n_cells=64) / 255
+            self.painted[gene, well] = effect
+        return self.painted[gene, well]
+
+
+@pytest.fixture(scope="module")
+def screen():
+    return make_screen()
+
+
+def test_who_paints_the_truth_scores_full_marks(screen):
+    scores = effect_picture_scores(screen, Painter(screen))
+    assert scores["correlation"] > 0.95 and scores["error"] < 0.1
+    assert 0 < scores["mean difference: correlation"] < scores["correlation"]
+
+
+def test_half_of_an_effect_has_its_shape_and_not_its_size(screen):
+    scores = effect_picture_scores(screen, Painter(screen, share=0.5))
+    assert scores["correlation"] > 0.95 and 0.2 < scores["error"] < 0.35
+
+
+def test_noise_is_no_effect(screen):
+    scores = effect_picture_scores(screen, Painter(screen, share=0.0, noise=0.1))
+    assert abs(scores["correlation"]) < 0.1 and scores["error"] > 1
+
+
+def test_wells_without_the_gene_are_scored_apart(screen):
+    apart = screen[
+        ~((screen.obs["gene"] != "nontargeting") & (screen.obs["well"] == screen.obs["well"].iloc[0]))
+    ].copy()
+    scores = effect_picture_scores(apart, Painter(apart))
+    assert scores["gene not in the well: correlation"] > 0.95
+    assert not any(name.startswith("gene not") for name in effect_picture_scores(screen[:], Painter(screen)))
+
+
+def test_screens_that_are_real_or_have_no_controls_get_a_sentence(screen):
+    real = screen.copy()
+    del real.uns["truth"]
+    with pytest.raises(KeyError, match="truth"):
+        effect_picture_scores(real, Painter(screen))
+    with pytest.raises(KeyError, match="DMSO"):
+        effect_picture_scores(screen, Painter(screen), control="DMSO")

@@ -1,0 +1,497 @@
+"""Tables and figures that are made of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from markdown_tables import cells, rows_of
+from pictures import is_drawn
+
+from paper import plots
+from paper.grids.comparisons import lengths_report, rivals_report, screen_systems_report
+from paper.grids.environments import transfer_report, wells_report
+from paper.grids.generalization import (
+    ablation_report,
+    bounded_report,
+    generalization_report,
+    long_report,
+    systems_report,
+)
+from paper.grids.maps import digits_map_report, screen_map_report
+from paper.grids.pictures import counterfactual_report
+from paper.grids.profiles import profiles_report
+from paper.grids.screens import correction_report, neighbours_report
+from paper.reports import (
+    by_alpha,
+    by_variant,
+    chosen,
+    cost_of_choosing,
+    in_out_correlation,
+    selection_regret,
+    setting_of,
+    settings_table,
+)
+
+
+def test_what_was_run_and_how_long():
+    rows = [
+        {"system": "SCBD", "seconds": seconds, "steps": 1000.0, "lr": lr, "device": "cpu", "batch_size": 512}
+        for seconds, lr in ((60.0, 1e-3), (120.0, 1e-4))
+    ]
+    lines = [
+        cells(line)
+        for line in settings_table(pd.DataFrame([*rows, {"system": "pixel PCA", "seconds": 6.0}])).splitlines()
+    ]
+    assert lines[0] == [
+        "system",
+        "encoder",
+        "steps",
+        "batch size",
+        "lr",
+        "precision",
+        "device",
+        "runs",
+        "minutes a run",
+    ]
+    assert lines[2] == ["SCBD", "–", "1000", "512", "0.0001, 0.001", "–", "cpu", "2", "1.5 ± 0.7"]
+    assert lines[3] == ["pixel PCA", *["–"] * 6, "1", "0.1"]
+
+
+def by_alphas(alphas: list[float | str]) -> pd.DataFrame:
+    """Accuracy falls with alpha, what is wanted of it rises."""
+    columns = ["seed", "alpha", "seen", "wanted"]
+    return pd.DataFrame([(0, alpha, 0.9 - 0.01 * i, 0.5 + 0.1 * i) for i, alpha in enumerate(alphas)], columns=columns)
+
+
+def test_what_finds_its_own_alpha_comes_last():
+    assert list(by_alpha(by_alphas([10.0, "auto", 3.0, 0.0]))["alpha"]) == [0.0, 3.0, 10.0, "auto"]
+
+
+def test_the_cost_is_in_points_below_the_best():
+    # 0.9, 0.89, 0.88, 0.87: the last is below 97 % of the best
+    text = cost_of_choosing(by_alphas([0.0, 1.0, 2.0, 3.0]), "seen", "wanted", "score")
+    assert "seed by seed: 2 (1). Its score is 10.0 percentage points below that of the best alpha." in text
+
+
+@pytest.mark.parametrize("alphas", [[], [1.0], [1.0, "auto"]])
+def test_nothing_is_said_where_there_was_no_choice(alphas):
+    assert cost_of_choosing(by_alphas(alphas), "seen", "wanted", "score") == ""
+
+
+def test_the_regret_of_a_choice_is_seed_by_seed():
+    rows: list[tuple[Any, ...]] = [
+        (0, 0.0, 0.9, 0.2),
+        (0, 1.0, 0.9, 0.5),
+        (0, 10.0, 0.5, 0.8),
+        (1, 0.0, 0.9, 0.6),
+        (1, 1.0, 0.8, 0.4),
+    ]
+    found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
+    assert found[["alpha", "best"]].to_numpy().tolist() == [[1, 10], [0, 0]]
+    np.testing.assert_allclose(found["regret"], [0.3, 0])
+    rows += [(0, "auto", 0.9, 0.75), (1, "auto", 0.9, 0.7)]
+    found = selection_regret(pd.DataFrame(rows, columns=["seed", "alpha", "z_c in", "z_c out"]))
+    np.testing.assert_allclose(found["regret"], [0.3, 0])
+    np.testing.assert_allclose(found["auto, regret"], [0.05, -0.1])
+
+
+def test_correlations_are_those_of_pandas():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"own in": rng.random(20), "own out": rng.random(20)})
+    found = in_out_correlation(frame)
+    assert found["pearson"] == pytest.approx(frame["own in"].corr(frame["own out"]))
+    assert found["spearman"] == pytest.approx(frame["own in"].corr(frame["own out"], method="spearman"))
+    strong = frame[frame["own in"] >= frame["own in"].median()]
+    assert found["strong"] == pytest.approx(strong["own in"].corr(strong["own out"])) and found["n"] == 20
+
+
+def test_what_weak_runs_do_does_not_hide_a_trade():
+    frame = pd.DataFrame({"a": [0.1, 0.2, 0.3, 0.9, 0.95, 1.0], "b": [0.1, 0.2, 0.3, 0.8, 0.7, 0.6]})
+    found = in_out_correlation(frame, ins="a", outs="b")
+    assert found["pearson"] > 0.5 and found["strong"] == pytest.approx(-1)
+
+
+def test_no_correlation_without_variation():
+    assert np.isnan(in_out_correlation(pd.DataFrame({"own in": [1.0] * 4, "own out": [0.1, 0.2, 0.3, 0.4]}))["pearson"])
+
+
+def runs(values: list[tuple[str, int, float, float]], head: str) -> pd.DataFrame:
+    columns = ["system", "seed", "lr", head]
+    rows: list[dict[str, Any]] = [dict(zip(columns, value, strict=True)) for value in values]
+    return pd.DataFrame(rows)
+
+
+def test_seeds_are_not_mixed():
+    """Chosen seed by seed, the table would show a mixture of both rates."""
+    frame = runs([("ERM", 0, 1e-4, 0.9), ("ERM", 0, 1e-3, 0.8), ("ERM", 1, 1e-4, 0.1), ("ERM", 1, 1e-3, 0.7)], "own in")
+    found = chosen(frame, ["system"])
+    assert found["lr"].tolist() == [1e-3, 1e-3] and found["seed"].tolist() == [0, 1]
+    assert chosen(frame.iloc[:0], ["system"]).empty
+
+
+def test_heads_are_not_mixed():
+    """Accuracies of two heads cannot be compared: without all of the own head's, it is the fitted one."""
+    frame = runs([("iVAE", 0, 1e-4, 0.99), ("iVAE", 0, 1e-3, 0.5)], "own in").assign(**{"r_c in": [0.8, 0.9]})
+    assert chosen(frame, ["system"])["lr"].tolist() == [1e-4]
+    frame.loc[1, "own in"] = None
+    assert chosen(frame, ["system"])["lr"].tolist() == [1e-3]
+
+
+def test_settings_are_told_apart_by_what_is_searched():
+    frame = pd.DataFrame({"lr": [1e-3, 1e-3], "alpha": ["auto", 0.1], "seconds": [1.0, 2.0]})
+    assert setting_of(frame).tolist() == ["0.001 auto", "0.001 0.1"]
+
+
+def test_between_a_random_encoder_and_an_oracle(tmp_path):
+    rows = [{"system": name, "alpha": 0.01, "z_c out": z} for name, z in (("oracle", 0.99), ("SCBD", 0.98))]
+    rows += [{"system": "random encoder", "alpha": 0.0, "z_c out": 0.5}, rows[1] | {"z_c out": 0.97}]
+    lines = [cells(line) for line in bounded_report(pd.DataFrame(rows), tmp_path).splitlines()[2:]]
+    assert lines == [
+        ["random encoder", "50.0", "1"],
+        ["SCBD, alpha 0.01", "97.5 ± 0.7", "2"],
+        ["oracle", "99.0", "1"],
+    ]
+
+
+def generalization_rows(**more) -> pd.DataFrame:
+    """Two seeds of a control, two alphas and three runs of ERM; accuracy falls in, rises out."""
+    rows: list[dict[str, Any]] = []
+    for seed in (0, 1):
+        same: dict[str, Any] = {"dataset": "colored_mnist", "seed": seed} | more
+        rows.append(same | {"system": "pixel PCA", "r_c in": 0.92, "r_c out": 0.91})
+        shared = same | {"supervised_c": 4.0, "ceiling": 6.0, "spread": 0.5}
+        rows.append(shared | {"system": "random encoder", "alpha": 0.0, "r_c in": 0.9, "r_c out": 0.7, "z_c out": 0.3})
+        for alpha, r_in, out in [(10.0, 0.95, 0.92 + 0.02 * seed), (0.0, 1.0, 0.25)]:
+            rows.append(shared | {"system": "SCBD", "alpha": alpha, "r_c in": r_in, "r_c out": out, "z_c out": out})
+        for lr, own, out in [(1e-4, 0.7, 0.6), (1e-3, 0.9, 0.4), (1e-2, 0.8, 0.5)]:
+            rows.append(same | {"system": "ERM", "lr": lr, "own in": own, "own out": out, "r_c out": 0.3})
+    return pd.DataFrame(rows)
+
+
+def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
+    text = generalization_report(generalization_rows(), tmp_path)
+    head, _, *lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    assert [line[0] for line in lines] == ["pixel PCA", "random encoder", "SCBD, alpha 0", "SCBD, alpha 10", "ERM"]
+    table = pd.DataFrame(lines, columns=head).set_index("name")
+    out = table["out of distribution, %"]
+    assert out["SCBD, alpha 10"] == "93.0 ± 1.4" and out["random encoder"] == "70.0 ± 0.0"
+    # ERM is chosen by its accuracy in distribution: the worst one out of it
+    assert table.loc["ERM", "out, online head, %"] == "40.0 ± 0.0" and out["ERM"] == "30.0 ± 0.0"
+    assert table.loc["ERM", "in, online head, %"] == "90.0 ± 0.0"
+    assert table.loc["SCBD, alpha 0", "paper: out, %"] == "25.5 ± 3.0" and table.loc["ERM", "z_c out, %"] == "–"
+    assert (table["runs"] == "2").all()
+    assert "choose_alpha" not in text  # rows without what it takes
+    with_z_c = generalization_rows().assign(**{"z_c in": 0.9})
+    said = "seed by seed: 10 (2). Its accuracy of $z_c$ out of distribution is 0.0 ± 0.0 percentage points below that"
+    assert f"{said} of the best alpha." in generalization_report(with_z_c, tmp_path)
+    auto = with_z_c[with_z_c["alpha"] == 0].assign(alpha="auto", **{"z_c out": 0.9})
+    text_with_auto = generalization_report(pd.concat([with_z_c, auto[auto["system"] == "SCBD"]]), tmp_path)
+    assert (
+        f'{said} of the best alpha, that of `alpha="auto"` 3.0 ± 1.4.' in text_with_auto
+        and "SCBD, alpha auto" in text_with_auto
+    )
+    assert "ERM, 6 runs: in- and out-of-distribution accuracy correlate with -1.00" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"alpha.png", "erm.png"}
+
+
+def test_one_table_a_held_out_domain(tmp_path):
+    frame = pd.concat([generalization_rows(test_environment=name) for name in ("photo", "sketch")])
+    text = generalization_report(frame.assign(dataset="pacs"), tmp_path)
+    assert text.count("held out") == 2 and "97.0 ± 0.8" in text and "70.6 ± 4.9" in text
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"alpha_photo.png", "alpha_sketch.png", "erm_photo.png", "erm_sketch.png"}
+
+
+def test_a_seed_with_one_alpha_is_chosen_from_later(tmp_path):
+    frame = generalization_rows(**{"z_c in": 0.9})
+    unfinished = frame[(frame["seed"] == 0) | (frame["alpha"] != 10)]
+    assert "seed by seed: 10 (1). Its" in generalization_report(unfinished, tmp_path)
+    first = frame[(frame["system"] == "SCBD") & (frame["alpha"] == 0)]
+    auto = first.assign(alpha="auto")
+    assert "choose_alpha" not in generalization_report(pd.concat([first, auto]), tmp_path)
+
+
+@pytest.mark.parametrize("system", ["SCBD", "ERM"])
+def test_unfinished_grids_are_reported_as_far_as_they_are(tmp_path, system):
+    frame = generalization_rows()
+    text = generalization_report(frame[frame["system"] == system].head(1), tmp_path)
+    assert text.count("\n") == 2
+
+
+def test_one_setting_at_a_time(tmp_path):
+    base: dict[str, Any] = {
+        "n_latent": 128,
+        "batch_size": 512,
+        "weight_decay": 0.01,
+        "style_target": "ye",
+        "alpha": 10.0,
+    }
+    base |= {"r_c in": 0.9, "r_c out": 0.8}
+    changes: list[dict[str, Any]] = [
+        {},
+        {},
+        {"n_latent": 32, "r_c out": 0.7},
+        {"batch_size": 128},
+        {"weight_decay": 0.1},
+    ]
+    changes += [{"style_target": None, "r_c out": 0.6}, {"style_target": None, "alpha": 0.0}]
+    text = ablation_report(pd.DataFrame([base | change for change in changes]), tmp_path)
+    assert "| 32 | 90.0 | 70.0 | 1 |" in text and "| 128 | 90.0 ± 0.0 | 80.0 ± 0.0 | 2 |" in text
+    assert "| none | 10 | 90.0 | 60.0 | 1 |" in text
+    assert is_drawn(tmp_path / "ablations.png")
+
+
+def test_a_long_run_shows_its_course(tmp_path):
+    (tmp_path / "runs" / "key").mkdir(parents=True)
+    (tmp_path / "runs" / "key" / "history.csv").write_text("step,train_supervised_c\n1,6.2\n2,6.1\n")
+    row = {"key": "key", "system": "SCBD", "alpha": 192.0, "steps": 2, "r_c out": 0.7, "ceiling": 6.24}
+    text = long_report(pd.DataFrame([row]), tmp_path)
+    assert "| SCBD, alpha 192 | 2 | 70.0 | 6.24 | 1 |" in text
+    assert (tmp_path / "key.png").exists()
+
+
+def of_system(system: str, seed: int, **more: Any) -> dict[str, Any]:
+    return {"dataset": "colored_mnist", "system": system, "seed": seed} | more
+
+
+def test_each_system_is_chosen_in_distribution_and_stands_beside_the_paper(tmp_path):
+    rows = [
+        of_system("CORAL", seed, penalty=p, **{"own in": i, "own out": o, "r_c in": 1 - i, "r_c out": o / 2})
+        for seed in (0, 1)
+        for p, i, o in ((0.1, 0.9, 0.3 + 0.1 * seed), (1.0, 0.8, 0.9))
+    ]
+    rows += [
+        of_system("iVAE", 0, **{"r_c in": 0.7, "r_c out": 0.6}),
+        of_system("random encoder", 0, alpha=0.0, **{"r_c in": 0.9, "r_c out": 0.5}),
+    ]
+    rows.append(of_system("pixel PCA", 0, **{"r_c in": 0.92, "r_c out": 0.91}))
+    rows += [
+        of_system("SCBD", 0, alpha=a, **{"r_c in": 0.98, "r_c out": 0.97, "z_c out": 0.96}) for a in ("auto", 0.01)
+    ]
+    text = systems_report(pd.DataFrame(rows), tmp_path)
+    found = {line["name"]: line for line in rows_of(text)}
+    # by its own head, which is the one that it is chosen by
+    assert found["CORAL"]["out, online head, %"] == "35.0 ± 7.1" and found["CORAL"]["paper: out, %"] == "37.6 ± 3.6"
+    assert found["CORAL"]["out of distribution, %"] == "17.5 ± 3.5"
+    assert found["pixel PCA"]["out of distribution, %"] == "91.0" and found["iVAE"]["out, online head, %"] == "–"
+    assert found["iVAE"]["out of distribution, %"] == "60.0" and found["SCBD, alpha auto"]["z_c out, %"] == "96.0"
+    assert is_drawn(tmp_path / "trade_off.png")
+
+
+def test_systems_of_a_screen_are_told_apart(tmp_path):
+    scores = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1, "y_probe_f1": 0.2, "relationship_area": 0.3}
+    rows = [of_system("iVAE", 0, style_posterior=p, **scores) for p in ("xe", "x")] + [
+        of_system("pixel PCA, TVN", 0, **scores)
+    ]
+    rows += [of_system("SCBD", 0, alpha=a, invariance=f, **scores) for a, f in ((8.0, "listing"), ("auto", "variance"))]
+    text = screen_systems_report(pd.DataFrame(rows), tmp_path)
+    for name in ("iVAE", "iVAE, x only", "pixel PCA, TVN", "listing, alpha 8", "variance, alpha auto"):
+        assert f"| {name} |" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"trade_off.png", "batch_correction.png"}
+
+
+def test_batch_correction(tmp_path):
+    scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "e_probe_chance_f1": 0.1, "y_probe_f1": 0.3}
+    rows = [{"system": "pixel PCA"} | scores, {"system": "random encoder", "alpha": 0.0} | scores]
+    rows += [{"system": "SCBD", "alpha": alpha} | scores | {"e_probe_f1": 0.2} for alpha in (8.0, 0.0, 0.0)]
+    text = correction_report(pd.DataFrame(rows), tmp_path)
+    names = [cells(line)[0] for line in text.splitlines()[2:]]
+    assert names == ["random encoder", "pixel PCA", "SCBD, alpha 0", "SCBD, alpha 8"]
+    assert "| pixel PCA | 0.500 | 0.300 | 0.400 | 0.100 | 1 |" in text
+    assert is_drawn(tmp_path / "batch_correction.png")
+
+
+def test_two_forms_of_invariance_are_told_apart(tmp_path):
+    scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "y_probe_f1": 0.3}
+    forms = [("variance", "auto"), ("variance", 0.01), ("variance", 0.0), ("listing", 8.0)]
+    rows = [{"system": "SCBD", "invariance": form, "alpha": alpha} | scores for form, alpha in forms]
+    text = correction_report(pd.DataFrame(rows), tmp_path)
+    names = [cells(line)[0] for line in text.splitlines()[2:]]
+    assert names == ["listing, alpha 8", "variance, alpha 0", "variance, alpha 0.01", "variance, alpha auto"]
+
+
+def at_length(system: str, steps: int, **more: Any) -> dict[str, Any]:
+    return {"system": system, "steps": steps, "seed": 0, "lr": 0.001} | more
+
+
+def test_digits_are_shown_at_the_setting_that_is_best_in_distribution(tmp_path):
+    settings = [(500, 0.001, 0.9, 0.8), (500, 0.0001, 0.7, 0.99), (2000, 0.001, 0.6, 0.98), (2000, 0.0001, 0.95, 0.5)]
+    rows = [at_length("iVAE", steps, lr=lr, **{"r_c in": i, "r_c out": o}) for steps, lr, i, o in settings]
+    found = rows_of(lengths_report(pd.DataFrame(rows), tmp_path))
+    assert [(line["steps"], line["out of distribution, %"]) for line in found] == [("500", "80.0"), ("2000", "50.0")]
+    assert is_drawn(tmp_path / "lengths.png")
+
+
+def test_models_of_a_screen_stand_in_the_order_of_their_steps(tmp_path):
+    scores = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1}
+    posteriors = {"VAE": None, "iVAE": "x"}
+    rows = [
+        at_length(system, steps, style_posterior=posterior, **scores)
+        for steps in (1200, 400)
+        for system, posterior in posteriors.items()
+    ]
+    found = rows_of(lengths_report(pd.DataFrame(rows), tmp_path))
+    names = [(line["name"], line["steps"]) for line in found]
+    assert names == [("VAE", "400"), ("VAE", "1200"), ("iVAE, x only", "400"), ("iVAE, x only", "1200")]
+
+
+def keyed(key: str, system: str, **scores: Any) -> dict[str, Any]:
+    return {"key": key, "system": system, "seed": 0} | scores
+
+
+def line(of: str, f1: float) -> dict[str, float]:
+    """What a row says of one variant."""
+    scores = {"relationship_map_unseen": 1 - f1, "e_probe_f1": f1, "e_probe_quadratic_f1": f1}
+    return {of + name: value for name, value in (scores | {"e_probe_neighbours_f1": f1}).items()}
+
+
+ROWS = [
+    keyed("a", "obsm", **line("", 0.01), **line("standardised: ", 0.02), **line("chance: ", 0.2)),
+    keyed("b", "pixel PCA", **line("", 0.9), **line("standardised: ", 0.1), **line("chance: ", 0.4)),
+    keyed("c", "pixel PCA, TVN", **line("", 0.3)),
+    keyed("d", "SCBD", alpha="auto", learned_c=0.5, **line("", 0.2), **line("standardised: ", 0.15)),
+    keyed("e", "mcVAE", **line("salient block: ", 0.6), **line("both blocks, standardised: ", 0.7)),
+]
+
+
+def test_a_row_is_a_line_for_each_way_it_was_scored(tmp_path):
+    found = rows_of(rivals_report(pd.DataFrame(ROWS), tmp_path))
+    assert [(line["name"], line["well F1, linear"]) for line in found] == [
+        ("truth", "0.010"),
+        ("truth, standardised", "0.020"),
+        ("pixel PCA", "0.900"),
+        ("pixel PCA, standardised", "0.100"),
+        ("pixel PCA, TVN", "0.300"),
+        ("SCBD, alpha auto", "0.200"),
+        ("SCBD, alpha auto, standardised", "0.150"),
+        ("mcVAE, salient block", "0.600"),
+        ("mcVAE, both blocks, standardised", "0.700"),
+        ("chance", "0.300 ± 0.141"),
+    ]
+    # what training came to is told once
+    assert [line["learned"] for line in found if line["name"].startswith("SCBD")] == ["0.50", "–"]
+    assert {path.name for path in tmp_path.iterdir()} == {"systems.png", "corrections.png"}
+    assert all(map(is_drawn, tmp_path.iterdir()))
+
+
+def test_rows_with_one_score_each_stay_as_they_are():
+    frame = pd.DataFrame({"name": ["b", "a"], "e_probe_f1": [0.1, np.nan], "y": [np.nan, 1.0]}, index=[7, 3])
+    lines = by_variant(frame, ["e_probe_f1", "y"])
+    pd.testing.assert_frame_equal(lines[frame.columns], frame.reset_index(drop=True))
+
+
+def test_differences_are_those_of_pairs_of_a_seed(tmp_path):
+    scores = [(0, False, 0.5), (0, True, 0.6), (1, False, 0.9), (1, True, 0.9), (2, True, 0.1)]
+    same = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1}
+    rows = [{"seed": seed, "neighbours": way, "y_probe_f1": f1} | same for seed, way, f1 in scores]
+    text = neighbours_report(pd.DataFrame(rows), tmp_path)
+    both, difference = text.split("In stretches less any, seed by seed:")
+    assert [(row["cells"], row["gene F1"], row["runs"]) for row in rows_of(both.strip())] == [
+        ("any", "0.700 ± 0.283", "2"),
+        ("in stretches", "0.533 ± 0.404", "3"),
+    ]
+    assert [row["gene F1"] for row in rows_of(difference.strip())] == ["0.050 ± 0.071"]
+
+
+def test_the_map_of_regimes(tmp_path):
+    def row(form, alpha, **settings) -> dict[str, Any]:
+        scores = {"z_c in": 0.9, "z_c out": 0.8, "r_c out": 0.7, "e from r_c": 0.5, "learned_c": 0.6, "ceiling": 6.0}
+        return {"invariance": form, "alpha": alpha, "batch_size": 512} | scores | settings
+
+    rows = [row(form, alpha) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
+    rows += [row("listing", 1.0, batch_size=128, **{"z_c out": 0.5}), row("variance", 1.0, n_environments=34.0)]
+    rows += [row("variance", 1.0, n_environments=34.0, imbalance=0.6), row("listing", 1.0, include_self=False)]
+    rows += [row("listing", 1.0, n_digits=5.0)]
+    head, _, *lines = [cells(line) for line in digits_map_report(pd.DataFrame(rows), tmp_path).splitlines()]
+    found = {tuple(line[:6]): line[head.index("z_c out, %")] for line in lines}
+    assert found["listing", "yes", "128", "2", "10", "1"] == "50.0" and len(found) == len(rows)
+    assert {("variance", "yes", "512", n, "10", "1") for n in ("2", "34", "34, unequal")} <= set(found)
+    assert {("listing", "no", "512", "2", "10", "1"), ("listing", "yes", "512", "2", "5", "1")} <= set(found)
+    assert {path.name for path in tmp_path.iterdir()} == {"map.png", "learned.png", "environment.png"}
+
+
+def test_the_map_of_a_screen_counts_from_chance(tmp_path, monkeypatch):
+    def row(form, alpha, f1, chance, **settings) -> dict[str, Any]:
+        scores = {"relationship_average_precision": 0.9, "y_probe_f1": 0.2, "spread": 0.1}
+        scores |= {"e_probe_f1": f1, "e_probe_chance_f1": chance}
+        return {"invariance": form, "alpha": alpha, "batch_size": 512, "n_wells": 34} | scores | settings
+
+    rows = [row(form, alpha, 0.1, 0.02) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
+    rows += [row("variance", 1.0, 0.75, 0.5, n_wells=2), row("variance", 1.0, 0.1, 0.02, well_imbalance=0.6)]
+    rows += [row("listing", 1.0, 0.1, 0.02, n_complexes=3.0)]
+    drawn: list[pd.DataFrame] = []
+    by_group = plots.by_group
+
+    def watched(frame, setting, score, *rest, **how):
+        if score == "e above chance":
+            drawn.append(frame)
+        return by_group(frame, setting, score, *rest, **how)
+
+    monkeypatch.setattr(plots, "by_group", watched)
+    head, _, *lines = [cells(line) for line in screen_map_report(pd.DataFrame(rows), tmp_path).splitlines()]
+    assert {path.name for path in tmp_path.iterdir()} == {"map.png", "spread.png", "environment.png"}
+    assert head[:5] == ["form", "cells a batch", "wells", "complexes", "alpha"]
+    found = {tuple(line[:5]): dict(zip(head, line, strict=True)) for line in lines}
+    assert len(found) == len(rows)
+    assert found["variance", "512", "2", "12", "1"]["well F1"] == "0.750"
+    assert {key[2:4] for key in found} == {("34", "12"), ("2", "12"), ("34, unequal", "12"), ("34", "3")}
+    wells = pd.concat(drawn)
+    assert wells.loc[wells["environments"] == "2", "e above chance"].unique() == pytest.approx([0.5])
+
+
+def test_ways_to_embed_a_new_plate_are_lines_of_a_table(tmp_path):
+    scores = {"y AUROC": 0.7, "y F1": 0.1, "new or old": 0.9}
+    adapted = {f"adapted on controls: {name}": value / 2 for name, value in scores.items()}
+    rows = [
+        {"key": "a", "system": "SCBD", "alpha": None, "norm": None} | scores | adapted,
+        {"key": "b", "system": "SCBD", "alpha": "auto", "norm": "instance"} | scores,
+        {"key": "c", "system": "ERM", "alpha": None, "norm": None} | scores,
+    ]
+    found = rows_of(transfer_report(pd.DataFrame(rows), tmp_path))
+    assert [(line["name"], line["gene AUROC"]) for line in found] == [
+        ("SCBD, alpha auto", "0.700"),
+        ("SCBD, alpha auto, adapted on controls", "0.350"),
+        ("SCBD, alpha auto, norm instance", "0.700"),
+        ("ERM", "0.700"),
+    ]
+    wells = {"replicates seen": 0.5, "e, linear": 0.4, "floor-corrected": 0.2}
+    text = wells_report(pd.DataFrame([{"key": "a", "system": "SCBD", "encoder": "linear"} | wells]), tmp_path)
+    assert [line["name"] for line in rows_of(text)] == ["SCBD, linear"]
+
+
+def test_settings_are_told_where_they_were_asked_for(tmp_path):
+    """Without whitening is another system than one that was asked for nothing."""
+    asked: list[dict[str, Any]] = [
+        {},
+        {"whitening": None},
+        {"whitening": "lda"},
+        {"whitening_kwargs": {"position_weight": 0.0}},
+        {"lr": 0.1},
+    ]
+    rows = [{"system": "SCBD", "floor": 0.25 + i} | settings for i, settings in enumerate(asked)]
+    report = profiles_report(pd.DataFrame(rows), tmp_path)
+    names = [line.split(" | ")[0].removeprefix("| ") for line in report.splitlines()[2:]]
+    told = ["", ", whitening none", ", whitening lda", ", position_weight 0", ", lr 0.1"]
+    assert names == [f"SCBD{setting}" for setting in told]
+    assert np.unique([line.split(" | ")[1] for line in report.splitlines()[2:]]).size == 5
+
+
+def test_decoders_stand_in_their_order(tmp_path):
+    rows = [
+        {
+            "invariance": "listing",
+            "alpha": alpha,
+            "decoder": {"width": 8, **how},
+            "digit kept": 0.5,
+            "mse": 0.01,
+        }
+        for alpha in (10.0, 0.0)
+        for how in ({"joint": True, "cycle": 1.0}, {"joint": True, "cycle": 0.0}, {})
+    ]
+    text = counterfactual_report(pd.DataFrame(rows), tmp_path)
+    lines = [cells(line)[:5] for line in text.splitlines()[2:8]]
+    decoders = ["after", "with encoders, no cycle", "with encoders, cycle"]
+    assert lines == [["listing", alpha, how, "50.0", "0.0100"] for alpha in ("0", "10") for how in decoders]

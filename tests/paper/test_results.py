@@ -1,0 +1,75 @@
+"""The tables of results are what their rows say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from paper import overview
+from paper.reproduce import EXPERIMENTS, finished, report
+
+ROOT = Path(__file__).parents[2]
+DOCS, PAPER = ROOT / "docs", ROOT / "benchmarks" / "paper"
+FOLDERS = sorted(path for path in (PAPER / "results").glob("*") if path.is_dir())
+
+
+def test_there_are_results_to_show():
+    assert FOLDERS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_tables_are_made_of_their_rows(folder, tmp_path):
+    frame = finished(EXPERIMENTS[folder.name].trials("small", None), folder)
+    lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sorted(frame["key"]) == [json.loads(line)["key"] for line in lines]
+    assert not (folder / "rows").exists()  # all are at rest
+    assert report(folder.name, frame, tmp_path) + "\n" == (folder / "table.md").read_text(encoding="utf-8")
+    plt.close("all")
+    shown = "".join(page.read_text(encoding="utf-8") for page in sorted((PAPER / "notes").glob("*.md")))
+    assert f"results/{folder.name}/table.md" in shown
+    for figure in tmp_path.glob("*.png"):
+        assert (folder / figure.name).is_file() and f"results/{folder.name}/{figure.name}" in shown
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_row_answers_a_trial_of_the_small_budget(folder):
+    """Whatever its system means today: a grid that changes must not lose what was run of it."""
+    grid = {json.dumps(asdict(trial), sort_keys=True) for trial in EXPERIMENTS[folder.name].trials("small", None)}
+    lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.dumps(json.loads(line)["trial"], sort_keys=True) for line in lines} <= grid
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")
+def test_the_page_of_results_says_what_its_figure_shows():
+    means = {}
+    for title, systems, scores, _ in overview.panels():
+        for system, runs in systems.items():
+            assert len(runs) >= 3, (title, system)  # one that is gone, or has another name, leaves nothing to draw
+            for score, (label, _) in scores.items():
+                mean, spread = overview.mean_sd(runs, score)
+                assert 0 <= mean <= 1 and 0 <= spread < 0.2, (title, system, label)
+                means[title.split(":")[0], system, label] = mean
+    said = {
+        ("CPJUMP1 wells", "scbd, default", "replicates, AP"): "(0.600)",
+        ("CPJUMP1 wells", "PLDA", "replicates, AP"): "(0.578)",
+        ("CPJUMP1 wells", "Harmony", "replicates, AP"): "(0.519)",
+        ("CPJUMP1 wells", "sphering", "replicates, AP"): "(0.389)",
+        ("CPJUMP1 wells", "Harmony on PLDA", "replicates, AP"): "(0.639)",
+        ("Easy simulated screen", "scbd, default", "well, F1"): "0.043 ",
+        ("Easy simulated screen", "scbd, default", "complexes, AP"): "0.99)",
+        ("Easy simulated screen", "scbd, α = 0", "well, F1"): "(0.080)",
+        ("Hard simulated screen", "scbd, default", "gene, AUROC"): "0.86 ",
+        ("Hard simulated screen", "scbd, default", "complexes, AP"): "(0.16;",
+        ("Hard simulated screen", "scbd, by well", "complexes, AP"): "0.24 ",
+        ("Hard simulated screen", "ERM, by well", "complexes, AP"): "(0.47)",
+        ("Hard simulated screen", "pixels, TVN + WCCN", "complexes, AP"): "(0.44)",
+        ("Hard simulated screen", "scbd, default", "well, F1"): "0.30,",
+    }
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    for what, text in said.items():
+        number = text.strip("();, ")
+        assert text in page and f"{means[what]:.{len(number) - 2}f}" == number, what

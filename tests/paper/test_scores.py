@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+from conftest import make_cells
+from known_answers import known_answers
+from official import breinig2015_table, cpjump1_table
+
+from paper.datasets import DATASETS
+from paper.protocols import PROTOCOLS
+from paper.scores import (
+    across_environments,
+    blocks_of,
+    correction_scores,
+    generalization_scores,
+    profile_scores,
+    side_by_side,
+    transfer_scores,
+    unstandardised_f1,
+)
+from paper.systems import TABLES, Table
+from paper.trials import Trial
+from scbd.baselines import ERMModel, MCVAEModel
+from scbd.metrics import label_probe
+
+
+class Model:
+    """Its representation tells y; and e, with the environments of no part far away."""
+
+    can_predict = True
+
+    def __init__(self, adata: AnnData) -> None:
+        codes = adata.obs[["y", "e"]].astype(int).to_numpy(np.float32)
+        self.train_indices = np.flatnonzero(adata.obs["split"].isin(["train", "training"]))
+        self.r = codes + np.random.default_rng(0).normal(0, 0.05, codes.shape).astype(np.float32)
+
+    def get_latent_representation(self, representation: str) -> np.ndarray:
+        return self.r
+
+    def predict(self) -> np.ndarray:
+        """The head that learned with the encoder, which sees less."""
+        return np.where(self.r[:, 1] < 2.5, self.r[:, 0].round().astype(int), 0).astype(str)
+
+
+@pytest.mark.parametrize("part", ["ood_validation", "nowhere"])
+def test_cells_of_another_part_are_neither_in_nor_out(part):
+    rng = np.random.default_rng(1)
+    split = np.repeat(["train", "validation", "test", part], [200, 100, 100, 400])
+    e = np.select([split == "test", split == part], [2, 3], rng.integers(2, size=800))
+    obs = pd.DataFrame({"y": rng.integers(2, size=800).astype(str), "e": e.astype(str), "split": split})
+    adata = AnnData(obs=obs.set_index(obs.index.astype(str)))
+    scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert scores["r_c in"] == scores["r_c out"] == 1 and scores["e from r_c"] == 1
+    assert scores["own in"] == scores["own out"] == 1
+    # of the two environments that were trained on; the other part would be the largest by far
+    seen = obs.loc[obs["split"].isin(["train", "validation"]), "e"]
+    assert scores["e chance"] == pytest.approx(seen.value_counts(normalize=True).max())
+
+
+def parts_of(names: list[str], n: int = 300) -> AnnData:
+    rng = np.random.default_rng(0)
+    obs = pd.DataFrame({"y": rng.integers(2, size=n), "e": rng.integers(2, size=n)}).astype(str)
+    obs["split"] = np.resize(np.array(names, dtype=object), n)
+    return AnnData(obs=obs.set_index(obs.index.astype(str)))
+
+
+@pytest.mark.parametrize(
+    "names", [["training", "val", "test"], ["Train", "valid", "TEST"], ["train", "validation", None]]
+)
+def test_parts_have_the_names_that_training_takes(names):
+    """In distribution was NaN without a word, or scoring failed after training."""
+    adata = parts_of(names)
+    scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert scores["r_c in"] == scores["own in"] == scores["e from r_c, new"] == 1
+    assert np.isnan(scores["r_c out"]) == (names[2] is None)
+
+
+def test_environments_are_also_read_from_cells_that_were_not_learned_from():
+    adata = parts_of(["train", "validation", "test"])
+    model = Model(adata)
+    known = adata.obs["split"].eq("train").to_numpy()
+    model.r[known] = model.r[known] * [1, 0]  # of its own cells it hides the environment
+    scores = generalization_scores(adata, model, y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert scores["e from r_c, new"] == 1 and scores["e from r_c"] < 0.9
+    e = adata.obs["e"][adata.obs["split"] == "validation"]
+    assert scores["e chance, new"] == pytest.approx(e.value_counts(normalize=True).max())
+
+
+def test_one_environment_among_new_cells_is_not_read():
+    adata = parts_of(["train", "validation", "test"])
+    adata.obs.loc[adata.obs["split"] == "validation", "e"] = "0"
+    scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
+    assert np.isnan(scores["e from r_c, new"]) and scores["e chance, new"] == 1 and scores["e from r_c"] > 0.9
+
+
+def test_a_model_that_knows_the_test_cells_is_not_scored():
+    adata = parts_of(["train", "validation", "test"])
+    model = Model(adata)
+    model.train_indices = np.arange(adata.n_obs)
+    with pytest.raises(ValueError, match="100 of 100 test cells"):
+        generalization_scores(adata, model, y_key="y", e_key="e")  # type: ignore[arg-type]
+
+
+def test_rows_of_batch_correction_split_cells_one_by_one():
+    """As all rows did that are published: guides would be held out by default."""
+    rng = np.random.default_rng(0)
+    gene, well = rng.integers(4, size=600), rng.integers(3, size=600)
+    obs = pd.DataFrame({"gene": gene, "well": well, "guide": 5 * gene + rng.integers(5, size=600)}).astype(str)
+    z = rng.normal(size=(600, 6)) + 0.5 * np.eye(6)[gene]
+    adata = AnnData(obs=obs.set_index(obs.index.astype(str)))
+    scores = correction_scores(adata, z, y_key="gene", e_key="well", guide_key="guide", net=None)
+    probes = {f"y_probe_{name}": value for name, value in label_probe(z, obs["gene"]).items()}
+    probes |= {f"e_probe_{name}": value for name, value in label_probe(z, obs["well"]).items()}
+    probes["e_probe_f1_unstandardised"] = unstandardised_f1(z, obs["well"].to_numpy())
+    assert {name: value for name, value in scores.items() if "probe" in name} == probes
+
+
+def test_genes_are_averaged_guide_by_guide_where_guides_are_known():
+    """A guide with most of the cells has no more say than another."""
+    rng = np.random.default_rng(0)
+    gene = np.repeat([f"G{i}" for i in range(8)] + ["nontargeting"], 60)
+    many = np.tile(np.arange(60) > 5, 9)
+    obs = pd.DataFrame({"gene": gene, "well": rng.integers(2, size=540).astype(str)})
+    z = rng.normal(size=(540, 4)) + many[:, None] * rng.normal(size=(9, 4)).repeat(60, axis=0) * 3
+    net = pd.DataFrame({"source": ["a", "a", "b", "b"], "target": ["G0", "G1", "G2", "G3"]})
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well", "net": net}
+    without = AnnData(obs=obs.set_index(obs.index.astype(str)))
+    with_guides = AnnData(obs=without.obs.assign(guide=gene + np.where(many, "/1", "/2")))
+    plain = correction_scores(without, z, guide_key=None, **keys)
+    assert correction_scores(without, z, guide_key="guide", **keys) == plain
+    assert correction_scores(with_guides, z, guide_key="guide", **keys) != plain
+
+
+def test_it_is_the_original_s():
+    known = known_answers("scbd_data")
+    labels = 6 * known["probe_plate"] + known["probe_well"]
+    found = unstandardised_f1(known["probe_z"], labels)
+    assert found == pytest.approx(float(known["probe_well_macro_f1"]), abs=1e-6)
+
+
+def test_a_smaller_embedding_tells_less():
+    rng = np.random.default_rng(0)
+    labels = np.arange(600) % 6
+    z = rng.normal(size=(600, 6)) + 2 * np.eye(6)[labels]
+    large, small = unstandardised_f1(z, labels), unstandardised_f1(0.001 * z, labels)
+    assert large > 0.7 and small < large - 0.1
+
+
+QUICK: dict[str, Any] = {"max_steps": 2, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+
+
+def test_the_mcvae_is_scored_as_its_paper_and_as_its_code_do():
+    cells = make_cells()
+    MCVAEModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = MCVAEModel(cells, control="gene_2", n_latent=5)
+    model.train(**QUICK)
+    rows = np.array([3, 1, 40])
+    blocks = blocks_of(model, rows)
+    salient, background = (model.get_latent_representation(indices=rows, block=block) for block in "cs")
+    assert list(blocks) == ["salient block", "both blocks"]
+    np.testing.assert_array_equal(blocks["salient block"], salient)
+    np.testing.assert_array_equal(blocks["both blocks"], np.hstack([salient, background]))
+
+
+def test_others_have_one_block():
+    cells = make_cells()
+    ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = ERMModel(cells, encoder="small")
+    model.train(**QUICK)
+    ((name, z),) = blocks_of(model).items()
+    assert name == "as it is"
+    np.testing.assert_array_equal(z, model.get_latent_representation())
+
+
+def test_scores_have_the_names_of_their_variant_and_chance_is_that_of_all():
+    rows = [
+        ("as it is", "e_probe_f1", 0.5, 0.1),
+        ("as it is", "effective_rank", 3.0, np.nan),
+        ("as it is, standardised", "e_probe_f1", 0.2, 0.3),
+        ("as it is, standardised", "silhouette", np.nan, np.nan),
+        ("both blocks, standardised", "e_probe_f1", 0.4, 0.2),
+    ]
+    frame = pd.DataFrame(rows, columns=["representation", "metric", "value", "chance"])
+    scores = side_by_side(frame)
+    assert scores.pop("chance: e_probe_f1") == pytest.approx(0.2)
+    assert scores == {
+        "e_probe_f1": 0.5,
+        "standardised: e_probe_f1": 0.2,
+        "both blocks, standardised: e_probe_f1": 0.4,
+    }
+
+
+SCREEN = {"n_cells": 1200, "n_wells": 18, "plate_wells": 6, "image_size": 16, "n_complexes": 2, "guides_per_gene": 2}
+
+
+def scored(tmp_path, fold: int = 1) -> dict[str, Any]:
+    training = {"max_steps": 3, "batch_size": 64}
+    trial = Trial("new environments", "simulated_screen_plates", "ERM", 0, {}, {"encoder": "small"}, training)
+    dataset = DATASETS[trial.dataset]
+    adata = dataset.load(None, 0, fold=fold, **SCREEN)
+    assert set(adata.obs.loc[adata.obs["split"] == "test", "plate"]) == {f"P{fold + 1}"}
+    scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, tmp_path)
+    assert model is not None and not np.isin(model.train_indices, np.flatnonzero(adata.obs["split"] == "test")).any()
+    return scores
+
+
+@pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*not converged")
+def test_a_new_plate_is_scored_by_each_way_to_embed_it(tmp_path):
+    scores = scored(tmp_path)
+    ways = {name.split(": ")[0] for name in scores if ": " in name}
+    adapted = {"adapted on controls", "adapted on controls, with a map", "adapted on all cells"}
+    corrected = {"z standardised on controls", "z standardised"} | ({"z Harmony"} if find_spec("harmonypy") else set())
+    assert ways == adapted | corrected
+    assert {name for name in scores if ": " not in name} == {"y AUROC", "y F1", "new or old"}
+    assert all(scores[f"{way}: y AUROC"] != scores["y AUROC"] for way in ways)  # none is the embedding as it is
+
+
+def test_a_screen_without_that_plate_gets_a_sentence():
+    with pytest.raises(ValueError, match="fold=3"):
+        DATASETS["simulated_screen_plates"].load(None, 0, fold=3, **SCREEN)
+
+
+def test_new_cells_that_stand_apart_are_told_and_labels_that_move_are_lost():
+    """Known answers: labels are two directions; the new plate is shifted, or has them exchanged."""
+    dataset = DATASETS["simulated_screen_plates"]
+    adata = dataset.load(None, 0, fold=0, **SCREEN)
+    rng = np.random.default_rng(0)
+    genes = adata.obs["gene"].astype(str).to_numpy()
+    new = (adata.obs["split"] == "test").to_numpy()
+    truth = np.eye(len(np.unique(genes)))[np.unique(genes, return_inverse=True)[1]]
+    z = 5 * truth + rng.normal(size=truth.shape)
+    right = transfer_scores(adata, z, dataset, new)
+    assert right["y AUROC"] > 0.95 and 0.3 < right["new or old"] < 0.7
+    shifted = z + 20.0 * new[:, None] * rng.normal(size=z.shape[1])
+    assert transfer_scores(adata, shifted, dataset, new)["new or old"] == 1
+    exchanged = np.where(new[:, None], np.roll(z, 1, axis=1), z)
+    assert transfer_scores(adata, exchanged, dataset, new)["y AUROC"] < 0.6
+
+
+@pytest.fixture
+def wells(tmp_path):
+    cpjump1_table(n_compounds=130).to_parquet(tmp_path / "wells.parquet")
+    return DATASETS["cpjump1"].load(tmp_path / "wells.parquet", 0, fold=0)
+
+
+def test_a_perfect_embedding_and_one_that_says_nothing(wells):
+    dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
+    codes = wells.obs["Metadata_broad_sample"].cat.codes.to_numpy()
+    perfect = rng.normal(size=(codes.max() + 1, 40))[codes]
+    perfect[wells.obs["Metadata_broad_sample"] == "DMSO"] = rng.normal(
+        size=((wells.obs["Metadata_broad_sample"] == "DMSO").sum(), 40)
+    )
+    scores = profile_scores(wells, perfect, dataset)
+    assert scores["replicates unseen"] == scores["replicates seen"] == scores["across positions"] == 1
+    assert scores["floor"] < 0.5 and scores["floor-corrected"] == 1
+    noise = profile_scores(wells, rng.normal(size=(len(codes), 40)), dataset)
+    assert noise["across positions"] < 0.1 and noise["mechanism"] < 0.4 and noise["e, linear, new"] < 0.4
+
+
+def test_controls_at_positions_that_were_learned_from_take_no_part(wells):
+    dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
+    z = rng.normal(size=(wells.n_obs, 20))
+    before = profile_scores(wells, z, dataset)
+    control, learned = wells.obs["Metadata_broad_sample"] == "DMSO", wells.obs["split"] == "train"
+    fitted = (control & wells.obs["Metadata_Well"].isin(wells.obs.loc[control & learned, "Metadata_Well"])).to_numpy()
+    assert (fitted & ~learned).any()  # on new plates
+    z[fitted] = 100 * rng.normal(size=(fitted.sum(), 20))
+    assert profile_scores(wells, z, dataset) == before
+
+
+def test_plates_are_read_from_wells_that_were_not_learned_from(wells):
+    """Of its training wells an embedding that knows the compounds by heart hides the plate."""
+    dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
+    codes = wells.obs[dataset.e_key].cat.codes.to_numpy()
+    z = np.eye(codes.max() + 1)[codes] + rng.normal(0, 0.01, (wells.n_obs, codes.max() + 1))
+    learned = (wells.obs["split"] == "train").to_numpy()
+    assert 0.2 < learned.mean() < 0.8
+    z[learned] = rng.normal(size=z[learned].shape)
+    scores = profile_scores(wells, z, dataset)
+    assert scores["e, linear, new"] > 0.99 and scores["e, neighbours, new"] > 0.99
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_corrections_learn_from_the_rows_they_are_given(wells, name):
+    if name == "Harmony":
+        pytest.importorskip("harmonypy", reason="harmonypy (extra benchmark) is not installed")
+    dataset, fit = DATASETS["cpjump1"], (wells.obs["split"] == "train").to_numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        z = TABLES[name](Table(wells, dataset, fit))
+        assert len(z) == wells.n_obs and np.isfinite(z).all()
+        if name in ("scaled", "sphering", "WCCN", "LDA", "PLDA"):
+            wells.X[~fit] += np.random.default_rng(0).normal(size=wells.X[~fit].shape).astype(np.float32)
+            other = TABLES[name](Table(wells, dataset, fit))
+            np.testing.assert_allclose(other[fit], z[fit], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("sphering", {}), ("TVN", {}), ("WCCN", {}), ("standardised", {"on_controls": True})]
+)
+def test_controls_that_are_scored_against_teach_nothing(wells, name, settings):
+    """On new plates neither: negatives that were fitted on would be told apart by that."""
+    dataset, fit = DATASETS["cpjump1"], (wells.obs["split"] == "train").to_numpy()
+    scored = ((wells.obs["Metadata_broad_sample"] == "DMSO") & ~wells.obs["known_position"]).to_numpy()
+    z = TABLES[name](Table(wells, dataset, fit), **settings)
+    wells.X[scored] += np.random.default_rng(0).normal(size=wells.X[scored].shape).astype(np.float32)
+    np.testing.assert_allclose(TABLES[name](Table(wells, dataset, fit), **settings)[~scored], z[~scored], atol=1e-4)
+
+
+def test_labels_are_read_in_one_replicate_by_the_other(tmp_path):
+    breinig2015_table(n=1200).to_parquet(tmp_path / "cells.parquet")
+    dataset = DATASETS["breinig2015"]
+    cells = dataset.load(tmp_path / "cells.parquet", 0, fold=0)
+    codes = cells.obs["target"].cat.codes.to_numpy()
+    told = across_environments(
+        cells, np.eye(5)[codes] + 0.01 * np.random.default_rng(0).normal(size=(1200, 5)), dataset
+    )
+    assert told["y across e"] == 1 and told["y chance"] == 0.2 and told["e, linear"] < 0.6
