@@ -9,11 +9,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test lint types coverage benchmark notebooks docs clean
+# what computes numbers
+NUMERIC := tests/nn tests/metrics tests/baselines/test_corrections.py tests/test_linear_maps.py tests/originals
+
+.PHONY: help demo test numeric lint types coverage benchmark notebooks docs clean
 
 help:
 	@echo "make demo       coloured digits with and without invariance (minutes)"
-	@echo "make test       all tests"
+	@echo "make test       all tests; make numeric: those of numbers, as older processors compute"
 	@echo "make benchmark  every claim about speed, measured (75 minutes on two idle cores; each part says how long it took)"
 	@echo "make lint types coverage notebooks docs"
 
@@ -31,6 +34,13 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest $(PARALLEL)
 
+# once more as older processors compute: no test may hang on the last bits of a number
+numeric: export ATEN_CPU_CAPABILITY = default
+numeric: export ONEDNN_MAX_CPU_ISA = SSE41
+numeric: export OPENBLAS_CORETYPE = Haswell
+numeric: $(VENV)/.ready
+	$(BIN)/python -m pytest $(PARALLEL) $(NUMERIC)
+
 coverage: $(VENV)/.ready
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term-missing:skip-covered
 
@@ -41,10 +51,10 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
-# one part: make benchmark ONLY="losses data"; docs/archive/performance.md is rewritten from what was measured
+# one part: make benchmark ONLY="losses data"; benchmarks/speed/performance.md is rewritten from what was measured
 benchmark: $(VENV)/.ready
-	$(BIN)/python benchmarks $(ONLY)
-	$(BIN)/python benchmarks --docs
+	$(BIN)/python benchmarks/speed $(ONLY)
+	$(BIN)/python benchmarks/speed --docs
 
 # executed into a scratch folder: committed outputs stay as they are
 notebooks: export SCBD_NOTEBOOK_STEPS ?= 100

@@ -20,7 +20,7 @@ from hypothesis import settings
 import scbd
 from scbd.metrics import _probes
 from scbd.model import ImageModel
-from scbd.nn import _networks as encoders
+from scbd.nn import _encoders as encoders
 
 IMAGE_KEY = "single_cell_images"
 
@@ -131,10 +131,11 @@ def permuted_once() -> Iterator[None]:
 def hasty(monkeypatch: pytest.MonkeyPatch, permuted_once: None) -> None:
     """Training of a small encoder for two steps, whatever a page says."""
     monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
-    brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24, "enable_progress_bar": False}
-    train = ImageModel._train
+    brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24}
+    fit = ImageModel._fit
 
     def briefly(model, objective, settings, **how):
-        return train(model, objective, replace(settings, **brief), **how)
+        quiet = {**settings.trainer_kwargs, "enable_progress_bar": False}
+        return fit(model, objective, replace(settings, **brief, trainer_kwargs=quiet), **how)
 
-    monkeypatch.setattr(ImageModel, "_train", briefly)
+    monkeypatch.setattr(ImageModel, "_fit", briefly)

@@ -31,14 +31,14 @@ for name in sys.stdin:
 WRITING = """
 import time
 from conftest import make_plates
-from scbd.data import write_screen
-from scbd.data.stores._plan import ScreenPlan
+from scbd.data import _screens
 
-images = ScreenPlan.images
-ScreenPlan.images = lambda self, block: (time.sleep(0.02), images(self, block))[1]
+_screens._BLOCK_BYTES = 4 * 2 * 16 * 16 * 2  # four rows
+images = _screens.ScreenPlan.images
+_screens.ScreenPlan.images = lambda self, rows: (time.sleep(0.02), images(self, rows))[1]
 
 def job():
-    write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r}, block_size=4)
+    _screens.write_screen({path!r}, make_plates(3, 100), y_key="gene", compression={compression!r})
 """
 
 

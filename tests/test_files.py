@@ -1,12 +1,22 @@
-"""Files that are whole or not there."""
-
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
+import torch
 
-from scbd._files import check_distinct, check_file, named_when_whole, partial_path, remove_partials, written_whole
+from scbd._files import (
+    check_distinct,
+    check_file,
+    named_when_whole,
+    one_torch_thread,
+    partial_path,
+    progress_bar,
+    remove_partials,
+    torch_threads_kept,
+    written_whole,
+)
 
 
 def test_one_place_by_two_names(tmp_path):
@@ -102,3 +112,50 @@ def test_a_folder_is_no_file(tmp_path):
         check_file(tmp_path)
     with pytest.raises(FileNotFoundError, match="There is no file .*other.csv"):
         check_file(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize(
+    ("n", "settings", "seen"),
+    [
+        (100, {}, False),
+        (100_000, {}, True),
+        (100, {"shown": True}, True),
+        (100_000, {"shown": False}, False),
+        (100, {"worth": 50}, True),
+    ],
+)
+def test_a_bar_is_shown_where_waiting_is_long_or_where_it_is_asked_for(capsys, n, settings, seen):
+    with progress_bar("Counting", n, unit="image", **settings) as bar:
+        bar.update(n)
+    said = capsys.readouterr().err
+    assert ("Counting" in said and "100%" in said and " images/s" in said) is seen
+
+
+def test_a_bar_goes_on_where_it_was(capsys):
+    with progress_bar("Counting", 10, initial=5, shown=True):
+        pass
+    assert "50%" in capsys.readouterr().err
+
+
+def test_torch_keeps_its_threads_whatever_happens():
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), torch_threads_kept():
+        torch.set_num_threads(before + 1)
+        raise KeyError
+    assert torch.get_num_threads() == before
+
+
+def test_torch_is_not_loaded_for_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    with torch_threads_kept():
+        one_torch_thread()
+    assert "torch" not in sys.modules
+
+
+def test_one_thread_until_then():
+    before = torch.get_num_threads()
+    with torch_threads_kept():
+        torch.set_num_threads(3)
+        one_torch_thread()
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -124,42 +123,6 @@ def clone(tmp_path):
 
 def call(clone: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", *command], cwd=clone, capture_output=True, text=True, check=False)
-
-
-def test_the_name_can_be_changed(clone):
-    done = call(clone, ".ci/rename", "unbatch")
-    assert not done.returncode, done.stderr
-    project = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["name"] == "unbatch" and project["scripts"] == {"unbatch": "unbatch.cli:main"}
-    assert not (clone / "src" / "scbd").exists()
-    code = "import unbatch._argument_values as v, unbatch._labels, unbatch._files; print(v.written(2 / 3))"
-    environment = {"PYTHONPATH": str(clone / "src")}
-    # the distribution is not installed under its new name: what asks for its version is not imported
-    stub = f"import importlib.metadata as m; m.version = lambda name: name; {code}; print(unbatch.__version__)"
-    ran = subprocess.run([sys.executable, "-c", stub], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["2/3", "unbatch"]
-    left = subprocess.run(
-        ["git", "grep", "-nP", r"(?<![\w-])scbd(?!\w)", "--", "src", "pyproject.toml", ".github"],
-        cwd=clone,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert left.stdout == ""
-    assert "scbd_store" in (clone / "src/unbatch/data/stores/_tables.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("name", "said"), [("Un-batch", "is no new name"), ("scbd", "is no new name")])
-def test_names_that_cannot_be(clone, name, said):
-    done = call(clone, ".ci/rename", name)
-    assert done.returncode == 2 and said in done.stderr
-
-
-def test_a_name_is_not_changed_over_changes(clone):
-    (clone / "README.md").write_text("changed")
-    done = call(clone, ".ci/rename", "unbatch")
-    assert done.returncode == 2 and "commit them first" in done.stderr
-    assert (clone / "src" / "scbd").is_dir()
 
 
 def test_the_address_is_filled_in_everywhere(clone):

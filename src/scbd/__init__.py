@@ -11,26 +11,36 @@ from typing import TYPE_CHECKING
 from scbd._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from scbd import baselines, data, datasets, experiments, metrics, model, nn, paper, pl, workflows
+    from scbd import baselines, data, datasets, metrics, model, nn, pl
+    from scbd._compare import compare, evaluate
+    from scbd._run import run
+    from scbd._select import check_assumption, select_alpha
     from scbd.model import SCBDModel
-    from scbd.workflows import select_alpha
 
 __version__ = version("scbd")
 __all__ = [
     "SCBDModel",
     "baselines",
+    "check_assumption",
+    "compare",
     "data",
     "datasets",
-    "experiments",
+    "evaluate",
     "metrics",
     "model",
     "nn",
-    "paper",
     "pl",
+    "run",
     "select_alpha",
-    "workflows",
 ]
 
-_HOMES = {"SCBDModel": "scbd.model", "select_alpha": "scbd.workflows"}
+_HOMES = {
+    "SCBDModel": "scbd.model",
+    "run": "scbd._run",
+    "compare": "scbd._compare",
+    "evaluate": "scbd._compare",
+    "check_assumption": "scbd._select",
+    "select_alpha": "scbd._select",
+}
 
 __getattr__, __dir__ = lazy_names(__name__, {name: f"scbd.{name}" for name in __all__} | _HOMES)

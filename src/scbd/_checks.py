@@ -1,9 +1,16 @@
-"""Settings that say what is wrong with them before anything is built."""
+"""Settings that say what is wrong with them before anything is built, and parts of sentences that errors share."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Sequence
+from itertools import islice
 from numbers import Integral, Real
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
@@ -43,3 +50,60 @@ def count_or(name: str, value: int | None, default: int) -> int:
         return default
     check_count(name, value)
     return int(value)
+
+
+def head(values: Iterable[object], n: int = 5) -> str:
+    """The first few of many, for a sentence."""
+    first = list(islice(values, n + 1))
+    return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
+
+
+def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
+    """That a table has no such key, which ones it has, which one may have been meant, and how to say so."""
+    names = [str(k) for k in keys]
+    return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{closest(str(key), names)}" + (
+        "" if argument is None else f" Name it with {argument}."
+    )
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """A question that asks for the one of some names that may have been meant; nothing if none is alike."""
+    there = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), list(there), n=1)
+    return f" Did you mean {there[close[0]]!r}?" if close else ""
+
+
+# pixels a side of a square, or (height, width)
+ImageSize: TypeAlias = int | tuple[int, int]
+
+
+def resized_to(image_size: ImageSize | None, height: int, width: int) -> tuple[int, int]:
+    """Height and width of images after they were resized.
+
+    Parameters
+    ----------
+    image_size
+        `None` leaves images as they are. A number makes small squares of large ones. A pair ``(height, width)`` is
+        taken at its word: it may stretch images.
+    height, width
+        Of the images.
+
+    Raises
+    ------
+    ValueError
+        If ``image_size`` is neither, or a number for images that are not square: they would be squashed.
+    """
+    if image_size is None:
+        return height, width
+    sides = image_size if isinstance(image_size, Sequence) else (image_size, image_size)
+    if len(sides) != 2 or not all(isinstance(side, Integral) and int(side) > 0 for side in sides):
+        msg = f"image_size must be a positive number of pixels, or (height, width), got {image_size!r}."
+        raise ValueError(msg)
+    if sides is not image_size and height != width:
+        kept = tuple(max(1, round(sides[0] * side / max(height, width))) for side in (height, width))
+        msg = (
+            f"image_size={image_size} would squash images of {height} × {width} pixels to a square: crop or pad them, "
+            f"keep their proportions with image_size={kept}, or ask for it by name, with image_size={sides}."
+        )
+        raise ValueError(msg)
+    return int(sides[0]), int(sides[1])

@@ -1,17 +1,24 @@
-"""Files that are whole or not there: written beside their place, and renamed when they are complete."""
+"""Files that are whole or not there, what a job leaves in its folder, and a bar for people who wait."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
+from tqdm import tqdm
+
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator
+
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 # longest name that a file system takes, in bytes, less what is put around it
 _NAME_BYTES = 200
@@ -100,3 +107,111 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def check_directory(out: str | os.PathLike[str]) -> Path:
+    """The path, if a directory is there or could be; nothing is made.
+
+    Raises
+    ------
+    FileExistsError
+        If it, or what it would lie in, is a file.
+    """
+    out = Path(out)
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            msg = f"{path} is a file: give a directory to write to, which is made if it is not there."
+            raise FileExistsError(msg)
+    return out
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text file, which has its name when it is on the disk."""
+    with written_whole(path) as file:
+        file.write(text.encode())
+
+
+def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
+    """Write a CSV."""
+    write_text(table.to_csv(index=index), path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG, and close the figure."""
+    import matplotlib.pyplot as plt
+
+    with named_when_whole(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+        plt.close(figure)
+
+
+# what takes longer than a glance at about ten thousand a second
+_WORTH_A_BAR = 20_000
+
+
+def progress_bar(
+    description: str,
+    n: int,
+    *,
+    unit: str = "cell",
+    initial: int = 0,
+    shown: bool | None = None,
+    worth: int = _WORTH_A_BAR,
+) -> tqdm:
+    """A bar that counts to ``n``.
+
+    Parameters
+    ----------
+    description
+        What is done.
+    n
+        How many there are.
+    unit
+        What is counted.
+    initial
+        How many were done before.
+    shown
+        Whether to show it; `None`: where there are more than ``worth``.
+    worth
+        From how many on waiting is worth a bar.
+    """
+    # a log file wants a line now and then, not ten a second
+    interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
+    return tqdm(
+        total=n,
+        initial=initial,
+        desc=description,
+        unit=f" {unit}s",
+        unit_scale=n >= _WORTH_A_BAR,
+        mininterval=interval,
+        maxinterval=interval,
+        disable=not (n > worth if shown is None else shown),
+    )
+
+
+def say(sentence: str) -> None:
+    """Something to know meanwhile, above a bar that stays where it is."""
+    tqdm.write(sentence, file=sys.stderr)
+
+
+@contextmanager
+def torch_threads_kept() -> Iterator[None]:
+    """Leave torch, if it is loaded, with the threads it has.
+
+    numba sets OpenMP's number of threads to that of all processors, and torch's with it. A process that was given one,
+    beside others, is then several times slower in all that it does later.
+    """
+    torch = sys.modules.get("torch")
+    n = torch.get_num_threads() if torch else 0
+    try:
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(n)
+
+
+def one_torch_thread() -> None:
+    """Let torch, if it is loaded, use one core for what the calling thread asks of it."""
+    torch = sys.modules.get("torch")
+    if torch:
+        torch.set_num_threads(1)

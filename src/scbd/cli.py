@@ -1,268 +1,382 @@
-"""The command line: ``scbd run`` and what else :mod:`scbd._command_line` lists."""
+"""The command line, made by cyclopts of the functions below and their docstrings. Loads nothing that takes seconds."""
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
-from functools import partial
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from scbd import _progress
-from scbd._argument_values import path_or_url
-from scbd._command_line import EXPERIMENTS, actions_of, parser_of_commands
-from scbd._files import check_distinct
-from scbd._option_names import in_options, options_of
+from cyclopts import App, CycloptsError, Parameter
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
-    import pandas as pd
+_ABOUT = """Batch-corrected embeddings of perturbed cells by Supervised Contrastive Block Disentanglement.
+
+Messages name arguments as Python has them: max_steps is --max-steps here.
+"""
+_settings = Parameter(negative=(), consume_multiple=True)
+app = App("scbd", help=_ABOUT, version=lambda: f"scbd {version('scbd')}", default_parameter=_settings)
+app.register_install_completion_command()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; errors of the user's become one sentence and exit code 2."""
-    parser = parser_of_commands()
-    arguments = parser.parse_args(argv)
-    # what is said names arguments, for those who use Python
-    options = options_of(parser, arguments.command.replace("_", "-"))
-    if arguments.command in ("inspect", "convert"):  # which say what to type next
-        options = options_of(parser, "convert") | options_of(parser, "run") | options
-    said = partial(in_options, options=options)
-    warnings.formatwarning = lambda message, *args, **kwargs: f"scbd: warning: {said(str(message))}\n"
-    _progress.wording = said
-    try:
-        return _COMMANDS[arguments.command](arguments)
-    except _mistakes() as error:
-        message = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-        print(f"scbd: {' '.join(said(message).split()) or type(error).__name__}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("scbd: interrupted; what was finished is kept.", file=sys.stderr)
-        return 130
-    finally:
-        _progress.wording = str
+@Parameter(name="*", group="Cells")
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """What is read, and what its columns mean.
+
+    Parameters
+    ----------
+    y_key
+        Column(s) of the perturbation; several are crossed.
+    e_key
+        Column(s) of the environment.
+    e_columns
+        Of several: each is an environment of its own (the default), or each combination is one.
+    control
+        Label(s) of the controls, such as DMSO.
+    position_key
+        Of features, with controls: column of the position on the plate, whose effect is taken away.
+    continuous_covariate_keys
+        Columns of numbers that z_c is to know nothing of, too: row, time, number of cells.
+    image_key
+        Key of the images in obsm.
+    channels
+        Channels to take, by name or number.
+    layer
+        Features in place of images: a layer, or X.
+    obsm_key
+        Features in place of images: a key of obsm.
+    features
+        Of a table of features: beginnings of their names; by default those of CellProfiler's compartments.
+    missing
+        Of a table of features: leave out rows with missing values, or fill in the feature's median.
+    """
+
+    y_key: list[str]
+    e_key: list[str]
+    e_columns: Literal["side_by_side", "crossed"] | None = None
+    control: list[str] | None = None
+    position_key: str | None = None
+    continuous_covariate_keys: list[str] | None = None
+    image_key: str = "single_cell_images"
+    channels: list[str] | None = None
+    layer: str | None = None
+    obsm_key: str | None = None
+    features: list[str] | None = None
+    missing: Literal["drop", "median"] = "drop"
+
+    def opened(self, path: str) -> dict[str, Any]:
+        """Arguments of a job: the cells, their columns, and how they are set up."""
+        from scbd._run import open_cells
+
+        how: dict[str, Any] = {} if self.features is None else {"features": self.features}
+        adata, where = open_cells(
+            path, image_key=self.image_key, layer=self.layer, obsm_key=self.obsm_key, missing=self.missing, **how
+        )
+        names = ("e_columns", "position_key", "continuous_covariate_keys", "channels")
+        setup = (
+            {"control": self.control and _one_or_several(self.control)}
+            | {name: getattr(self, name) for name in names}
+            | where
+        )
+        return {
+            "adata": adata,
+            "y_key": _one_or_several(self.y_key),
+            "e_key": _one_or_several(self.e_key),
+            "setup_kwargs": {name: value for name, value in setup.items() if value is not None},
+        }
 
 
-def _mistakes() -> tuple[type[Exception], ...]:
-    """What a user can do something about: settings, files, packages and devices that are not there."""
-    own: list[type[Exception]] = [OSError, ImportError, KeyError, TypeError, ValueError]
-    others = {
-        "lightning.fabric.utilities.exceptions": "MisconfigurationException",
-        "scbd.model._divergence": "TrainingDiverged",
-    }
-    # what has not been imported raises nothing
-    own += [getattr(sys.modules[module], name) for module, name in others.items() if module in sys.modules]
-    return tuple(own)
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained.
+
+    Parameters
+    ----------
+    encoder
+        small, resnet18, resnet50 or densenet121 of images; linear or mlp of features; auto: what suits the cells.
+    n_latent
+        Dimension of both embeddings.
+    style_target
+        What z_s is clustered by: the environment, the pair of perturbation and environment; none leaves z_s out.
+    invariance
+        Form of the invariance loss; listing is the published one. Each has a scale of alpha of its own.
+    smoothing
+        Label smoothing, at least 0 and below 1.
+    image_size
+        Resize images to so many pixels a side.
+    augment
+        Turn and flip images at random.
+    whitening
+        Of features: what is whitened before the encoder.
+    """
+
+    encoder: str = "auto"
+    n_latent: int | None = None
+    style_target: Literal["e", "ye", "none"] = "e"
+    invariance: Literal["variance", "listing", "formula", "mean", "mass"] = "variance"
+    smoothing: float | None = None
+    image_size: int | None = None
+    augment: bool = False
+    whitening: Literal["auto", "within", "controls", "lda", "plda", "none"] = "auto"
+
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments of the model."""
+        return {name: None if value == "none" else value for name, value in asdict(self).items()}
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    from scbd.paper import demo
+@Parameter(name="*", group="Training")
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How it is trained.
 
-    table = demo(arguments.out, alpha=arguments.alpha, seed=arguments.seed, max_steps=arguments.max_steps)
-    _print(table)
+    Parameters
+    ----------
+    max_steps
+        Length in updates.
+    max_epochs
+        Length in passes over the training cells.
+    batch_size
+        Cells a batch; by default 2,048, or all if they are fewer.
+    lr
+        Learning rate.
+    split
+        Column that says train, validation or test; by default a random split.
+    train_size
+        Share of the cells that is trained on.
+    load_best
+        End with the weights of the lowest validation loss.
+    early_stopping
+        Stop when the validation loss stops falling.
+    accelerator
+        cpu, gpu, mps or auto.
+    precision
+        32-true, or bf16-mixed on a GPU.
+    """
+
+    max_steps: int | None = None
+    max_epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    split: str | None = None
+    train_size: float | None = None
+    load_best: bool = False
+    early_stopping: bool = False
+    accelerator: str = "auto"
+    precision: str = "32-true"
+
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments of ``train``."""
+        return asdict(self)
+
+
+@app.command
+def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
+    """Say what a file or folder is, and which command takes it.
+
+    Parameters
+    ----------
+    path
+        File or folder of any kind.
+    image_key
+        Key of the images in obsm.
+    """
+    from scbd._run import inspect
+
+    print(inspect(path, image_key=image_key))
+
+
+@app.command
+def convert(
+    *plates: str,
+    out: Path,
+    y_key: list[str],
+    table: Path | None = None,
+    image_key: str = "single_cell_images",
+    file_columns: list[str] | None = None,
+    root: Path | None = None,
+    channels: list[str] | None = None,
+    fit: Literal["pad", "crop"] | int | None = None,
+    image_size: int | None = None,
+    dtype: str | None = None,
+    intensity_range: tuple[float, float] | None = None,
+    compression: Literal["lz4", "zstd"] | None = None,
+    seed: int = 0,
+    verify: bool = False,
+) -> None:
+    """Write crops of cells as one screen, larger than memory; an interrupted job goes on where it stopped.
+
+    Parameters
+    ----------
+    plates
+        Files or folders of crops: AnnData, scPortrait, Zarr, arrays, tables or folders of image files, LMDB.
+    out
+        Screen to make, a .zarr.
+    y_key
+        Column(s) of the perturbation: cells are stored such that batches of perturbations are read fast.
+    table
+        Of arrays without labels: a table with a row a cell.
+    image_key
+        Key of the images in obsm.
+    file_columns
+        Of a table of image files: the columns that name them, one a channel.
+    root
+        Of a table of image files: the folder that their names begin in.
+    channels
+        Channels to take, by name or number.
+    fit
+        Of image files that differ in size: pad or crop them to squares of one size, or say how many pixels a side.
+    image_size
+        Resize to so many pixels a side.
+    dtype
+        Store pixels as this type, such as uint8.
+    intensity_range
+        What becomes its lowest and highest value; by default percentiles of each channel.
+    compression
+        lz4 for a slow disk, zstd for a small one; by default none.
+    seed
+        Seed of the order of cells.
+    verify
+        Read everything again in the end, and compare it with its checksums.
+    """
+    from scbd.data import read_crops, verify_screen, write_screen
+
+    reading: dict[str, Any] = {"table": table, "root": root, "channels": channels, "fit": fit}
+    reading |= {} if file_columns is None else {"file_columns": file_columns}
+    crops = [read_crops(plate, image_key=image_key, **reading) for plate in plates]
+    how: dict[str, Any] = {"image_key": image_key, "image_size": image_size, "dtype": dtype, "seed": seed}
+    how |= {"intensity_range": intensity_range, "compression": compression}
+    adata = write_screen(out, crops, y_key=_one_or_several(y_key), **how)
+    if verify:
+        verify_screen(out)
+    shape = " × ".join(map(str, adata.obsm[image_key].shape[1:]))
+    print(f"{adata.n_obs:,} cells of {shape} {adata.obsm[image_key].dtype}: {out}")
+
+
+@app.command
+def run(
+    path: str,
+    /,
+    *,
+    out: Path,
+    alpha: float | Literal["auto"] = "auto",
+    seed: int = 0,
+    resume: bool = False,
+    cells: Cells,
+    model: Model = Model(),
+    training: Training = Training(),
+) -> None:
+    """Train, embed all cells, and write embeddings, scores, pictures and the model to a folder.
+
+    If it is killed, call it again with --resume: it goes on where it stopped.
+
+    Parameters
+    ----------
+    path
+        A screen or an .h5ad of images or features, or a table of features.
+    out
+        Folder to make.
+    alpha
+        Weight of the invariance loss.
+    seed
+        Seed of everything.
+    resume
+        Go on with an interrupted run.
+    """
+    from scbd import run
+
+    how: dict[str, Any] = {"model_kwargs": model.kwargs() | {"alpha": alpha}, "train_kwargs": training.kwargs()}
+    table = run(**cells.opened(path), out=out, resume=resume, seed=seed, **how)
+    print("\n" + table.set_index(["label", "embedding"]).to_string(float_format="{:.3f}".format))
+    print(f"\nEmbeddings, model, table and pictures: {out}/")
+
+
+@app.command
+def select_alpha(
+    path: str,
+    /,
+    *,
+    out: Path,
+    alphas: list[float] | None = None,
+    criterion: Literal["kept", "unseen"] = "kept",
+    n_folds: int | None = None,
+    n_seeds: int = 1,
+    cells: Cells,
+    model: Model = Model(),
+    training: Training = Training(),
+) -> None:
+    """Train at several weights of the invariance loss, and choose one without a test set.
+
+    Parameters
+    ----------
+    path
+        A screen or an .h5ad of images or features, or a table of features.
+    out
+        Folder of the runs; called again, it goes on with what is there.
+    alphas
+        Weights to compare.
+    criterion
+        The most invariance that keeps what is learned of the perturbation, or what is best in environments held out.
+    n_folds
+        With unseen: groups of environments that are held out in turn; by default each by itself.
+    n_seeds
+        Runs at each weight.
+    """
+    from scbd import select_alpha
+
+    how: dict[str, Any] = {"alphas": alphas, "criterion": criterion, "n_folds": n_folds, "n_seeds": n_seeds}
+    print(f"\n{select_alpha(**cells.opened(path), out=out, model_kwargs=model.kwargs(), **how, **training.kwargs())}")
+    print(f"\nRuns, curve and picture: {out}/")
+
+
+@app.command
+def demo(
+    *, out: Path = Path("results/demo"), alpha: float | Literal["auto"] = "auto", max_steps: int = 600, seed: int = 0
+) -> None:
+    """Train on coloured digits and test on white ones: with invariance, without, and a random encoder.
+
+    Parameters
+    ----------
+    out
+        Folder of the table and the pictures.
+    alpha
+        Weight of the invariance loss.
+    max_steps
+        Updates of each run.
+    seed
+        Seed of everything.
+    """
+    from scbd._demo import demo
+
+    print("\n" + demo(out, alpha=alpha, seed=seed, max_steps=max_steps).to_string(float_format="{:.3f}".format))
     print(
         "\nThe colour tells the digit in training; white digits have none. r_c: linear head; z_c: nearest class mean;\n"
         "e: accuracy of the environment (chance 0.5). z_c has learned something only if its supervised loss is below\n"
         "that of a collapsed embedding (ceiling), and r_c only if it beats the random encoder.\n"
-        f"Table, pictures and model: {arguments.out}/"
+        f"Table, pictures and model: {out}/"
     )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; errors of the user's become one sentence and exit code 2."""
+    try:
+        app(argv, exit_on_error=False, result_action="return_value")
+    except CycloptsError:  # which has said what is wrong
+        return 2
+    except KeyboardInterrupt:
+        print("scbd: interrupted; what was finished is kept.", file=sys.stderr)
+        return 130
+    except (OSError, ImportError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"scbd: {message}", file=sys.stderr)
+        return 2
     return 0
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
-    from scbd.workflows import UNREADABLE, inspect
-
-    told = inspect(arguments.path, **_named(arguments, "image_key y_key e_key missing sheet"))
-    facts, unreadable, why = told.partition(UNREADABLE)
-    print(facts + unreadable + _progress.wording(why))
-    return 2 if unreadable else 0
-
-
-def _convert(arguments: argparse.Namespace) -> int:
-    from scbd.data import read_crops, verify_screen, write_screen
-
-    if arguments.table is not None and len(arguments.plates) > 1:
-        msg = "--table has the rows of one plate: convert plates one by one, then together."
-        raise ValueError(msg)
-    check_distinct(arguments.plates)
-    reading = _named(arguments, "table image_key file_columns root channels fit")
-    adata = write_screen(
-        arguments.out,
-        [read_crops(plate, **reading) for plate in arguments.plates],
-        y_key=_one_or_several(arguments.y_key),
-        **_named(arguments, "image_key image_size dtype intensity_range compression seed shard n_workers"),
-    )
-    if arguments.image_key not in adata.obsm:
-        print(f"Share {arguments.shard[0]} of {arguments.shard[1]} is written; others are missing.")
-        return 0
-    if arguments.verify:
-        verify_screen(arguments.out, image_key=arguments.image_key)
-    shape = " × ".join(map(str, adata.obsm[arguments.image_key].shape[1:]))
-    print(f"{adata.n_obs:,} cells of {shape} {adata.obsm[arguments.image_key].dtype}: {arguments.out}")
-    return 0
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from scbd.workflows import run
-
-    style = {"style_target": None if arguments.style_target == "none" else arguments.style_target}
-    table = run(
-        **_cells(arguments),
-        model_kwargs=_named(arguments, f"{_MODEL} alpha") | style,
-        train_kwargs=_train_kwargs(arguments) | _named(arguments, "train_size"),
-        resume=arguments.resume,
-        seed=arguments.seed,
-    )
-    _print(table.set_index(["label", "embedding"]))
-    print(f"\nEmbeddings, model, table and pictures: {arguments.out}/")
-    return 0
-
-
-def _select_alpha(arguments: argparse.Namespace) -> int:
-    from scbd.workflows import select_alpha
-
-    found = select_alpha(
-        **_cells(arguments),
-        alphas=arguments.alphas,
-        criterion=arguments.criterion,
-        n_folds=arguments.folds,
-        n_seeds=arguments.seeds,
-        model_kwargs=_named(arguments, _MODEL),
-        **_train_kwargs(arguments),
-    )
-    print(f"\n{found}\n\nRuns, curve and picture: {arguments.out}/")
-    return 0
-
-
-# arguments that are passed on under their own names
-_MODEL = (
-    "encoder norm n_latent temperature smoothing positives invariance image_size intensity standardize augment clip "
-    "whitening"
-)
-_TRAINING = (
-    "max_steps max_epochs batch_size perturbations_per_batch lr encoder_lr weight_decay split load_best early_stopping "
-    "accelerator precision preload compile"
-)
-# of a table of features, these are none
-_LABELS = "y_key e_key continuous_covariate_keys position_key split"
-
-
-def _cells(arguments: argparse.Namespace) -> dict[str, Any]:
-    from scbd.workflows import open_cells
-
-    given = [key for key in _named(arguments, _LABELS).values() if key is not None]
-    labels = [column for key in given for column in ([key] if isinstance(key, str) else key)]
-    cells, where = open_cells(
-        arguments.cells,
-        obs_columns=arguments.obs_columns or (),
-        labels=labels,
-        y_key=arguments.y_key,
-        **_named(arguments, "image_key layer obsm_key missing"),
-    )
-    if "image_key" in where:
-        where |= _named(arguments, "channels")
-    setup = _named(arguments, "e_columns continuous_covariate_keys position_key") | where
-    setup |= {"control": arguments.control and _one_or_several(arguments.control)}
-    setup = {name: value for name, value in setup.items() if value is not None}
-    keys = {"y_key": _one_or_several(arguments.y_key), "e_key": _one_or_several(arguments.e_key)}
-    return {"adata": cells, "setup_kwargs": setup, "out": arguments.out} | keys
 
 
 def _one_or_several(values: list[str]) -> str | list[str]:
     """A list of one as that one, which is how settings are kept."""
     return values[0] if len(values) == 1 else values
-
-
-def _train_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
-    return _named(arguments, _TRAINING) | {"plan_kwargs": {"n_steps_alpha_warmup": arguments.alpha_warmup}}
-
-
-def _named(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in names.split()}
-
-
-def _reproduce(arguments: argparse.Namespace) -> int:
-    from scbd.paper import EXPERIMENTS, default_out, reproduce
-
-    if arguments.name == "list":
-        for name, experiment in EXPERIMENTS.items():
-            print(f"{name:22}{experiment.about}")
-        return 0
-    logging.basicConfig(format="scbd: %(message)s")
-    logging.getLogger("scbd").setLevel(logging.INFO)
-    out = arguments.out or default_out(arguments.name, arguments.budget, arguments.protocol)
-    reproduce(
-        arguments.name,
-        budget=arguments.budget,
-        protocol=arguments.protocol,
-        weights=arguments.weights,
-        path=arguments.data,
-        out=out,
-        n_seeds=arguments.seeds,
-        shard=arguments.shard,
-        report_only=arguments.report,
-    )
-    print("\n" + (out / "table.md").read_text(encoding="utf-8"))
-    print(f"Rows, tables and figures: {out}/")
-    return 0
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    print(completion_script(arguments.shell))
-    return 0
-
-
-def completion_script(shell: str) -> str:
-    """What a shell reads to complete commands, options, choices and files of ``scbd``.
-
-    Parameters
-    ----------
-    shell
-        ``"bash"``, ``"zsh"``, ``"fish"`` or ``"tcsh"``.
-
-    Raises
-    ------
-    ImportError
-        If shtab is not installed.
-    ValueError
-        If the shell is another one.
-
-    Examples
-    --------
-    >>> from scbd.cli import completion_script
-    >>> "select-alpha" in completion_script("bash")
-    True
-    """
-    try:
-        import shtab
-    except ImportError as error:
-        msg = 'Completion needs the package shtab: pip install "scbd[completion]"'
-        raise ImportError(msg) from error
-    if shell not in shtab.SUPPORTED_SHELLS:
-        msg = f"{shell!r} is not a shell that scbd can complete in: give one of {', '.join(shtab.SUPPORTED_SHELLS)}."
-        raise ValueError(msg)
-    parser = parser_of_commands()
-    for action in actions_of(parser):
-        if action.type in (Path, path_or_url):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-        if action.dest == "name":
-            action.choices = [*EXPERIMENTS, "list"]
-    return shtab.complete(parser, shell)
-
-
-def _print(table: pd.DataFrame) -> None:
-    print("\n" + table.to_string(float_format=lambda value: f"{value:.3f}"))
-
-
-_COMMANDS = {
-    "demo": _demo,
-    "inspect": _inspect,
-    "convert": _convert,
-    "run": _run,
-    "select_alpha": _select_alpha,
-    "reproduce": _reproduce,
-    "completion": _completion,
-}

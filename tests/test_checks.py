@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scbd._sizes import resized_to
+from scbd._checks import resized_to
 
 
 @pytest.mark.parametrize(

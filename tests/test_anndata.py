@@ -2,22 +2,28 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 
-from scbd._labels import (
+from scbd._anndata import (
     CROSS,
     as_columns,
     column_codes,
     column_values,
     control_names,
+    dense,
+    frame_numbers,
+    is_number,
     label_codes,
     label_text,
     label_values,
+    number_values,
 )
 
 
@@ -163,3 +169,91 @@ def test_an_absent_control_is_named_with_what_there_is():
         ValueError, match=r"No row has the control 'dmso' in 'y' \(it holds DMSO, a, b, c, d, …\).* Did you mean 'DMSO'"
     ):
         control_names(["DMSO", "dmso"], ["DMSO", *"aabcdef"], "y")
+
+
+def timed(values: object) -> pd.DataFrame:
+    return pd.DataFrame({"t": values})
+
+
+@pytest.mark.parametrize(
+    "values", [[3, 1], [3.0, 1.0], pd.array([3, 1], dtype="Int64"), np.array([3, 1], np.float32)], ids=str
+)
+def test_numbers_of_any_kind(values):
+    obs = timed(values)
+    assert is_number(obs["t"])
+    assert number_values(obs, "t").tolist() == [3.0, 1.0]
+    assert number_values(obs, "t").dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["3", "1"], [True, False], pd.Categorical([3, 1]), pd.to_datetime(["2024-01-02", "2024-01-01"])],
+    ids=["text", "truth values", "labels", "dates"],
+)
+def test_what_is_no_number_is_said(values):
+    obs = timed(values)
+    assert not is_number(obs["t"])
+    with pytest.raises(TypeError, match=r"obs\['t'\] holds no numbers .*adata.obs\['t'\].astype\(float\)"):
+        number_values(obs, "t")
+
+
+@pytest.mark.parametrize("values", [[1.0, np.nan, np.inf], pd.array([1, None, None], dtype="Int64")], ids=str)
+def test_missing_numbers_are_said(values):
+    with pytest.raises(ValueError, match=r"obs\['t'\] has no finite value for 2 of 3 cells \(rows 1, 2\): drop"):
+        number_values(timed(values), "t")
+
+
+def test_missing_columns_are_said():
+    with pytest.raises(KeyError, match="obs has no 'Time'"):
+        number_values(pd.DataFrame({"time": [1.0]}), "Time")
+    with pytest.raises(ValueError, match="obs has 2 columns of the name 't'"):
+        number_values(pd.DataFrame([[1.0, 2.0]], columns=["t", "t"]), "t")
+
+
+# of pandas, of pandas with missing values, of PyArrow
+NUMBERS = ["float32", "float64", "int16", "uint8", "Float32", "Int64", "float[pyarrow]", "int64[pyarrow]"]
+TRUTH = ["bool", "boolean", "bool[pyarrow]"]
+
+
+@given(st.lists(st.sampled_from(NUMBERS + TRUTH), min_size=1, max_size=5), st.integers(0, 100))
+def test_numbers_and_truth_values_are_numbers_however_they_are_stored(dtypes, seed):
+    values = np.random.default_rng(seed).integers(0, 2, size=(4, len(dtypes)))
+    frame = pd.DataFrame({number: pd.Series(values[:, number], dtype=dtype) for number, dtype in enumerate(dtypes)})
+    found = frame_numbers(frame, "obsm['x']")
+    assert found.dtype.kind in "biuf"
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("dtype", ["Float64", "Int64", "boolean", "int64[pyarrow]", "bool[pyarrow]"])
+def test_what_is_missing_is_no_number(dtype):
+    frame = pd.DataFrame({"a": pd.Series([1, None], dtype=dtype), "b": [0.5, 2.0]})
+    np.testing.assert_array_equal(frame_numbers(frame, "x"), [[1, 0.5], [np.nan, 2]])
+
+
+def test_a_frame_of_one_dtype_keeps_it():
+    assert frame_numbers(pd.DataFrame(np.zeros((2, 3), np.float32)), "x").dtype == np.float32
+
+
+OTHERS: dict[str, Any] = {
+    "text": ["1", "2"],
+    "objects": np.array([1, 2.5], dtype=object),
+    "days": pd.to_datetime(["2026-01-01", "2026-01-02"]),
+    "labels": pd.Categorical([True, False]),
+    "complex": [1j, 2],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_columns_that_hold_no_numbers_are_named(name):
+    frame = pd.DataFrame({"a": [1.0, 2.0], name: OTHERS[name]})
+    with pytest.raises(TypeError, match=rf"obsm\['x'\] has columns that hold no numbers \({name}\): leave"):
+        frame_numbers(frame, "obsm['x']")
+
+
+def test_what_is_read_by_row_is_left_where_it_is(tmp_path):
+    np.save(tmp_path / "z.npy", np.eye(3))
+    stored = np.load(tmp_path / "z.npy", mmap_mode="r")
+    assert dense(stored, "z") is stored
+    for matrix in (sparse.csr_matrix(np.eye(3)), sparse.coo_array(np.eye(3))):
+        with pytest.raises(ValueError, match=r"z is a sparse matrix, .*: give z.toarray\(\)"):
+            dense(matrix, "z")

@@ -1,4 +1,4 @@
-"""One label a cell, from one column of a table or the cross of several: the same rule for models and for metrics."""
+"""What all packages read of an AnnData: where things live, columns of labels, numbers, and what was trained on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._messages import closest, head, missing_key
+from scbd._checks import closest, head, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+# obsm: images as N x C x H x W, the convention of scPortrait and of annbatch's image tutorial
+IMAGE_KEY = "single_cell_images"
+
+# obsm: embeddings, one per block
+CONTENT_KEY = "X_scbd_c"
+STYLE_KEY = "X_scbd_s"
+
+# obsm: principal components of the inputs
+PIXEL_PCA_KEY = "X_pixel_pca"
+FEATURE_PCA_KEY = "X_feature_pca"
+
+# obs, of what a run writes: the part of the split that a cell is in
+SPLIT_KEY = "scbd_split"
+# what the column of the split says of cells that are in no part
+LEFT_OUT = "left out"
+
+# the keys under which a model's registry holds its inputs: images or features, labels, numbers, positions
+IMAGE_REGISTRY = "image"
+FEATURE_REGISTRY = "features"
+POSITION_REGISTRY = "position"
+NUMBER_REGISTRY = "numbers"
+Y_REGISTRY = "y"
+E_REGISTRY = "e"
+
 
 # joins the names of several columns, and their values
 CROSS = " × "
@@ -211,3 +237,94 @@ def _plain(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return label_text(value).replace("\\", "\\\\").replace("×", "\\×")
+
+
+def is_number(values: pd.Series) -> bool:
+    """Whether a column holds numbers: integers or floating point, no truth values, no labels that look like numbers."""
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
+    """A column of numbers, float64 ``(N,)``.
+
+    Raises
+    ------
+    KeyError
+        If it is missing.
+    TypeError
+        If it holds no numbers.
+    ValueError
+        If it is there twice, or a value is missing, NaN or infinite (which rows).
+    """
+    values = obs_column(obs, column)
+    if not is_number(values):
+        msg = (
+            f"obs[{column!r}] holds no numbers ({values.dtype}): where its values are names of numbers, make them so "
+            f"with adata.obs[{column!r}] = adata.obs[{column!r}].astype(float); of dates, give the hours since the "
+            "first; other labels have no order."
+        )
+        raise TypeError(msg)
+    numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if bad.size:
+        msg = (
+            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)}): drop "
+            f"these cells with adata[np.isfinite(adata.obs[{column!r}])].copy(), or give them a value."
+        )
+        raise ValueError(msg)
+    return numbers
+
+
+def is_sparse(values: Any) -> bool:
+    """Whether it is a sparse matrix, in memory or in a file."""
+    return not isinstance(values, np.ndarray) and (
+        hasattr(values, "toarray") or "sparse" in type(values).__module__.lower()
+    )
+
+
+def dense(values: Any, where: str) -> Any:
+    """What can be read by row: a DataFrame as an array, an array or a memory-map as it is.
+
+    Parameters
+    ----------
+    values
+        ``(N, F)``.
+    where
+        What errors call it.
+
+    Raises
+    ------
+    TypeError
+        If a column of a DataFrame holds no numbers.
+    ValueError
+        If it is sparse.
+    """
+    if is_sparse(values):
+        msg = f"{where} is a sparse matrix, and a dense one is needed: give {where}.toarray()."
+        raise ValueError(msg)
+    return frame_numbers(values, where) if isinstance(values, pd.DataFrame) else values
+
+
+def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
+    """Numbers and truth values of a DataFrame ``(N, F)``, of one dtype if it has one, else float64; NaN where missing.
+
+    Raises
+    ------
+    TypeError
+        If a column holds something else.
+    """
+    others = [name for name, dtype in zip(frame.columns, frame.dtypes, strict=True) if not _is_number(dtype)]
+    if others:
+        msg = (
+            f"{where} has columns that hold no numbers ({head(others)}): leave columns of text out or put them into "
+            "obs, and cast numbers that are stored as text or objects with astype(float)."
+        )
+        raise TypeError(msg)
+    values = frame.to_numpy()
+    return frame.to_numpy(np.float64, na_value=np.nan) if values.dtype == object else values
+
+
+def _is_number(dtype: Any) -> bool:
+    if pd.api.types.is_bool_dtype(dtype):  # PyArrow's are no numbers for pandas, and categories of them are none at all
+        return not isinstance(dtype, pd.CategoricalDtype)
+    return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)

@@ -1,0 +1,97 @@
+"""The demo: does z_c read the digit or its colour? Minutes on real digits."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd import pl
+from scbd._anndata import CONTENT_KEY, STYLE_KEY
+from scbd._files import check_directory, save_figure
+from scbd._run import seed_everything
+from scbd.baselines import pixel_pca
+from scbd.datasets import colored_digits
+from scbd.metrics import label_probe, predict_labels
+from scbd.model import SCBDModel
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from scbd.metrics._probes import Classifier
+    from scbd.model._contract import Alpha
+
+KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
+MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 128, "style_target": "ye", "standardize": False}
+TRAINING: dict[str, Any] = {"lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}
+# BatchNorm sees the data, weights stay as they are
+UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
+
+
+def demo(
+    out: str | os.PathLike[str] = "results/demo", *, alpha: Alpha = "auto", seed: int = 0, max_steps: int = 600
+) -> pd.DataFrame:
+    """Train on coloured digits with and without invariance, and test on white ones.
+
+    In training, the colour gives the digit away; white digits have none. Principal components of the pixels, and a
+    random encoder that was never trained, say what a linear head can do where nothing was learned of labels. Writes
+    ``metrics.csv``, ``digits.png``, ``training_curves.png``, ``umap.png`` and ``model/``, over those of an earlier
+    demo.
+
+    Returns one row a system, see :func:`scores_of`, with what ``model.health`` says.
+    """
+    out = check_directory(out)
+    out.mkdir(parents=True, exist_ok=True)
+    adata = colored_digits(seed=seed)
+    save_figure(pl.cells(adata, label="environment", seed=seed)[0, 0].figure, out / "digits.png")
+    pixels = pixel_pca(adata, n_components=64, fit=(adata.obs["split"] == "train").to_numpy(), seed=seed)
+    rows = {"pixel PCA": scores_of(adata, pixels, "r_c", "linear")}
+    learned = {"max_steps": max_steps, "online_head": True}
+    for name, its_alpha, training in (
+        ("random encoder", 0.0, UNTRAINED),
+        ("alpha = 0", 0.0, learned),
+        (f"alpha = {alpha}", alpha, learned),
+    ):
+        seed_everything(seed)
+        SCBDModel.setup_anndata(adata, **KEYS)
+        model = SCBDModel(adata, alpha=its_alpha, **MODEL)
+        model.train(seed=seed, **TRAINING | training)
+        rows[name] = scores_of_model(adata, model)
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("system")
+    table.round(4).to_csv(out / "metrics.csv")
+    model.save(str(out / "model"), overwrite=True)
+    save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
+    for key, block in ((CONTENT_KEY, "c"), (STYLE_KEY, "s")):
+        adata.obsm[key] = model.get_latent_representation(block=block)
+    save_figure(pl.umap_blocks(adata, list(KEYS.values()), seed=seed)[0, 0].figure, out / "umap.png")
+    return table
+
+
+def scores_of_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
+    """Of r_c by a linear head that is fitted afterwards, of z_c by the nearest class mean, and of the own head."""
+    scores = scores_of(adata, model.get_latent_representation(representation="intermediate"), "r_c", "linear")
+    scores |= scores_of(adata, model.get_latent_representation(), "z_c", "nearest_mean")
+    if model.can_predict:
+        scores |= _accuracies(adata, model.predict(), "own")
+    return scores | {name: value for name, value in model.health.items() if name != "collapsed"}
+
+
+def scores_of(adata: AnnData, z: np.ndarray, name: str, classifier: Classifier) -> dict[str, float]:
+    """Accuracy of the digit on held-out coloured digits and on white ones, and of the environment (chance 0.5).
+
+    The environment is read by a linear probe from coloured digits, and (``new``) from those that were held out.
+    """
+    train, held_out = ((adata.obs["split"] == part).to_numpy() for part in ("train", "validation"))
+    predicted = predict_labels(z[train], adata.obs["digit"].to_numpy()[train], z, classifier=classifier)
+    scores, e = _accuracies(adata, predicted, name), adata.obs["environment"].to_numpy()
+    for suffix, rows in {"": train | held_out, ", new": held_out}.items():
+        scores[f"e from {name}{suffix}"] = label_probe(z[rows], e[rows], max_cells=20_000)["accuracy"]
+    return scores
+
+
+def _accuracies(adata: AnnData, predicted: np.ndarray, name: str) -> dict[str, float]:
+    parts = {"in": "validation", "white": "test"}
+    right = predicted == adata.obs["digit"].to_numpy()
+    return {f"{name} {shown}": float(right[adata.obs["split"] == part].mean()) for shown, part in parts.items()}

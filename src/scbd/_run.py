@@ -1,0 +1,473 @@
+"""The main job: cells in, both embeddings, the model, a table and pictures out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._anndata import (
+    CONTENT_KEY,
+    CROSS,
+    FEATURE_PCA_KEY,
+    IMAGE_KEY,
+    LEFT_OUT,
+    PIXEL_PCA_KEY,
+    SPLIT_KEY,
+    STYLE_KEY,
+    as_columns,
+    label_values,
+)
+from scbd._checks import check_count, head
+from scbd._compare import evaluate
+from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
+from scbd.baselines import pixel_pca, standardize_by_environment
+from scbd.data import open_screen, read_crops, read_profiles
+from scbd.data._formats import image_columns, kind_of
+from scbd.data._inputs import Inputs
+from scbd.data._profiles import COMPARTMENTS, Missing
+from scbd.data._screens import storable
+from scbd.data._sources import digest_cells
+from scbd.model import SCBDModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from anndata import AnnData
+
+logger = logging.getLogger(__name__)
+
+_BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
+# what a run leaves, and the state that it goes on from: neither is written over
+_STATE = ("settings.json", "checkpoints/last.ckpt")
+_OUTPUTS = ("cells.h5ad", "history.csv", "metrics.csv", "model", "training_curves.png", "umap.png", *_STATE)
+_COMPONENTS, _PCA_CELLS = 50, 20_000
+# features of larger tables are read by their components alone: 200 MB, of which a probe takes a multiple
+_MOST_VALUES = 50_000_000
+
+
+def run(
+    adata: AnnData,
+    *,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str],
+    out: str | os.PathLike[str],
+    setup_kwargs: Mapping[str, Any] | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    train_kwargs: dict[str, Any] | None = None,
+    resume: bool = False,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Train SCBD, embed all cells, evaluate, and write everything to a directory.
+
+    Writes ``model/`` and ``settings.json`` as soon as the model is trained; then ``cells.h5ad``, all of ``adata`` but
+    the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, a PCA of the
+    inputs (``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), and ``obs["scbd_split"]``, the part of the split that
+    a cell is in; ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``; and ``checkpoints/``, which
+    an interrupted run goes on from and a finished one can do without.
+
+    Parameters
+    ----------
+    adata
+        Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
+    y_key, e_key
+        Columns of perturbation and environment, one or several each.
+    out
+        Directory to make.
+    setup_kwargs
+        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
+    model_kwargs, train_kwargs
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+    resume
+        Go on with a run in ``out`` that was interrupted, or failed: called with the same arguments, it trains what is
+        missing of the steps, and nothing again.
+    seed
+        Seed of weights, split, batches, probes and UMAPs.
+
+    Returns
+    -------
+    One row an embedding and label, with the scores of :func:`scbd.metrics.label_probe`: of both blocks, and of the
+    inputs (of images 50 principal components; of tables of more than 50 million values, too) as they are and
+    standardised by environment.
+
+    Raises
+    ------
+    FileExistsError
+        If ``out`` holds a run and ``resume`` is false, or a ``cells.h5ad`` of no run, or is a file.
+    KeyError, TypeError, ValueError
+        If ``adata`` or a setting is not fit for training, or a part of ``adata`` cannot be written; before anything is
+        written.
+
+    Examples
+    --------
+    >>> model_kwargs, train_kwargs = {"encoder": "small"}, {"max_steps": 2000}
+    >>> report = scbd.run(
+    ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
+    ... )  # doctest: +SKIP
+    """
+    out = check_directory(out)
+    if not resume and any((out / name).exists() for name in _OUTPUTS):
+        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
+        raise FileExistsError(msg)
+    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE):
+        msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
+        raise FileExistsError(msg)
+    columns, training = as_columns(e_key), train_kwargs or {}
+    seed_everything(seed)
+    setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
+    SCBDModel.setup_anndata(adata, **setup)
+    model = SCBDModel(adata, **(model_kwargs or {}))
+    inputs = inputs_of(adata, setup)
+    data = what_is_learned_from(adata, setup, training.get("split"))
+    _check_writable(_cells(adata, inputs))
+    asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
+    model = trained(model, asked, out, resume=resume, **{"seed": seed} | training)
+    blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
+    for key in _BLOCKS.values():  # what an earlier model left would be taken for this one's
+        adata.obsm.pop(key, None)
+    for name, key in blocks.items():
+        adata.obsm[key] = model.get_latent_representation(block=name[-1])
+    components = input_pca(adata, inputs, seed)
+    adata.obsm[PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY] = components
+    _mark_trained(adata.obs, model)
+    environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
+    crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
+    for label, several in crosses.items():
+        if len(several) > 1:  # a column of its own stays what it is
+            adata.obs[label] = label_values(adata.obs, several)
+    labels = list(crosses)
+    simple = simple_embeddings(adata, inputs, components, environments[0])
+    table = evaluate(adata, labels, embeddings={**blocks, **simple}, train_indices=model.train_indices, seed=seed)
+    write_table(table, out / "metrics.csv")
+    write_table(pd.concat(model.history.values(), axis=1), out / "history.csv", index=True)
+    _pictures(adata, model, labels, blocks, out, seed)
+    _write_cells(_cells(adata, inputs), out / "cells.h5ad")
+    return table
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch as scvi-tools does, without its line in the log.
+
+    Raises
+    ------
+    ValueError
+        If the seed is no whole number, or negative.
+    """
+    import scvi
+
+    check_count("seed", seed, 0)
+    note = logging.getLogger("lightning.fabric.utilities.seed")
+    level = note.level
+    note.setLevel(logging.WARNING)
+    try:
+        scvi.settings.seed = seed
+    finally:
+        note.setLevel(level)
+
+
+def inputs_of(adata: AnnData, setup: Mapping[str, Any]) -> Inputs:
+    """Where in a table the images, or the features, are that ``setup_anndata`` is told of."""
+    return Inputs.found(adata, *(setup.get(name) for name in Inputs._fields))
+
+
+def what_is_learned_from(adata: AnnData, setup: Mapping[str, Any], split: Any = None) -> dict[str, Any]:
+    """Arguments of ``setup_anndata``, where the inputs are, and a digest of all that a run looks at, for its settings.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If inputs or a label are missing, or a cell has no label.
+    """
+    inputs = inputs_of(adata, setup)
+    names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
+    keys = [column for name in names if setup.get(name) is not None for column in as_columns(setup[name])]
+    looked_at = {key: label_values(adata.obs, key) for key in keys}
+    if isinstance(split, str) and split in adata.obs:
+        looked_at[split] = adata.obs[split]
+    where = {name: key for name, key in inputs._asdict().items() if key is not None}
+    digest = digest_cells(inputs.source(adata), pd.DataFrame(looked_at))
+    return {**setup, **where, "n_cells": adata.n_obs, "digest": digest}
+
+
+def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:
+    """Train and save, or load what a run that asked for the same has trained and saved.
+
+    Parameters
+    ----------
+    model
+        As it begins.
+    asked
+        What decides the result: two runs that ask for the same train the same.
+    out
+        Directory of the run, for ``model/``, ``settings.json`` and ``checkpoints/``.
+    resume
+        Go on with what is there.
+    **training
+        Arguments of ``train``.
+    """
+    if resume and _is_trained(out, asked):
+        accelerator = training.get("accelerator", "auto")
+        return SCBDModel.load(str(out / "model"), model.adata, accelerator=accelerator)
+    checkpoints = out / "checkpoints"
+    model.train(checkpoint_dir=checkpoints, resume=resume, **training)
+    model.save(str(out / "model"), overwrite=True)
+    write_text(json.dumps(_settings(model, asked), indent=2), out / "settings.json")
+    return model
+
+
+def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
+    """Principal components of pixels, or of features that are standardised, float32 ``(N, 50)`` or fewer."""
+    if inputs.image_key is not None:
+        return pixel_pca(adata, image_key=inputs.image_key, channels=inputs.channels, seed=seed)
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import StandardScaler
+
+    source = inputs.source(adata)
+    scaler, n = StandardScaler(), source.shape[0]
+    rows = np.sort(np.random.default_rng(seed).permutation(n)[:_PCA_CELLS])
+    sample = scaler.fit_transform(source.read(rows))
+    pca = PCA(min(_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
+    parts = (slice(start, start + _PCA_CELLS) for start in range(0, n, _PCA_CELLS))
+    return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
+
+
+def simple_embeddings(
+    adata: AnnData, inputs: Inputs, components: np.ndarray, e_key: str | Sequence[str]
+) -> dict[str, np.ndarray]:
+    """What costs nothing to have, by name: features, or components where these are too many, and the same standardised.
+
+    Standardised by all cells of an environment, without labels of the perturbation; not where an environment has a
+    single cell. float32 ``(N, D)`` each.
+    """
+    source = inputs.source(adata)
+    name, values = f"{'pixel' if inputs.image_key else 'feature'} PCA", components
+    if not inputs.image_key and source.shape[0] * source.shape[1] <= _MOST_VALUES:
+        name, values = "features", np.asarray(source.read(slice(0, source.shape[0])), dtype=np.float32)
+    environments = label_values(adata.obs, e_key)
+    standardised = f"{name}, standardised by {CROSS.join(as_columns(e_key))}"
+    if environments.value_counts().min() < 2:
+        logger.info("%s is left out: an environment has a single cell.", standardised)
+        return {name: values}
+    return {name: values, standardised: standardize_by_environment(values, environments)}
+
+
+def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:
+    """Say which cells were trained on: scores of their perturbations' replicates mean nothing."""
+    part = np.full(len(obs), LEFT_OUT, dtype=object)
+    for name in ("train", "validation", "test"):
+        part[getattr(model, f"{name}_indices")] = name
+    obs[SPLIT_KEY] = pd.Categorical(part)
+
+
+def _pictures(
+    adata: AnnData, model: SCBDModel, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
+) -> None:
+    from scbd import pl
+
+    save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
+    axes = pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)
+    save_figure(axes[0, 0].figure, out / "umap.png")
+
+
+def _cells(adata: AnnData, inputs: Inputs) -> AnnData:
+    """All but the inputs, in types that a file has."""
+    from anndata import AnnData
+
+    obsm = {
+        key: storable(value, f"obsm[{key!r}]") if isinstance(value, pd.DataFrame) else value
+        for key, value in adata.obsm.items()
+        if key not in (inputs.image_key, inputs.obsm_key)
+    }
+    uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
+    return AnnData(obs=storable(adata.obs), var=storable(adata.var, "var"), uns=uns, obsm=obsm)
+
+
+def _check_writable(cells: AnnData) -> None:
+    """Raise if a part of the cells could not be written; tables can (:func:`storable`)."""
+    import h5py
+    from anndata.io import write_elem
+
+    # of arrays the type counts, which the first row has
+    rows = {key: value[:1] for key, value in cells.obsm.items() if not isinstance(value, pd.DataFrame)}
+    parts = [("uns", key, value) for key, value in cells.uns.items()]
+    parts += [("obsm", key, value) for key, value in rows.items()]
+    with h5py.File("cells.h5ad", "w", driver="core", backing_store=False) as file:
+        for number, (slot, key, value) in enumerate(parts):
+            try:
+                write_elem(file, str(number), {key: value})
+            except Exception as error:
+                msg = (
+                    f"{slot}[{key!r}] ({type(value).__name__}) cannot be written to cells.h5ad: remove it, with "
+                    f"del adata.{slot}[{key!r}]."
+                )
+                raise ValueError(msg) from error
+
+
+def _write_cells(cells: AnnData, path: Path) -> None:
+    with named_when_whole(path) as partial:
+        cells.write_h5ad(partial)
+
+
+def _settings(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything needed to run it again, as plain values: what was asked for, and what came of it."""
+    settings = {
+        **asked,
+        "versions": {name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata")},
+        "model": model.init_params_["non_kwargs"] | model.init_params_["kwargs"]["module_kwargs"],
+        "training": model.training_settings_,
+        "health": model.health,
+        "device": str(model.device),
+    }
+    return json.loads(json.dumps(settings, default=lambda value: _number(value, str)))
+
+
+def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
+    """Whether a run that asked for the same has left a model; objects cannot be compared, and are not the same."""
+    settings, model = out / "settings.json", out / "model" / "model.pt"
+    if not (settings.is_file() and model.is_file()):
+        return False
+    try:
+        wanted = json.loads(json.dumps(asked, default=_number))
+    except TypeError:
+        return False
+    there = json.loads(settings.read_text(encoding="utf-8"))
+    return all(there.get(key) == value for key, value in wanted.items())
+
+
+def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
+    """A number of numpy's as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if otherwise is None:
+        raise TypeError(value)
+    return otherwise(value)
+
+
+# kinds of tables of features, and of images that are converted before they are trained on
+_TABLES = ("profiles", "deepprofiler")
+_CROPS = ("image_table", "image_folder", "lmdb", "arrays")
+# cells whose pixels are looked at
+_SAMPLED = 64
+
+
+def open_cells(
+    path: str | os.PathLike[str],
+    *,
+    image_key: str = IMAGE_KEY,
+    layer: str | None = None,
+    obsm_key: str | None = None,
+    features: str | Sequence[str] = COMPARTMENTS,
+    missing: Missing = "drop",
+) -> tuple[AnnData, dict[str, str]]:
+    """Cells, and the arguments of ``setup_anndata`` that say where their images or features are.
+
+    Parameters
+    ----------
+    path
+        A screen, see :func:`scbd.data.open_screen`; or a table of features, see :func:`scbd.data.read_profiles`.
+    image_key, layer, obsm_key
+        Of a screen: where its images or features are.
+    features
+        Of a table: beginnings of the names of features, see :func:`scbd.data.read_profiles`.
+    missing
+        Of a table: what becomes of missing and infinite values.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, KeyError, ImportError
+        If there is nothing, or it cannot be read.
+    """
+    where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
+    kind = kind_of(path)
+    if kind.name in _CROPS:
+        msg = f"{path} is {kind.about}: make a screen of it first, {_conversion(path)}."
+        raise ValueError(msg)
+    if kind.name not in _TABLES:
+        if features != COMPARTMENTS or missing != "drop":
+            msg = f"{path} is no table of features: leave features and missing out."
+            raise ValueError(msg)
+        return open_screen(path, image_key=image_key, **where), where or {"image_key": image_key}
+    if where not in ({}, {"layer": "X"}):
+        msg = f"{path} is a table of features, which has no {' and '.join(where)}: leave that out."
+        raise ValueError(msg)
+    return read_profiles(path, features=features, missing=missing), {"layer": "X"}
+
+
+def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
+    """Say what a file or folder is, what would be read of it, and which command takes it. Nothing is written.
+
+    Parameters
+    ----------
+    path
+        Anything; see :func:`scbd.data.read_crops` and :func:`scbd.data.read_profiles` for what can be read.
+    image_key
+        Where in ``obsm`` of an AnnData, or in an ``.npz``, images are.
+
+    Returns
+    -------
+    Lines: kind; number of cells; channels with the range of their pixels in 64 cells, or the first features; columns
+    that several cells share values of; and the next command.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, KeyError, ImportError
+        If there is nothing, or it cannot be read.
+    """
+    kind, typed = kind_of(path), shlex.quote(str(path))
+    lines = [f"{path} is {kind.about}."]
+    keys = "--y-key … --e-key … --out results"
+    if kind.name in _TABLES:
+        cells = read_profiles(path)
+        return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: scbd run {typed} {keys}"])
+    if kind.name not in (*_CROPS, "anndata"):
+        return "\n".join([*lines, f"Next: {kind.advice}."])
+    try:
+        crops = read_crops(path, image_key=image_key, file_columns=_file_columns(path) or "path")
+    except KeyError:
+        if kind.name != "anndata" or image_key != IMAGE_KEY:
+            raise
+        cells = open_screen(path, layer="X")  # raises as well, if there are no features either
+        lines += [*_of_features(cells), *_of_labels(cells.obs)]
+        return "\n".join([*lines, f"Next: scbd run {typed} --layer X {keys}"])
+    n, *shape = crops.images.shape
+    sample = crops.images.read(np.sort(np.random.default_rng(0).choice(n, min(n, _SAMPLED), replace=False)))
+    lines.append(f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}")
+    ranges = zip(crops.channels, sample.min((0, 2, 3)), sample.max((0, 2, 3)), strict=True)
+    lines += [f"  channel {name}: {low:g} to {high:g}" for name, low, high in ranges]
+    is_screen = Path(path).suffix in (".h5ad", ".zarr")
+    key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
+    command = f"scbd run {typed} {key}{keys}" if is_screen else _conversion(path, key)
+    return "\n".join([*lines, *_of_labels(crops.obs), f"Next: {command}"])
+
+
+def _conversion(path: str | os.PathLike[str], key: str = "") -> str:
+    """The command that makes a screen of images, as a shell takes it."""
+    columns = _file_columns(path)
+    files = f"--file-columns {shlex.join(columns)} " if columns else ""
+    return f"scbd convert {shlex.quote(str(path))} {key}{files}--y-key … --out screen.zarr"
+
+
+def _file_columns(path: str | os.PathLike[str]) -> list[str]:
+    return image_columns(path) if kind_of(path).name == "image_table" else []
+
+
+def _of_features(cells: AnnData) -> list[str]:
+    return [f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features: {head(cells.var_names)}"]
+
+
+def _of_labels(obs: pd.DataFrame) -> list[str]:
+    """Columns that some cells share a value of, with the most frequent."""
+    lines = []
+    for column in obs:
+        counts = obs[column].value_counts()
+        if 1 < len(counts) <= len(obs) / 2 and obs[column].dtype.kind != "f":
+            most = head(f"{value} {count:,}" for value, count in counts.items())
+            lines.append(f"  column {column}: {len(counts):,} values ({most})")
+    return lines or ["No column has values that several cells share: give a table with labels."]

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from scbd import _demo
+
+
+@pytest.mark.filterwarnings("ignore:z_c has collapsed")
+@pytest.mark.usefixtures("permuted_once")
+def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch):
+    """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
+    # seconds of compiling; the tests of the figure compute one
+    monkeypatch.setattr("scbd.pl._umap.umap", lambda embedding, **how: embedding[:, :2])
+    monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 5)
+    table = _demo.demo(tmp_path / "demo", max_steps=24)
+    assert list(table.index) == ["pixel PCA", "random encoder", "alpha = 0", "alpha = auto"]
+    fitted = ["r_c in", "r_c white", "e from r_c"]
+    embedded = fitted + ["z_c in", "z_c white", "e from z_c"]
+    learned = embedded + ["own in", "own white"]
+    assert set(learned) < set(table.columns)
+    for names, known in ((["pixel PCA"], fitted), (["random encoder"], embedded), (table.index[2:], learned)):
+        shown = table.loc[names, learned]
+        assert set(shown.columns[shown.notna().all()]) == set(shown.columns[shown.notna().any()]) == set(known)
+    # after two dozen steps, colour is already read in distribution, and already misleads on white digits
+    assert table.loc["alpha = 0", "r_c in"] > 0.9
+    assert table.loc["alpha = 0", "r_c white"] < table.loc["alpha = 0", "r_c in"] - 0.2
+    written = ["digits.png", "metrics.csv", "model", "training_curves.png", "umap.png"]
+    assert sorted(os.listdir(tmp_path / "demo")) == written

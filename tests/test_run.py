@@ -1,0 +1,477 @@
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import anndata
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells, make_wells
+from PIL import Image
+
+import scbd
+from scbd import SCBDModel, _run, run
+from scbd._run import input_pca, inspect, open_cells, simple_embeddings
+from scbd.baselines import pixel_pca, standardize_by_environment
+from scbd.cli import main
+from scbd.data._inputs import Inputs
+from scbd.data._sources import digest_cells
+from scbd.metrics import label_probe
+from scbd.model._objective import SCBDModule
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are", "ignore:Environments \\(")
+MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
+TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+
+
+NAMES = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png"
+
+
+@pytest.fixture(autouse=True)
+def quick_umap(request, monkeypatch):
+    """The slowest part of a short run, and tested once."""
+    if request.function is not test_everything_is_written:
+        monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
+
+
+@pytest.fixture
+def only_training(monkeypatch):
+    """For what is not about the scores."""
+    monkeypatch.setattr("scbd._run.evaluate", lambda *args, **kwargs: pd.DataFrame({"f1": [0.5]}))
+    monkeypatch.setattr("scbd._run.input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
+    monkeypatch.setattr("scbd._run._pictures", lambda *args: None)
+
+
+def test_everything_is_written(tmp_path):
+    cells = make_cells(300)
+    out = tmp_path / "new" / "run"
+    table = run(
+        cells,
+        y_key="gene",
+        e_key=["plate", "well"],
+        out=out,
+        model_kwargs=MODEL,
+        train_kwargs=TRAIN | {"train_size": 0.7},
+    )
+    assert sorted(os.listdir(out)) == NAMES.split()
+
+    written = anndata.read_h5ad(out / "cells.h5ad")
+    expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50}
+    assert {key: value.shape[1] for key, value in written.obsm.items()} == expected
+    model = SCBDModel.load(out / "model", make_cells(300))
+    np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
+
+    pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
+    assert table[["embedding", "label"]].drop_duplicates().shape == (12, 2)
+    assert set(table["label"]) == {"gene", "plate", "well"}
+    # probes learn from the cells the encoders learned from, and are tested on the others
+    is_train = np.isin(np.arange(300), model.train_indices)
+    assert (~is_train).sum() > 50
+    expected_scores = label_probe(written.obsm["X_pixel_pca"], written.obs["gene"], train=is_train)
+    assert ((written.obs["scbd_split"] == "train") == is_train).all()
+    assert (written.obs["scbd_split"] == "validation").sum() == (~is_train).sum()
+    row = table.query("embedding == 'pixel PCA' and label == 'gene'").iloc[0]
+    assert row["tested_on"] == "held-out cells"
+    assert row["f1"] == pytest.approx(expected_scores["f1"])
+
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["model"]["encoder"] == "small"
+    assert settings["training"]["steps"] == 4
+    assert settings["data"] == {
+        "y_key": "gene",
+        "e_key": ["plate", "well"],
+        "image_key": "single_cell_images",
+        "n_cells": 300,
+        "digest": digest_cells(Inputs.found(cells).source(cells), make_cells(300).obs[["gene", "plate", "well"]]),
+    }
+    assert settings["asked"] == {"model": MODEL, "training": TRAIN | {"train_size": 0.7}}
+    assert settings["versions"]["scbd"] == scbd.__version__
+    assert pd.read_csv(out / "history.csv", index_col="step").index[-1] == 4
+
+
+@pytest.mark.parametrize("precious", ["metrics.csv", "model", "checkpoints/last.ckpt"])
+def test_results_are_not_written_over(tmp_path, precious):
+    path = tmp_path / "run" / precious
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="already holds files of a run: choose another directory"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run")
+    assert path.read_text() == "precious"
+
+
+def test_cells_that_are_no_result_are_not_written_over(tmp_path):
+    """The input may lie where results are to go."""
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    before = (tmp_path / "cells.h5ad").read_bytes()
+    for resume in (False, True):
+        with pytest.raises(FileExistsError):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path, resume=resume)
+    assert (tmp_path / "cells.h5ad").read_bytes() == before
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "cells.h5ad").write_text("precious")
+    with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "cells.h5ad")
+
+
+@pytest.mark.usefixtures("only_training")
+def test_an_attempt_that_failed_does_not_block_the_next(tmp_path, monkeypatch):
+    arguments: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    with monkeypatch.context() as patch:
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(make_cells(), out=tmp_path / "run", **arguments)
+    assert len(run(make_cells(), out=tmp_path / "run", **arguments)) == 1
+
+
+def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
+    with pytest.raises(KeyError, match="obs has no 'genes'"):
+        run(make_cells(), y_key="genes", e_key="well", out=tmp_path / "run")
+    with pytest.raises(ValueError, match="batch_size=500 is larger"):
+        run(
+            make_cells(),
+            y_key="gene",
+            e_key="well",
+            out=tmp_path / "run",
+            model_kwargs=MODEL,
+            train_kwargs={"batch_size": 500},
+        )
+    for wrong, said in (({"n_latent": 0}, "n_latent=0: give"), ({"temperature": 0}, "temperature must be")):
+        with pytest.raises(ValueError, match=said):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL | wrong)
+    with pytest.raises(ValueError, match="seed=-1: give a whole number, 0 or larger"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", seed=-1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_columns_that_no_file_has_are_written_as_text(tmp_path):
+    cells = make_cells()
+    cells.obs["date"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(np.arange(96) % 3, "D")
+    cells.obs["row"] = pd.Series([1 if row % 2 else "A" for row in range(96)], dtype=object).to_numpy()
+    cells.obsm["frame"] = cells.obs[["date"]].copy()
+    given = cells.obs.copy()
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    for table in (written.obs, written.obsm["frame"]):
+        assert list(table["date"]) == list(map(str, given["date"]))
+    assert list(written.obs["row"]) == list(map(str, given["row"]))
+    pd.testing.assert_frame_equal(cells.obs[["date", "row"]], given[["date", "row"]])
+
+
+@pytest.mark.parametrize("e_key", ["plateno", ["plateno", "well"]])
+def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
+    """Numbers of plates became categories of the caller's table."""
+    cells = make_cells()
+    cells.obs["plateno"], cells.obs["dose"] = np.arange(96) % 3 + 1, np.arange(96) // 3 % 2
+    cells.obs["gene"] = cells.obs["gene"].astype(str)
+    given = cells.obs.copy()
+    how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN}
+    table = run(cells, y_key=["gene", "dose"], e_key=e_key, out=tmp_path, **how)
+    pd.testing.assert_frame_equal(cells.obs[given.columns], given)
+    assert cells.obs.columns.difference(given.columns).tolist() == [
+        "gene × dose",
+        "scbd_split",
+    ]
+    assert set(table["label"]) == {"gene × dose", *([e_key] if isinstance(e_key, str) else e_key)}
+    assert anndata.read_h5ad(tmp_path / "cells.h5ad").obs["plateno"].tolist() == given["plateno"].tolist()
+
+
+def test_what_cannot_be_written_is_named_before_training(tmp_path):
+    cases: dict[str, tuple[str, str, Any]] = {
+        r"obs\['crop'\] holds values of the type ndarray": ("obs", "crop", [np.zeros(2)] * 96),
+        r"uns\['made_by'\] \(object\) cannot be written to cells.h5ad": ("uns", "made_by", object()),
+        r"obsm\['text'\] \(ndarray\) cannot be written .*remove it, with del adata.obsm\['text'\]": (
+            "obsm",
+            "text",
+            np.full((96, 2), object()),
+        ),
+    }
+    for message, (slot, key, value) in cases.items():
+        cells = make_cells()
+        getattr(cells, slot)[key] = value
+        with pytest.raises(ValueError, match=message):
+            run(cells, y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL, train_kwargs=TRAIN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_pca_has_the_channels_of_the_model(tmp_path):
+    cells = make_cells()
+    setup = {"channels": ["channel_1"]}
+    run(cells, y_key="gene", e_key="well", out=tmp_path, setup_kwargs=setup, model_kwargs=MODEL, train_kwargs=TRAIN)
+    np.testing.assert_array_equal(cells.obsm["X_pixel_pca"], scbd.baselines.pixel_pca(cells, channels=["channel_1"]))
+
+
+def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "embedding":
+        patch.setattr(SCBDModel, "get_latent_representation", fails)
+    elif where == "saving":
+        patch.setattr(SCBDModel, "save", fails)
+    else:
+        patch.setattr(f"scbd._run.{where}", fails)
+
+
+# early stopping: what is trained again would stop elsewhere
+STOPPING: dict[str, Any] = {"max_steps": 6, "early_stopping": True, "validate_every": 1}
+WHOLE: dict[str, Any] = {
+    "y_key": "gene",
+    "e_key": "well",
+    "model_kwargs": MODEL,
+    "train_kwargs": TRAIN | STOPPING | {"lr": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing stopped: its table and its folder."""
+    out = tmp_path_factory.mktemp("whole")
+    return run(make_cells(), out=out, **WHOLE), out
+
+
+@pytest.mark.parametrize("where", ["embedding", "evaluate", "_write_cells"])
+def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatch, whole, where):
+    with monkeypatch.context() as patch:
+        failing_at(patch, where)
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", **WHOLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(SCBDModel, "train", None)  # nothing is left to train
+        table = run(make_cells(), out=tmp_path / "run", resume=True, **WHOLE)
+    pd.testing.assert_frame_equal(table, whole[0])
+    written = [anndata.read_h5ad(folder / "cells.h5ad").obsm["X_scbd_c"] for folder in (tmp_path / "run", whole[1])]
+    np.testing.assert_array_equal(*written)
+    assert sorted(os.listdir(tmp_path / "run")) == NAMES.split()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_that_could_not_save_its_model_goes_on_from_the_checkpoint(tmp_path, monkeypatch):
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    with monkeypatch.context() as patch:
+        failing_at(patch, "saving")
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", **how)
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)  # all steps are made
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", resume=True, **how)
+    run(make_cells(), out=tmp_path / "run", resume=True, **how)
+    assert (tmp_path / "run" / "model" / "model.pt").is_file()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_goes_on_with_the_same_cells_and_settings_alone(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    run(make_cells(), out=out, **how)
+    with pytest.raises(ValueError, match="other settings .*smoothing"):
+        run(make_cells(), out=out, resume=True, **how | {"model_kwargs": MODEL | {"smoothing": 0.1}})
+    # longer is no other setting
+    longer = how | {"train_kwargs": TRAIN | {"max_steps": 6}}
+    run(make_cells(), out=out, resume=True, **longer)
+    assert json.loads((out / "settings.json").read_text())["training"]["steps"] == 6
+    others = make_cells(seed=1)
+    monkeypatch.setattr(SCBDModel, "train", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # what is saved is not taken for theirs
+        run(others, out=out, resume=True, **longer)
+
+
+def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
+    cells = make_cells()
+    cells.obsm["X_scbd_s"] = np.zeros((96, 2))  # of another model
+    table = run(
+        cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL | {"style_target": None}, train_kwargs=TRAIN
+    )
+    assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA", "pixel PCA, standardised by well"]
+    assert len(table) == 6
+    assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_pixel_pca"}
+    assert sorted(os.listdir(tmp_path)) == NAMES.split()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_it_is_written_which_cells_were_trained_on(tmp_path):
+    """Scores of replicates mean nothing of their perturbations."""
+    cells = make_cells()
+    genes = cells.obs["gene"].unique().tolist()
+    cells.obs["part"] = np.where(cells.obs["gene"] == genes[0], "test", "train")
+    cells.obs.loc[cells.obs.index[:5], "part"] = "validation"
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN | {"split": "part"})
+    obs = anndata.read_h5ad(tmp_path / "cells.h5ad").obs
+    assert (obs["scbd_split"].astype(str) == obs["part"].astype(str)).all()
+
+
+@pytest.mark.parametrize("where", [{"layer": "X"}, {"obsm_key": "dino"}])
+def test_features_are_run_to_the_end(tmp_path, where):
+    wells = make_wells()
+    wells.obsm["dino"] = wells.X.copy()
+    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate"}
+    setup = {"control": "DMSO", "position_key": "well"} | where
+    training = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
+    table = run(wells, **columns, out=tmp_path, setup_kwargs=setup, train_kwargs=training)
+    assert table["embedding"].unique().tolist() == ["z_c", "z_s", "features", "features, standardised by plate"]
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    # all but the inputs
+    expected = {"X_scbd_c", "X_scbd_s", "X_feature_pca"}
+    assert set(written.obsm) == expected | {"dino"} - set(where.values()) and written.X is None
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert settings["data"].items() >= (setup | columns | {"e_key": ["plate"]}).items()
+    model = SCBDModel.load(tmp_path / "model", wells)
+    np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
+
+
+def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
+    inputs = Inputs.found(cells, channels=["channel_1"])
+    found = input_pca(cells, inputs, seed=0)
+    np.testing.assert_array_equal(found, pixel_pca(cells, channels=["channel_1"]))
+    assert np.abs(found - pixel_pca(cells)).max() > 1
+
+
+def test_features_are_scored_as_they_are_and_standardised(monkeypatch):
+    wells = make_wells()
+    inputs, components = Inputs(layer="X"), np.ones((wells.n_obs, 3), dtype=np.float32)
+    found = simple_embeddings(wells, inputs, components, ["plate"])
+    assert list(found) == ["features", "features, standardised by plate"]
+    np.testing.assert_array_equal(found["features"], wells.X)
+    expected = standardize_by_environment(wells.X, wells.obs["plate"])
+    np.testing.assert_array_equal(found["features, standardised by plate"], expected)
+    # of tables that are too large, components stand for them
+    monkeypatch.setattr(_run, "_MOST_VALUES", wells.n_obs * wells.n_vars - 1)
+    found = simple_embeddings(wells, inputs, components, "plate")
+    assert list(found) == ["feature PCA", "feature PCA, standardised by plate"]
+    assert found["feature PCA"] is components and not found["feature PCA, standardised by plate"].any()
+
+
+def test_a_single_cell_cannot_be_standardised(caplog):
+    wells = make_wells()
+    wells.obs["plate"] = wells.obs["plate"].cat.add_categories("alone")
+    wells.obs.loc[wells.obs_names[0], "plate"] = "alone"
+    caplog.set_level("INFO")
+    found = simple_embeddings(wells, Inputs(layer="X"), np.ones((wells.n_obs, 3)), "plate")
+    assert list(found) == ["features"]
+    assert "features, standardised by plate is left out: an environment has a single cell" in caplog.text
+
+
+KEY = "single_cell_images"
+
+
+def test_screens_are_opened_where_they_lie(tmp_path):
+    cells = make_cells()
+    cells.obsm["other"] = cells.obsm.pop(KEY)
+    cells.obsm["X_dino"] = np.ones((cells.n_obs, 3), "float32")
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    found, where = open_cells(tmp_path / "cells.h5ad", image_key="other")
+    assert where == {"image_key": "other"} and "other" in found.obsm
+    found, where = open_cells(tmp_path / "cells.h5ad", obsm_key="X_dino")
+    assert where == {"obsm_key": "X_dino"} and found.obsm["X_dino"].shape == (cells.n_obs, 3)
+
+
+@pytest.mark.parametrize("layer", [None, "X"])
+@pytest.mark.parametrize(("ending", "write"), [("csv", "to_csv"), ("parquet", "to_parquet")])
+@pytest.mark.filterwarnings("ignore:Transforming to str index")
+def test_tables_of_features_are_read(ending, write, layer, tmp_path):
+    wells = make_wells()
+    getattr(wells.to_df().join(wells.obs).reset_index(drop=True), write)(tmp_path / f"wells.{ending}", index=False)
+    found, where = open_cells(tmp_path / f"wells.{ending}", layer=layer)
+    assert where == {"layer": "X"}
+    np.testing.assert_allclose(found.X, wells.X, rtol=1e-6)
+    assert found.obs["compound"].tolist() == wells.obs["compound"].tolist()
+
+
+def test_labels_that_are_numbers_are_no_features(tmp_path):
+    wells = make_wells()
+    table = wells.to_df().join(wells.obs).assign(donor=np.arange(wells.n_obs) % 3, dose=1.5)
+    table.to_csv(tmp_path / "wells.csv", index=False)
+    found, _ = open_cells(tmp_path / "wells.csv")
+    assert found.var_names.tolist() == wells.var_names.tolist()
+    assert found.obs["donor"].tolist() == table["donor"].tolist() and set(found.obs["dose"]) == {1.5}
+    found, _ = open_cells(tmp_path / "wells.csv", features=["dose", "feature_1"])
+    assert found.var_names.tolist() == ["feature_1", "dose"]
+
+
+def test_what_cannot_be_opened_as_it_is_said_is_refused(tmp_path):
+    make_wells().to_df().to_csv(tmp_path / "wells.csv")
+    make_wells().write_h5ad(tmp_path / "wells.h5ad")
+    (tmp_path / "crops.csv").write_text("gene,dna,actin\na,0_dna.tif,0_actin.tif\n")
+    for name, how, error, named in (
+        ("wells.csv", {"layer": "scaled"}, ValueError, "layer"),
+        ("wells.csv", {"obsm_key": "X_dino"}, ValueError, "obsm_key"),
+        ("wells.h5ad", {"layer": "X", "features": ["donor"]}, ValueError, "features"),
+        ("crops.csv", {}, ValueError, "scbd convert .*crops.csv --file-columns dna actin"),
+        ("none.csv", {}, FileNotFoundError, "none.csv"),
+    ):
+        with pytest.raises(error, match=named):
+            open_cells(tmp_path / name, **how)
+
+
+def write_pictures(path: Path) -> None:
+    """A table of crops in two folders."""
+    names = [f"{row % 2}/{row}.png" for row in range(8)]
+    for row, name in enumerate(names):
+        (path.parent / name).parent.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(row).integers(1, 200, (6, 6, 3), dtype="uint8")
+        Image.fromarray(pixels).save(path.parent / name)
+    pd.DataFrame({"gene": list("aabb") * 2, "file": names}).to_csv(path, index=False)
+
+
+@pytest.mark.filterwarnings("ignore:Transforming to str index")
+@pytest.mark.parametrize(
+    ("name", "write", "lines", "command"),
+    [
+        (
+            "screen.h5ad",
+            lambda path: make_cells().write_h5ad(path),
+            ["96 cells of 2 × 16 × 16 uint8", "channel channel_0: ", "column gene: 4 values (gene_"],
+            "scbd run {} --y-key … --e-key … --out results",
+        ),
+        (
+            "wells.h5ad",
+            lambda path: make_wells().write_h5ad(path),
+            ["72 cells or wells of 10 features: feature_0", "column plate: 4 values"],
+            "scbd run {} --layer X --y-key",
+        ),
+        (
+            "my cells.csv",
+            write_pictures,
+            ["names image files", "8 cells of 3 × 6 × 6"],
+            "scbd convert {} --file-columns file",
+        ),
+        (
+            "crops.npy",
+            lambda path: np.save(path, make_cells().obsm[KEY]),
+            ["No column has values"],
+            "scbd convert {} --y-key",
+        ),
+        (
+            "wells.parquet",
+            lambda path: make_wells().to_df().to_parquet(path),
+            ["of 10 features"],
+            "scbd run {} --y-key",
+        ),
+        ("notes.txt", lambda path: path.write_text("hello"), ["of no known kind"], "give .h5ad"),
+    ],
+)
+def test_what_lies_at_a_path_is_said(tmp_path, name, write, lines, command):
+    write(tmp_path / name)
+    said = inspect(tmp_path / name)
+    assert all(line in said for line in lines), said
+    assert command.format(shlex.quote(str(tmp_path / name))) in said.splitlines()[-1]
+
+
+def test_images_under_another_key_are_named_in_the_command(tmp_path, capsys):
+    cells: Any = make_cells()
+    cells.obsm["crops"] = cells.obsm.pop(KEY)
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    assert main(["inspect", str(tmp_path / "cells.h5ad"), "--image-key", "crops"]) == 0
+    assert "--image-key crops --y-key" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "cells.h5ad"), "--image-key", "masks"]) == 2
+    (tmp_path / "cut.h5ad").write_bytes(b"\x89HDF\r\n\x1a\n and no more")
+    for name in ("cut.h5ad", "none"):
+        assert main(["inspect", str(tmp_path / name)]) == 2
+        assert name in capsys.readouterr().err
