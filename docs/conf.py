@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 import re
 import shutil
 from importlib.metadata import metadata
@@ -38,14 +37,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.linkcode" if SOURCE else "sphinx.ext.viewcode",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinxcontrib.bibtex",
     "sphinxcontrib.katex",
 ]
-exclude_patterns = ["_build", "**.ipynb_checkpoints", "results/**"]  # tables that pages include
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 # .rst is what autosummary writes: without it, pages of the API hold its directives as text
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 templates_path = ["_templates"]
@@ -54,16 +53,17 @@ nitpicky = True
 nitpick_ignore = [
     ("py:class", name)
     for name in (
-        "EnvironmentEffects",
+        "AlphaSelection",
         "ImageSource",
         "InputKind",
+        "Objective",
         "OnlineHead",
         "RemovableHandle",
+        "Sample",
         "scbd.data._loading.BatchLoader",
-        "scbd.data.sources._kinds.InputKind",
-        "scbd.data.sources._sliced.Glimpse",
-        "scbd.metrics._ranks.Ranks",
+        "scbd.data._sources.InputKind",
         "scbd.model._contract.Network",
+        "scbd.model._contract.Sample",
         "scbd.nn._variance.ExplainedVariance",
     )
 ]
@@ -131,7 +131,6 @@ _PROJECTS = {
     "scipy": "https://docs.scipy.org/doc/scipy/",
     "scvi": "https://docs.scvi-tools.org/en/stable/",
     "sklearn": "https://scikit-learn.org/stable/",
-    "spatialdata": "https://spatialdata.scverse.org/en/stable/",
     "torch": "https://docs.pytorch.org/docs/stable/",
     "zarr": "https://zarr.readthedocs.io/en/stable/",
 }
@@ -159,15 +158,17 @@ _KNOWN_AS = {
     "Path": "pathlib.Path",
     "Sampler": "torch.utils.data.Sampler",
     "Sequence": "collections.abc.Sequence",
-    "SpatialData": "spatialdata.SpatialData",
     "Store": "zarr.abc.store.Store",
     "Styler": "pandas.io.formats.style.Styler",
     "Tensor": "torch.Tensor",
+    "anndata._core.anndata.AnnData": "anndata.AnnData",
+    "lightning.pytorch.callbacks.callback.Callback": "lightning.pytorch.callbacks.Callback",
     "lightning.pytorch.Trainer": "lightning.pytorch.trainer.trainer.Trainer",
     "nn.Module": "torch.nn.Module",
     "pandas.core.frame.DataFrame": "pandas.DataFrame",
     "pandas.core.series.Series": "pandas.Series",
     "torch._C.Generator": "torch.Generator",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
 }
 _SHORT = {"np.": "numpy.", "pd.": "pandas."}
@@ -250,51 +251,6 @@ def add_known(app):
                 inventory.setdefault(kind, {}).setdefault(entry, item)
 
 
-def written(module: str, name: str) -> Any:
-    """The class or function that a name stands for, without what is around it."""
-    found = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # of properties, of methods of classes
-    return found and inspect.unwrap(found)
-
-
-def module_of(app, module, name):
-    """Where viewcode finds the source of properties, too."""
-    return getattr(written(module, name), "__module__", None) if module else None
-
-
-def lines_of_methods(app, module):
-    """Lines of what SCBDModel has from its parents: viewcode knows a method by the class that it is written in."""
-    from sphinx.pycode import ModuleAnalyzer
-
-    if not module.startswith("scbd."):
-        return None
-    analyzer = ModuleAnalyzer.for_module(module)
-    analyzer.find_tags()
-    tags = dict(analyzer.tags)
-    for name, place in analyzer.tags.items():
-        own_name = f"SCBDModel.{name.rpartition('.')[-1]}"
-        found = written("scbd", own_name)
-        if found and found is written(module, name):
-            tags[own_name] = place
-    return analyzer.code, tags
-
-
-def linkcode_resolve(domain, info):
-    """Lines of an object in the repository."""
-    if domain != "py" or not info["module"]:
-        return None
-    found = written(info["module"], info["fullname"])
-    try:
-        path = Path(inspect.getsourcefile(found)).relative_to(PACKAGE)
-        lines, first = inspect.getsourcelines(found)
-    except (TypeError, ValueError, OSError):
-        return None
-    commit = os.environ.get("READTHEDOCS_GIT_COMMIT_HASH", "main")
-    return f"{SOURCE}/blob/{commit}/src/scbd/{path}#L{first}-L{first + len(lines) - 1}"
-
-
 # What members of models are for, in the order of an analysis: pages of models list them so. A new member gets its place
 # here; without one, the build stops.
 TASKS = {
@@ -364,6 +320,3 @@ def setup(app):
     app.connect("autodoc-process-signature", spelled_out)
     app.connect("builder-inited", add_known, priority=900)  # after intersphinx
     app.connect("missing-reference", full_name, priority=400)  # before intersphinx
-    if not SOURCE:  # then viewcode shows sources
-        app.connect("viewcode-follow-imported", module_of)
-        app.connect("viewcode-find-source", lines_of_methods)

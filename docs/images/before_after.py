@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+import scanpy as sc
 import scvi
 from anndata import AnnData
 from PIL import Image
@@ -30,7 +31,9 @@ def new_cells() -> AnnData:
     new.obsm["X_scbd_c"] = model.get_latent_representation(new)
     new.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(new, n_components=64)
     for key in EMBEDDINGS.values():
-        new.obsm[f"{key}_umap"] = scbd.pl._umap.umap(new.obsm[key], seed=0)
+        sc.pp.neighbors(new, use_rep=key, metric="cosine", random_state=0)
+        sc.tl.umap(new, random_state=0)
+        new.obsm[f"{key}_umap"] = new.obsm["X_umap"]
     return new
 
 
