@@ -205,7 +205,7 @@ def select_alpha(
         training = dict(train_kwargs)
         if held_out:
             training["split"] = hold_out_environments(environments, held_out, strata=[y.astype(str)], seed=seed)
-        elif training.get("split") is None and not {"train_size", "validation_size"} & set(training):
+        elif all(training.get(name) is None for name in ("split", "train_size", "validation_size")):
             training["train_size"] = _TRAIN_SIZE
         seed_everything(seed)
         model = SCBDModel(adata, **settings | {"alpha": alpha})
@@ -280,8 +280,8 @@ def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[
         msg = "Every run makes a new model: give encoder by name, a module would be trained on and on."
         raise ValueError(msg)
     split = split_by_column(adata.obs, split) if isinstance(split, str) else split
-    size = training.get("validation_size")
-    size = 1 - training.get("train_size", _TRAIN_SIZE) if size is None else size
+    train, size = training.get("train_size"), training.get("validation_size")
+    size = 1 - (_TRAIN_SIZE if train is None else train) if size is None else size
     if not (unseen or (size > 0 if split is None else len(split.validation))):
         msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
         raise ValueError(msg)

@@ -170,8 +170,8 @@ class Training:
     precision: str = "32-true"
 
     def kwargs(self) -> dict[str, Any]:
-        """Arguments of ``train`` that were given, or have a value by default."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Arguments of ``train``."""
+        return asdict(self)
 
 
 @app.command
