@@ -1,4 +1,4 @@
-"""What all packages read of an AnnData: where things live, columns of labels, numbers, and what was trained on."""
+"""What all packages read of an AnnData: where things live, columns of labels, controls, numbers and matrices."""
 
 from __future__ import annotations
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scbd._anndata import control_names
 from scbd._checks import check_count
 from scbd.metrics._average_precision import unit_rows
 from scbd.metrics._resampling import permuted_within
-from scbd.metrics._table import control_names, label_names, learned_rows, representation, warn_of_learned
+from scbd.metrics._table import label_names, learned_rows, representation, warn_of_learned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

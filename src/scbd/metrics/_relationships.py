@@ -26,7 +26,7 @@ import pandas as pd
 from scipy import sparse
 from scipy.stats import false_discovery_control
 
-from scbd._anndata import label_text
+from scbd._anndata import control_names, label_text
 from scbd._checks import check_count, head
 from scbd.metrics._average_precision import chance, score_queries, unit_rows
 from scbd.metrics._resampling import (
@@ -40,7 +40,7 @@ from scbd.metrics._resampling import (
     sequential_p_values,
     weight_outside,
 )
-from scbd.metrics._table import coded_labels, control_names, stored_embedding
+from scbd.metrics._table import coded_labels, stored_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

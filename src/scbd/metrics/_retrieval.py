@@ -17,6 +17,7 @@ import pandas as pd
 from scipy import sparse
 from scipy.stats import false_discovery_control
 
+from scbd._anndata import control_names
 from scbd._checks import check_count
 from scbd._linear_maps import label_means
 from scbd.metrics._average_precision import Null, Scores, chance, score_queries, unit_rows
@@ -24,7 +25,6 @@ from scbd.metrics._resampling import blocks_of
 from scbd.metrics._table import (
     check_keys,
     chosen_rows,
-    control_names,
     label_names,
     learned_rows,
     representation,

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import CONTENT_KEY, LEFT_OUT, SPLIT_KEY, as_columns, dense, label_text, label_values
-from scbd._anndata import control_names as control_names  # for the metrics, beside labels
 from scbd._checks import head
 
 if TYPE_CHECKING:
