@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 
+import matplotlib.pyplot as plt
 import pytest
 
 from scbd import _demo
@@ -11,8 +12,7 @@ from scbd import _demo
 @pytest.mark.usefixtures("permuted_once")
 def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
-    # seconds of compiling; the tests of the figure compute one
-    monkeypatch.setattr("scbd.pl._umap.umap", lambda embedding, **how: embedding[:, :2])
+    monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
     monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 5)
     table = _demo.demo(tmp_path / "demo", max_steps=24)
     assert list(table.index) == ["pixel PCA", "random encoder", "alpha = 0", "alpha = auto"]

@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY, control_names
-from scbd.baselines import correct
-from scbd.baselines._corrections import check_correction
-from scbd.metrics import Relations, aggregate, benchmark, label_probe
-from scbd.metrics._benchmark import check_reference_of, nets_by_name, of_net
-from scbd.metrics._probes import probe_groups
-from scbd.metrics._relationships import partners_found
+from scbd.baselines._corrections import check_correction, correct
+from scbd.metrics._benchmark import benchmark, check_reference_of, nets_by_name, of_net
+from scbd.metrics._probes import label_probe, probe_groups
+from scbd.metrics._relationships import Relations, aggregate, partners_found
 from scbd.metrics._table import (
     check_keys,
     label_names,

@@ -12,10 +12,10 @@ from scbd import pl
 from scbd._anndata import CONTENT_KEY, STYLE_KEY
 from scbd._files import check_directory, save_figure
 from scbd._run import seed_everything
-from scbd.baselines import pixel_pca
-from scbd.datasets import colored_digits
-from scbd.metrics import label_probe, predict_labels
-from scbd.model import SCBDModel
+from scbd.baselines._pixel_pca import pixel_pca
+from scbd.datasets._digits import colored_digits
+from scbd.metrics._probes import label_probe, predict_labels
+from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
     from anndata import AnnData

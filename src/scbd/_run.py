@@ -28,14 +28,15 @@ from scbd._anndata import (
 from scbd._checks import check_count, head
 from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
-from scbd.baselines import pixel_pca, standardize_by_environment
-from scbd.data import open_screen, read_crops, read_profiles
+from scbd.baselines._corrections import standardize_by_environment
+from scbd.baselines._pixel_pca import pixel_pca
 from scbd.data._formats import image_columns, kind_of
 from scbd.data._inputs import Inputs
-from scbd.data._profiles import COMPARTMENTS, Missing
-from scbd.data._screens import storable
+from scbd.data._profiles import COMPARTMENTS, Missing, read_profiles
+from scbd.data._readers import read_crops
+from scbd.data._screens import open_screen, storable
 from scbd.data._sources import digest_cells
-from scbd.model import SCBDModel
+from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,11 +19,11 @@ from scbd._anndata import as_columns, label_values
 from scbd._checks import check_count
 from scbd._files import check_directory, save_figure, write_table
 from scbd._run import seed_everything, trained, what_is_learned_from
-from scbd.baselines import ERMModel
-from scbd.data import hold_out_environments
-from scbd.data._splits import split_by_column
-from scbd.metrics import label_probe, predict_labels
-from scbd.model import SCBDModel, TrainingDiverged
+from scbd.baselines._classifiers import ERMModel
+from scbd.data._splits import hold_out_environments, split_by_column
+from scbd.metrics._probes import label_probe, predict_labels
+from scbd.model._scbd import SCBDModel
+from scbd.model._train import TrainingDiverged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

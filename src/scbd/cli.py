@@ -243,7 +243,8 @@ def convert(
     verify
         Read everything again in the end, and compare it with its checksums.
     """
-    from scbd.data import read_crops, verify_screen, write_screen
+    from scbd.data._readers import read_crops
+    from scbd.data._screens import verify_screen, write_screen
 
     reading: dict[str, Any] = {"table": table, "root": root, "channels": channels, "fit": fit}
     reading |= {} if file_columns is None else {"file_columns": file_columns}

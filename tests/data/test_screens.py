@@ -109,7 +109,7 @@ def test_killed_after_any_block_it_goes_on(tmp_path, monkeypatch, small_blocks, 
 def test_killed_at_random_moments(tmp_path):
     path = tmp_path / "s.zarr"
     whole = write_screen(tmp_path / "whole.zarr", make_plates(3, 100), y_key="gene")
-    assert kill_until(path, WRITING.format(path=str(path), compression="lz4"), longest=1.0) >= 2
+    assert kill_until(path, WRITING.format(path=str(path), compression="lz4"), longest=0.5) >= 2
     verify_screen(path)
     assert same(open_screen(path), whole)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd.data import BatchSampler, ImageDataModule, PerturbationSampler, ShuffleSampler
+from scbd.data._loading import ImageDataModule
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

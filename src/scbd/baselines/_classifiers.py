@@ -17,9 +17,11 @@ from torch.nn import functional as F
 from scbd._anndata import E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, check_weight
 from scbd.baselines._batches import AlternatingBatches, AlternatingSampler, EnvironmentBatches
-from scbd.model import EmbeddingModule, ImageModel, Losses, TrainingPlan
-from scbd.nn import Encoder
+from scbd.model._base import ImageModel
+from scbd.model._contract import EmbeddingModule, Losses
+from scbd.model._plan import TrainingPlan
 from scbd.nn._distributed import gather
+from scbd.nn._encoders import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor, nn
 
-    from scbd.nn import FeatureScaling, InputTransform, Preprocess
     from scbd.nn._encoders import Norm
+    from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
 
 class Outputs(NamedTuple):

@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from scbd._anndata import E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, head
 from scbd.baselines._batches import PairedBatches
-from scbd.model import EmbeddingModule, ImageModel, Losses, TrainingPlan
+from scbd.model._base import ImageModel
+from scbd.model._contract import EmbeddingModule, Losses
+from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
-    from scbd.data import ImageDataModule
-    from scbd.nn import FeatureScaling, Preprocess
+    from scbd.data._loading import ImageDataModule
     from scbd.nn._encoders import Representation
+    from scbd.nn._inputs import FeatureScaling, Preprocess
 
 # steps with a longer gradient are left out; what is longer than the second is shortened to it (Child, 2021)
 _SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6

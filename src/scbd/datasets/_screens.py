@@ -144,8 +144,8 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
     """A screen where it lies, or some of its cells in memory."""
     from anndata import AnnData
 
-    from scbd.data import open_screen
     from scbd.data._inputs import image_source
+    from scbd.data._screens import open_screen
 
     screen = open_screen(path)
     if guides and "sgRNA" not in screen.obs:

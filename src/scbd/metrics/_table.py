@@ -75,7 +75,7 @@ def _found(adata: AnnData, name: str, i: int, source: Source) -> Embedding:
 
 def _of_file(adata: AnnData, path: Path) -> Any:
     """z_c of a file, or its only embedding, in the order of the table's cells; memory-mapped where that is its own."""
-    from scbd.data import open_embedding
+    from scbd.data._screens import open_embedding
 
     stored = open_embedding(path)
     keys = list(stored.obsm)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-    from scbd.data import ImageSource
+    from scbd.data._sources import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
 
 Using = Literal["auto", "controls", "all"]

@@ -14,7 +14,7 @@ from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
 from scbd._checks import head
-from scbd.data import ImageDataModule
+from scbd.data._loading import ImageDataModule
 from scbd.model._cells import check_saved_model, plain, restored
 from scbd.model._contract import Traits
 from scbd.model._design import covariates

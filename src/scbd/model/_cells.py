@@ -15,16 +15,15 @@ from scvi.data._constants import _MODEL_NAME_KEY
 
 from scbd._anndata import label_text
 from scbd._checks import head
-from scbd.data import Split, stratified_split
 from scbd.data._sources import digest_cells
-from scbd.data._splits import split_by_column
+from scbd.data._splits import Split, split_by_column, stratified_split
 from scbd.model._contract import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from scbd.data import ImageSource
+    from scbd.data._sources import ImageSource
 
 logger = logging.getLogger(__name__)
 

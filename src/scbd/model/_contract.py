@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-    from scbd.data import ImageDataModule
+    from scbd.data._loading import ImageDataModule
     from scbd.model._plan import TrainingPlan
     from scbd.nn._encoders import Representation
     from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess

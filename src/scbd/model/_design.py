@@ -21,8 +21,7 @@ from scbd._anndata import (
     number_values,
 )
 from scbd._checks import missing_key
-from scbd.data import infer_environments
-from scbd.data._inferred import INFERRED
+from scbd.data._inferred import INFERRED, infer_environments
 from scbd.nn._contrastive import Groups
 from scbd.nn._variance import Numbers, explained_variance
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-    from scbd.data import ImageSource
+    from scbd.data._sources import ImageSource
 
 EColumns = Literal["side_by_side", "crossed"]
 

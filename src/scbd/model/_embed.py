@@ -19,9 +19,8 @@ from scbd._anndata import CROSS, E_REGISTRY, as_columns, column_values, label_te
 from scbd._checks import count_or, head
 from scbd._files import named_when_whole, progress_bar
 from scbd._linear_maps import LinearMap
-from scbd.data import open_embedding
 from scbd.data._loading import read_tensor
-from scbd.data._screens import BlockStore, storable
+from scbd.data._screens import BlockStore, open_embedding, storable
 from scbd.data._sources import digest_cells, prefetch
 from scbd.model._setup import SetupMixin
 from scbd.nn._distributed import wait_for_all, world
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from scbd.data import ImageSource
+    from scbd.data._sources import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
     from scbd.nn._encoders import Representation
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scbd._checks import ImageSize
-    from scbd.data import ImageDataModule
+    from scbd.data._loading import ImageDataModule
     from scbd.model._contract import Alpha
 
 # further arguments with their defaults: of the preparation of inputs, of what features pass, and of the module

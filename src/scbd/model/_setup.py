@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import nn
 
-    from scbd.data import ImageSource
+    from scbd.data._sources import ImageSource
     from scbd.model._contract import EmbeddingModule, Traits
     from scbd.model._design import EColumns
     from scbd.nn._inputs import Whitening

@@ -27,7 +27,7 @@ from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
 from scbd._checks import check_count
 from scbd._files import remove_partials, written_whole
-from scbd.data import Split
+from scbd.data._splits import Split
 from scbd.model._adapt import AdaptMixin
 from scbd.model._cells import (
     cell_digests,
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from scbd.data import ImageDataModule, ImageSource
+    from scbd.data._loading import ImageDataModule
+    from scbd.data._sources import ImageSource
     from scbd.model._contract import Objective
     from scbd.model._plan import TrainingPlan
 
