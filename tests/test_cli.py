@@ -88,13 +88,6 @@ def test_convert_makes_images_of_several_sizes_alike(fit, tmp_path):
     assert dict(zip(screen.obs["label"], bright, strict=True)) == {"a": 64, "b": 144}
 
 
-@pytest.mark.filterwarnings("ignore:z_c has")
-def test_demo(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path), "--max-steps", "2"]) == 0
-    assert str(tmp_path) in capsys.readouterr().out
-    assert (tmp_path / "metrics.csv").exists()
-
-
 @pytest.mark.parametrize(
     ("command", "named"),
     [

@@ -3,18 +3,23 @@ from __future__ import annotations
 import os
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 
 from scbd import _demo
+from scbd.cli import main
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")
 @pytest.mark.usefixtures("permuted_once")
-def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch):
+def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch, capsys):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
     monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 5)
-    table = _demo.demo(tmp_path / "demo", max_steps=24)
+    monkeypatch.setitem(_demo.TRAINING, "batch_size", 128)
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--max-steps", "24"]) == 0
+    assert str(tmp_path / "demo") in capsys.readouterr().out
+    table = pd.read_csv(tmp_path / "demo" / "metrics.csv", index_col="system")
     assert list(table.index) == ["pixel PCA", "random encoder", "alpha = 0", "alpha = auto"]
     fitted = ["r_c in", "r_c white", "e from r_c"]
     embedded = fitted + ["z_c in", "z_c white", "e from z_c"]
