@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import variance as naive
 
 from scbd.nn import Numbers, explained_variance, invariance_statistic
-from scbd.nn._variance import Design, Partners, environment_effects
+from scbd.nn._variance import Design, ExplainedVariance, Partners, environment_effects, explained_by
 
 both = pytest.mark.parametrize("partners", ["within", "across"])
 
@@ -60,36 +60,52 @@ def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: i
     return means[y, 0] + effect[y, e] + torch.randn(n, 8, generator=generator), e, y
 
 
+def of_design(features: torch.Tensor, design: Design) -> dict[Partners, ExplainedVariance]:
+    """By both pairings, of a design that is made once for many draws: that takes longer than what is computed of it."""
+    found, n = explained_by(features, design).pairings[0], features.numel()
+    freedom = {name: pairing.freedom_of_one for name, pairing in design.pairings[0].items()}
+    return {name: ExplainedVariance(x.between / n, x.scatter / n, freedom[name]) for name, x in found.items()}
+
+
 @both
+def test_a_design_serves_many_draws(partners):
+    """As the tests below have it."""
+    features, e, y = effects(64, 4, 3, 0.5, 0)
+    expected = explained_variance(features, e, y, partners=partners)
+    torch.testing.assert_close(tuple(of_design(features, Design(e, y))[partners]), tuple(expected), check_dtype=False)
+
+
 @pytest.mark.parametrize(("n_labels", "n_environments"), [(1, 2), (10, 2), (10, 34), (60, 8)])
-def test_noise_averages_out_with_however_few_partners(n_labels, n_environments, partners):
+def test_noise_averages_out_with_however_few_partners(n_labels, n_environments):
     draws = (effects(256, n_labels, n_environments, 0.0, seed) for seed in range(200))
-    shares = torch.stack([explained_variance(*draw, partners=partners).share for draw in draws])
-    assert abs(shares.mean()) < 4 * shares.std() / math.sqrt(200)
-    assert shares.std() > 0
+    found = [of_design(features, Design(e, y)) for features, e, y in draws]
+    for partners in get_args(Partners):
+        shares = torch.stack([one[partners].share for one in found])
+        assert abs(shares.mean()) < 4 * shares.std() / math.sqrt(200)
+        assert shares.std() > 0
 
 
 @pytest.mark.parametrize(
     ("n", "n_labels", "n_environments", "n_features"),
     [(128, 10, 2, 8), (512, 10, 2, 64), (512, 64, 34, 64), (256, 1, 2, 300), (300, 20, 5, 8)],
 )
-@both
-def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_environments, n_features, partners):
+def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_environments, n_features):
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(n_labels, (n,), generator=generator)
     e = torch.randint(n_environments, (n,), generator=generator)
     mixing = torch.randn(n_features, n_features, generator=generator) * torch.logspace(0, -2, n_features)
     means = 2 * torch.randn(n_labels, n_features, generator=generator)
     features = means[y] + torch.randn(n, n_features, generator=generator) @ mixing
-    shares = []
+    found = []
     for _ in range(200):
         drawn = e.clone()
         for label in range(n_labels):
             rows = torch.nonzero(y == label)[:, 0]
             drawn[rows] = e[rows[torch.randperm(len(rows), generator=generator)]]
-        shares.append(explained_variance(features, drawn, y, partners=partners).share)
-    error = explained_variance(features, e, y, partners=partners).error
-    torch.testing.assert_close(error, torch.stack(shares).std(), rtol=0.2, atol=0)
+        found.append(of_design(features, Design(drawn, y)))
+    for partners, one in of_design(features, Design(e, y)).items():
+        scatter = torch.stack([drawn[partners].share for drawn in found]).std()
+        torch.testing.assert_close(one.error, scatter, rtol=0.2, atol=0)
 
 
 def test_in_standard_errors_the_unit_is_the_same_for_every_design():
@@ -332,20 +348,19 @@ def dependent(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarr
 
 @pytest.mark.parametrize("spread", [1.0, 10.0], ids=["alike labels", "one label of ten times the spread"])
 @pytest.mark.parametrize("kind", ["0", "0.5", "0.8", "0.9", "0.97", "only controls on all plates"])
-@both
-def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depend(kind, partners, spread):
+def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depend(kind, spread):
     """It was a twentieth of one where the design was confounded, and three where one label scattered more."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(3):
         y, e = dependent(kind, rng)
         wide = torch.tensor(np.where(y == 1, spread, 1.0)[:, None])
-        for _ in range(40):
-            features = torch.tensor(rng.normal(size=(512, 16))) * wide
-            found.append(explained_variance(features, torch.tensor(e), torch.tensor(y), partners=partners))
-    in_errors = torch.stack([one.share / one.error for one in found])
-    assert abs(in_errors.mean()) < 4 * in_errors.std() / math.sqrt(len(found))
-    assert 0.75 < in_errors.std() < 1.2
+        design = Design(torch.tensor(e), torch.tensor(y))
+        found += [of_design(torch.tensor(rng.normal(size=(512, 16))) * wide, design) for _ in range(40)]
+    for partners in get_args(Partners):
+        in_errors = torch.stack([one[partners].share / one[partners].error for one in found])
+        assert abs(in_errors.mean()) < 4 * in_errors.std() / math.sqrt(len(found))
+        assert 0.75 < in_errors.std() < 1.2
 
 
 def drawn(n: int, n_y: int, n_e: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -506,17 +521,17 @@ def columns(kind: str, generator: torch.Generator, n: int = 512) -> tuple[torch.
 
 @pytest.mark.parametrize("spread", [1.0, 10.0], ids=["alike labels", "one label of ten times the spread"])
 @pytest.mark.parametrize("kind", ["columns", "time of each cell", "two thirds follow the label", "eight cells a label"])
-@both
-def test_the_unit_is_a_standard_error_whatever_the_design(kind, spread, partners):
+def test_the_unit_is_a_standard_error_whatever_the_design(kind, spread):
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(150):
         y, t = columns(kind, generator)
         wide = torch.where(y == 1, spread, 1.0)[:, None]
-        found.append(of(torch.randn(512, 16, generator=generator) * wide, t, y, partners))
-    in_errors = torch.stack([one.share / one.error for one in found])
-    assert abs(in_errors.mean()) < 4 / math.sqrt(150)
-    assert 0.8 < in_errors.std() < 1.2
+        found.append(of_design(torch.randn(512, 16, generator=generator) * wide, Design(Numbers(t), y)))
+    for partners in get_args(Partners):
+        in_errors = torch.stack([one[partners].share / one[partners].error for one in found])
+        assert abs(in_errors.mean()) < 4 / math.sqrt(150)
+        assert 0.8 < in_errors.std() < 1.2
 
 
 @pytest.mark.parametrize("kind", ["gradient", "edges and middle"])
