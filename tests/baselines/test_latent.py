@@ -35,7 +35,7 @@ def batch(n: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("model_class", SETTINGS)
 def test_each_learns_saves_loads_and_says_what_it_uses(model_class, tmp_path):
     model = make(model_class)
-    model.train(max_steps=40, **QUICK)
+    model.train(max_steps=16, **QUICK)
     loss = model.history["train_reconstruction"].iloc[:, 0].astype(float)
     assert loss.iloc[-5:].mean() < loss.iloc[:5].mean()
     z = model.get_latent_representation()

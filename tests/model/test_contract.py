@@ -103,10 +103,10 @@ def test_alpha_follows_what_is_learned(tmp_path, monkeypatch):
     monkeypatch.setattr(AutoAlpha, "validate", watched)
     model = make_model(alpha="auto", style_target=None, smoothing=0)
     assert "alpha auto" in repr(model)
-    model.train(**QUICK | {"max_steps": 80, "lr": 3e-3, "batch_size": 48}, validate_every=1)
+    model.train(**QUICK | {"max_steps": 50, "lr": 3e-3, "batch_size": 48}, validate_every=1)
     h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
     learned, alpha = h["train_learned_c"].to_numpy(), h["alpha"].to_numpy()
-    assert alpha[0] == 0 and len(alpha) == 80
+    assert alpha[0] == 0 and len(alpha) == 50
     of_batches = np.stack([learned.clip(min=0), *(h[f"train_{name}_c"] for name in ("interaction", "environment"))], 1)
     new_cells = h["validation_learned_c"].to_numpy()
     expected, mean, seen, kept = [], np.zeros(3), np.zeros(3), 1.0
@@ -253,7 +253,7 @@ def alpha_of_oracle(n_genes: int, cells_a_gene: int, of_new: float = 1.0, **kwar
 
 @pytest.mark.parametrize(
     ("n_genes", "cells_a_gene", "perturbations"),
-    [(300, 10, "auto"), (300, 16, "auto"), (500, 40, "auto"), (500, 40, None), (2000, 10, "auto"), (2000, 10, None)],
+    [(300, 10, "auto"), (500, 40, "auto"), (500, 40, None), (2000, 10, "auto"), (2000, 10, None)],
 )
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec")
 def test_all_is_kept_of_an_embedding_that_knows_no_cell_by_heart(n_genes, cells_a_gene, perturbations):
@@ -291,7 +291,7 @@ def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
 
 def test_alpha_follows_what_is_learned_beside_a_decoder():
     model = make_model(alpha="auto")
-    model.train(**QUICK | {"lr": 3e-3, "max_steps": 30})
+    model.train(**QUICK | {"lr": 3e-3, "max_steps": 15})
     auto = rule_of(model)
     before = float(auto.learned), float(auto.kept)
     model.train_decoder(**QUICK | {"max_steps": 2}, width=8)

@@ -72,12 +72,14 @@ def embed(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:z_c has")
 def test_training_and_embedding_killed_at_random_moments(tmp_path):
-    train(tmp_path)
+    train(tmp_path, max_steps=10)
     killed, embedded = tmp_path / "killed", tmp_path / "killed" / "embedded"
     embedded.mkdir(parents=True)
-    code = CODE.format(folder=str(killed), job="train") + f"\ndef again():\n    embed(Path({str(embedded)!r}))"
+    code = CODE.format(folder=str(killed), job="train")
+    code += "\ndef shorter():\n    train(folder, max_steps=10)\n"  # it still takes several processes
+    code += f"\ndef again():\n    embed(Path({str(embedded)!r}))"
     with server(code) as process:
-        assert killed_until(killed / "model" / "model.pt", process, "job", longest=1.0) >= 2
+        assert killed_until(killed / "model" / "model.pt", process, "shorter", longest=1.0) >= 2
         whole, again = (SCBDModel.load(str(folder / "model"), adata=make_cells(200)) for folder in (tmp_path, killed))
         for name, value in whole.module.state_dict().items():
             torch.testing.assert_close(again.module.state_dict()[name], value, rtol=0, atol=0, msg=name)

@@ -391,17 +391,17 @@ def test_history_has_one_frame_a_metric(trained):
         (4, SCBDModel, {"augment": True}, {"online_head": True}),
         (5, SCBDModel, {"augment": True}, {"accumulate_grad_batches": 2}),
         (5, SCBDModel, {}, {"train_size": 1.0, "accumulate_grad_batches": 2}),  # nothing to validate
-        (3, FishModel, {"pretrain_steps": 6}, {}),
+        (3, FishModel, {"pretrain_steps": 4}, {}),
     ],
     ids=["head", "accumulated", "unvalidated", "Fish"],
 )
 def test_a_resumed_run_is_that_which_was_never_interrupted(tmp_path, interrupted, model_class, model_kwargs, how):
     """A second run, at a step with a validation or between, by the model that made it or by one that was saved."""
-    how = QUICK | {"max_steps": 7, "validate_every": 2, "log_every_n_steps": 1} | how
+    how = QUICK | {"validate_every": 2, "log_every_n_steps": 1} | how
 
     def first() -> Any:
         model = of_class(model_class, encoder="small", **model_kwargs)
-        model.train(**how | {"max_steps": 4})
+        model.train(**how | {"max_steps": 2})
         return model
 
     whole, again = first(), first()
@@ -416,7 +416,7 @@ def test_a_resumed_run_is_that_which_was_never_interrupted(tmp_path, interrupted
         again = model_class.load(str(tmp_path / "model"), make_cells())
     again.train(**how, checkpoint_dir=tmp_path / "run", resume=True)
     assert_same(weights(again), weights(whole))
-    assert again.training_settings_["steps"] == 11
+    assert again.training_settings_["steps"] == 8
     assert set(again.history) == set(whole.history)
     for name, frame in whole.history.items():
         pd.testing.assert_frame_equal(again.history[name], frame)
@@ -542,9 +542,9 @@ def test_the_best_weights_are_kept_with_the_head_that_they_had(tmp_path, on_disk
     """A learning rate that ruins the model after the first validation."""
     how: dict[str, Any] = QUICK | {"lr": 3.0, "validate_every": 1, "online_head": True}
     model, shorter = make_model(), make_model()
-    model.train(**how | {"max_steps": 12}, load_best=True, checkpoint_dir=tmp_path if on_disk else None)
+    model.train(**how, load_best=True, checkpoint_dir=tmp_path if on_disk else None)
     step = int(model.history["validation_loss"]["validation_loss"].idxmin())
-    assert step < 12 and model.training_settings_["steps"] == 12
+    assert step < 6 and model.training_settings_["steps"] == 6
     shorter.train(**how | {"max_steps": step})
     assert_same(weights(model), weights(shorter))
     for name, values in shorter.online_head_.items():
@@ -553,14 +553,14 @@ def test_the_best_weights_are_kept_with_the_head_that_they_had(tmp_path, on_disk
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_an_interrupted_run_ends_with_its_best_weights_and_goes_on_with_them(tmp_path, moved):
-    how: dict[str, Any] = QUICK | {"max_steps": 8, "lr": 1e-2, "validate_every": 1, "load_best": True}
+    how: dict[str, Any] = QUICK | {"lr": 1e-2, "validate_every": 1, "load_best": True}
     model, resumed, whole = make_model(), make_model(), make_model()
     whole.train(**how, callbacks=Worsen())
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        model.train(**how, checkpoint_dir=folder, callbacks=[Worsen(), PressCtrlC(6)])
+        model.train(**how, checkpoint_dir=folder, callbacks=[Worsen(), PressCtrlC(4)])
     saved = torch.load(folder / "best.ckpt", weights_only=True)
-    assert saved["global_step"] == model.history["validation_loss"]["validation_loss"].idxmin() < 6
+    assert saved["global_step"] == model.history["validation_loss"]["validation_loss"].idxmin() < 4
     assert_same(weights(model), {name.removeprefix("module."): value for name, value in saved["state_dict"].items()})
     if moved:
         folder = folder.rename(tmp_path / "elsewhere")
