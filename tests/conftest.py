@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ IMAGE_KEY = "single_cell_images"
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("quick")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell leaves jobs in the background without one
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
