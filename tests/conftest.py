@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of numpy, too; torch reads it before numba sets another
 os.environ.setdefault("NUMBA_OPT", "0")  # to compile takes longer than what is compiled
 
 import numpy as np

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import logging
 import runpy
 import subprocess
@@ -214,5 +215,7 @@ sys.argv = ["benchmarks", "losses", "--smoke"]
 runpy.run_path({str(BENCHMARKS)!r}, run_name="__main__")
 assert torch.get_num_threads() == before and "conftest" not in sys.modules
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=free)
     assert not ended.returncode, ended.stderr

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from readable import long_names, require_readable
 
 from scbd import pl
@@ -29,6 +30,7 @@ def test_umaps_of_both_blocks_by_each_label(cells):
     np.testing.assert_array_equal(points(axes[0, 0]), points(axes[0, 1]))
     assert not np.array_equal(points(axes[0, 0]), points(axes[1, 0]))
     assert list(cells.obsm) == ["single_cell_images", "X_scbd_c", "X_scbd_s"] and not cells.uns
+    assert torch.get_num_threads() == 1  # numba sets them to all processors
 
 
 def test_a_umap_that_is_there_is_drawn_in_the_colours_of_its_cells(cells):

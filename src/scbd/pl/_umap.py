@@ -8,6 +8,7 @@ import numpy as np
 
 from scbd._anndata import CONTENT_KEY, STYLE_KEY
 from scbd._checks import missing_key
+from scbd._files import torch_threads_kept
 from scbd.pl._looks import wrapped
 
 if TYPE_CHECKING:
@@ -88,8 +89,10 @@ def umap_blocks(
         else:
             drawn.obsm["embedding"] = np.asarray(adata.obsm[key])[rows]
             # of a few thousand cells, scikit-learn is done before scanpy's own search has compiled itself
-            sc.pp.neighbors(drawn, n_neighbors=min(15, len(rows) - 1), use_rep="embedding", transformer="sklearn")
-            sc.tl.umap(drawn, random_state=seed)
+            near = {"n_neighbors": min(15, len(rows) - 1), "transformer": "sklearn"}
+            with torch_threads_kept():
+                sc.pp.neighbors(drawn, use_rep="embedding", **near)
+                sc.tl.umap(drawn, random_state=seed)
         for ax, column in zip(line, color, strict=True):
             many = drawn.obs[column].dtype == "category" and drawn.obs[column].nunique() > _LEGEND_LABELS
             legend = "none" if many else "right margin"
