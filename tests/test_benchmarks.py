@@ -3,8 +3,8 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import os
 import logging
+import os
 import runpy
 import subprocess
 import sys
