@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of numpy, too; torch reads it before numba sets another
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what is loaded from here on, and by other processes
 os.environ.setdefault("NUMBA_OPT", "0")  # to compile takes longer than what is compiled
 
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 import torch
 from anndata import AnnData
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 import scbd
 from scbd.metrics import _probes
@@ -28,7 +29,9 @@ IMAGE_KEY = "single_cell_images"
 
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("quick")
-torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+# a process a core, and tiny matrices: more threads only wait for each other
+threadpool_limits(1)  # numpy was loaded before
+torch.set_num_threads(1)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell leaves jobs in the background without one
 
