@@ -7,6 +7,7 @@ from small_models import QUICK, make_model
 
 import scbd
 from scbd.nn._contrastive import log_sums
+from scbd.nn._encoders import on_sphere
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -57,14 +58,48 @@ def test_invariance_as_variance_looks_at_every_stage(cells):
     model = make_model(cells, alpha=0.5, smoothing=0)
     images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
     losses = model.module(images, y, e)
-    z_c, passed = model.module.content.watched(model.module.preprocess(images))
+    h, passed = model.module.content.watched(model.module.preprocess(images))
     assert [p.shape[1] for p in passed] == [32, 64, 128, 256]
-    expected = scbd.nn.invariance_statistic([*passed, z_c], e, y)
+    expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], e, y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)
     supervised = losses.parts["supervised_c"] + losses.parts["supervised_s"]
     torch.testing.assert_close(losses.loss, supervised + 0.5 * expected)
     model.train(**QUICK)
     assert np.isfinite(model.history["train_invariance_c"].to_numpy(dtype=float)).all()
+
+
+def test_sets_are_averaged_before_the_sphere(cells):
+    """The supervised loss matches means of projections, and the statistic looks at single cells."""
+    model = make_model(cells, alpha=0.5, smoothing=0.1, set_size=3, style_target=None)
+    images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
+    losses = model.module(images, y, e)
+    h, passed = model.module.content.watched(model.module.preprocess(images))
+    means = torch.stack([h[y == label][first : first + 3].mean(0) for label in range(4) for first in (0, 3, 6)])
+    z = torch.nn.functional.normalize(means, dim=1)
+    of_sets = scbd.nn.supervised_contrastive_loss(z, torch.arange(4).repeat_interleave(3), smoothing=0.1)
+    statistic = scbd.nn.invariance_statistic([*passed, on_sphere(h)], e, y)
+    torch.testing.assert_close(losses.loss, of_sets + 0.5 * statistic)
+    assert losses.z_c.shape == (36, 6)
+    model.train(**QUICK)
+    # as many sets as are left of a batch
+    assert 0 < model.health["ceiling"] < np.log(QUICK["batch_size"])
+
+
+def test_sets_go_with_each_form_of_invariance(cells):
+    model = make_model(cells, alpha=0.5, smoothing=0, invariance="mean", set_size=3, style_target=None)
+    images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
+    z_c = model.module.content(model.module.preprocess(images))
+    expected = scbd.nn.invariance_loss(z_c, e, reduction="mean")
+    torch.testing.assert_close(model.module(images, y, e).parts["invariance_c"], expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"set_size": 0}, "set_size"), ({"set_size": 2, "positives": "other_environments"}, "set_size=2")],
+)
+def test_sets_that_cannot_be(cells, settings, says):
+    with pytest.raises(ValueError, match=says):
+        make_model(cells, **settings)
 
 
 def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):

@@ -21,6 +21,7 @@ from scbd.data import open_screen
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe
 from scbd.nn import Numbers
+from scbd.nn._encoders import on_sphere
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
@@ -92,10 +93,10 @@ def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all(setup):
     model = make(None, setup, alpha=0.5, smoothing=0)
     numbers = NUMBERS if "continuous_covariate_keys" in setup else None
     losses, inputs = model.module(IMAGES, Y, E, numbers=numbers), model.module.preprocess(IMAGES)
-    z_c, passed = model.module.content.watched(inputs)
+    h, passed = model.module.content.watched(inputs)
     labels = columns_of(model, E) if numbers is None else [E]
     every: list[Any] = labels if numbers is None else [*labels, *map(Numbers, numbers.T)]
-    expected = scbd.nn.invariance_statistic([*passed, z_c], every, Y)
+    expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], every, Y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)
     z_s = model.module.style(inputs)
     of_each = [scbd.nn.supervised_contrastive_loss(z_s, column) for column in labels]

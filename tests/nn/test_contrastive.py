@@ -569,3 +569,38 @@ def test_no_measure_hides_what_is_not_a_number(bad, where):
         assert math.isnan(explained_variance(broken, well, label, partners=partners).share)
     assert math.isnan(invariance_statistic([broken], well, label))
     assert math.isnan(invariance_statistic([z, broken, z], well, label))
+
+
+def sets_of(labels: list[int], size: int) -> list[tuple[int, list[int]]]:
+    """Labels of sets, and the rows in each, one label after the other."""
+    found = []
+    for label in sorted(set(labels)):
+        rows = [row for row, other in enumerate(labels) if other == label]
+        n_sets = max(len(rows) // size, min(len(rows), 2))
+        found += [
+            (label, [row for place, row in enumerate(rows) if place * n_sets // len(rows) == number])
+            for number in range(n_sets)
+        ]
+    return found
+
+
+@given(labels=st.lists(st.integers(0, 5), min_size=2, max_size=40), size=st.integers(1, 9))
+def test_cells_of_a_label_are_dealt_out_to_sets(labels, size):
+    expected = sets_of(labels, size)
+    values = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.manual_seed(0))
+    means, groups = Groups(torch.tensor(labels)).in_sets(values, size)
+    assert groups.labels.tolist() == [label for label, _ in expected]
+    torch.testing.assert_close(means, torch.stack([values[rows].mean(0) for _, rows in expected]))
+    sizes = [len(rows) for _, rows in expected]
+    # none is lost, and none is much smaller than asked for where there are cells enough
+    assert sum(sizes) == len(labels)
+    counts = [labels.count(label) for label, _ in expected]
+    assert all(size <= n < 2 * size for n, count in zip(sizes, counts, strict=True) if count >= 2 * size)
+
+
+def test_sets_of_one_are_the_cells():
+    values, labels = torch.randn(12, 3), torch.arange(12) % 4
+    means, groups = Groups(labels).in_sets(values, 1)
+    order = torch.argsort(labels, stable=True)
+    torch.testing.assert_close(means, values[order])
+    assert groups.labels.equal(labels[order])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from scbd.nn import Block, Encoder, build_encoder
-from scbd.nn._encoders import ENCODERS, SmallMapConv2d, find_stages, pooled
+from scbd.nn._encoders import ENCODERS, SmallMapConv2d, find_stages, on_sphere, pooled
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_maps_of_one_pixel_have_no_variance():
 )
 def test_stages_of_known_encoders(encoder, channels):
     block = Block(encoder, (2, 64, 64), 5)
-    z, passed = block.eval().watched(images := torch.rand(3, 2, 64, 64))
+    h, passed = block.eval().watched(images := torch.rand(3, 2, 64, 64))
     assert [tuple(p.shape) for p in passed[:-1]] == [(3, c) for c in channels]
     torch.testing.assert_close(passed[-1], block.encoder(images))
-    torch.testing.assert_close(z, block(images))
+    torch.testing.assert_close(on_sphere(h), block(images))
 
 
 def test_a_stage_is_the_last_map_at_its_resolution():

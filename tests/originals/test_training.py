@@ -20,6 +20,7 @@ from scbd.model._objective import Embedded, SCBDModule
 from scbd.model._plan import OnlineHead
 from scbd.model._train import _quiet_lightning
 from scbd.nn import AdditiveDecoder, Encoder, Preprocess
+from scbd.nn._encoders import on_sphere
 
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.01}
 TOLERANCE = 5e-6
@@ -82,7 +83,7 @@ def losses(found: Networks, known: Known, number: int) -> Computed:
     images = found.blocks.preprocess(stored)
     content = found.blocks.content
     r_c = Encoder.forward(content, images)
-    z = content.project(r_c), found.blocks.style(images)
+    z = on_sphere(content.project(r_c)), found.blocks.style(images)
     of_blocks = found.blocks.losses(Embedded(z, []), y, e)
     nats = found.decoder.negative_log_likelihood(images, *(part.detach() for part in z))
     parts = [of_blocks.parts[name] for name in ("supervised_c", "supervised_s", "invariance_c")]

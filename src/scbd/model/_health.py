@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from scbd.nn._contrastive import Groups, contrastive_ceiling, effective_rank, spread
+from scbd.nn._encoders import on_sphere
 from scbd.nn._variance import Numbers, invariance_statistic
 
 if TYPE_CHECKING:
@@ -33,19 +34,22 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
     """
     parts, labels, environments = batch["inputs"].split(_CELLS), Groups(batch["y"]), Groups(batch["e"])
     with torch.no_grad():
-        z_c = torch.cat([module.embed(part.to(module.device), "c", "embedding").cpu() for part in parts])
-        supervised = module.supervised(z_c, labels, environments)
+        r_c = torch.cat([module.embed(part.to(module.device), "c", "intermediate") for part in parts])
+        h = module.content.project(r_c).cpu()
+        z_c = on_sphere(h)
+        matched = module.matched(z_c, labels, h if module.set_size > 1 else None)
+        supervised = module.supervised(*matched, environments)
         every: list[Environments] = [*module.side_by_side(environments), *Numbers.columns(batch.get("numbers"))]
         seen = invariance_statistic([z_c], every, labels)
     health = {
         "supervised_c": float(supervised.shown),
-        "ceiling": contrastive_ceiling(len(z_c), include_self=module.include_self),
+        "ceiling": contrastive_ceiling(len(supervised.log_normaliser), include_self=module.include_self),
         "learned_c": float(supervised.learned),
         "environment_c": float(seen),
     } | shape_of(z_c)
     collapsed = health["spread"] < _COLLAPSED_SPREAD * module.temperature
     health |= {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
-    learned = float(module.learned(z_c, labels, supervised.log_normaliser))
+    learned = float(module.learned(*matched, supervised.log_normaliser))
     warning = ""
     if collapsed:
         warning = (

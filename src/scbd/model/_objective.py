@@ -23,7 +23,7 @@ from scbd.nn._contrastive import (
 )
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather
-from scbd.nn._encoders import Block
+from scbd.nn._encoders import Block, on_sphere
 from scbd.nn._variance import Numbers, environment_effects
 
 if TYPE_CHECKING:
@@ -43,10 +43,13 @@ class Embedded(NamedTuple):
     """z_c and, unless it is left out, z_s, each ``(B, D)``."""
     passed: list[Tensor]
     """What the inputs were on the way to z_c, if the form of invariance looks there: a vector a stage, and r_c."""
+    h: Tensor | None = None
+    """z_c before it is brought to unit length, ``(B, D)``, if sets of cells are averaged there."""
 
     def gathered(self) -> Embedded:
         """The joint batch of all processes."""
-        return Embedded(tuple(map(gather, self.z)), list(map(gather, self.passed)))
+        h = None if self.h is None else gather(self.h)
+        return Embedded(tuple(map(gather, self.z)), list(map(gather, self.passed)), h)
 
 
 class Supervised(NamedTuple):
@@ -85,6 +88,9 @@ class SCBDModule(EmbeddingModule):
         Temperature of all three losses.
     smoothing
         Of the labels of z_c, see :func:`scbd.nn.supervised_contrastive_loss`.
+    set_size
+        Cells of a perturbation whose projections are averaged, before they are brought to unit length, into one point
+        that the supervised loss of z_c matches; 1 matches single cells.
     positives
         Of z_c: ``"all"`` cells of a label, or those of ``"other_environments"``, see
         :func:`scbd.nn.supervised_contrastive_loss`.
@@ -118,6 +124,7 @@ class SCBDModule(EmbeddingModule):
         alpha: Alpha,
         temperature: float,
         smoothing: float,
+        set_size: int = 1,
         positives: Positives,
         style_target: StyleTarget | None,
         include_self: bool,
@@ -129,8 +136,12 @@ class SCBDModule(EmbeddingModule):
         check_count("n_latent", n_latent)
         check_temperature(temperature)
         check_smoothing(smoothing)
+        check_count("set_size", set_size)
         if positives not in get_args(Positives):
             msg = f"positives={positives!r} is not known: use 'all', or 'other_environments'."
+            raise ValueError(msg)
+        if set_size > 1 and positives != "all":
+            msg = f"set_size={set_size}: the cells of a set come from any environment; leave positives out."
             raise ValueError(msg)
         if style_target not in (None, *get_args(StyleTarget)):
             msg = (
@@ -142,6 +153,7 @@ class SCBDModule(EmbeddingModule):
         self.auto_alpha = AutoAlpha() if alpha == "auto" else None
         self.temperature = temperature
         self.smoothing = smoothing
+        self.set_size = set_size
         self.positives = positives
         self.style_target = style_target
         self.include_self = include_self
@@ -158,7 +170,7 @@ class SCBDModule(EmbeddingModule):
     @property
     def settings(self) -> dict[str, Any]:
         """Of the objective; a resumed run must share them."""
-        return {name: getattr(self, name) for name in ("alpha", "smoothing", "invariance")}
+        return {name: getattr(self, name) for name in ("alpha", "smoothing", "set_size", "invariance")}
 
     @property
     def alpha_rule(self) -> AutoAlpha | None:
@@ -217,11 +229,13 @@ class SCBDModule(EmbeddingModule):
 
     def blocks(self, inputs: Tensor) -> Embedded:
         """Embed a preprocessed batch."""
-        if self.invariance == "variance":
-            z_c, passed = self.content.watched(inputs)
-        else:
-            z_c, passed = self.content(inputs), []
-        return Embedded((z_c,) if self.style is None else (z_c, self.style(inputs)), passed)
+        h, passed = self.content.watched(inputs)
+        z_c = on_sphere(h)
+        return Embedded(
+            (z_c,) if self.style is None else (z_c, self.style(inputs)),
+            passed if self.invariance == "variance" else [],
+            h if self.set_size > 1 else None,
+        )
 
     def losses(
         self, embedded: Embedded, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
@@ -230,7 +244,7 @@ class SCBDModule(EmbeddingModule):
         embedded = embedded.gathered()
         of_y, of_e = Groups(gather(y)), Groups(gather(e))
         z_c, *z_s = embedded.z
-        supervised = self.supervised(z_c, of_y, of_e)
+        supervised = self.supervised(z_c, of_y, of_e, embedded.h)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
         environments = self.side_by_side(of_e)
         for z in z_s:
@@ -244,7 +258,9 @@ class SCBDModule(EmbeddingModule):
             parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
             parts["environment_c"] = effects.of_last
         else:
-            similarity = self._similarity | {"log_normaliser": supervised.log_normaliser}
+            similarity = self._similarity
+            if self.set_size == 1:  # both losses read the same Gram matrix
+                similarity |= {"log_normaliser": supervised.log_normaliser}
             each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]
             parts["invariance_c"] = torch.stack(each).mean()
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
@@ -255,8 +271,16 @@ class SCBDModule(EmbeddingModule):
             return [e]
         return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
 
-    def supervised(self, z_c: Tensor, y: Groups, e: Groups) -> Supervised:
-        """Supervised losses of z_c ``(B, D)``: the one that is descended, and those to look at."""
+    def matched(self, z_c: Tensor, y: Groups, h: Tensor | None) -> tuple[Tensor, Groups]:
+        """What the supervised loss of z_c matches, and its labels: cells, or means of sets of ``h``, at unit length."""
+        if h is None:
+            return z_c, y
+        means, labels = y.in_sets(h, self.set_size)
+        return on_sphere(means), labels
+
+    def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> Supervised:
+        """Supervised losses of z_c ``(B, D)``: the one that is descended, and those to look at; of sets with ``h``."""
+        z_c, y = self.matched(z_c, y, h)
         similarity = self._similarity
         # all losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **similarity)

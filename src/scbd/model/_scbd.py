@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # further arguments with their defaults: of the preparation of inputs, of what features pass, and of the module
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
-_MODULE: dict[str, Any] = {"norm": "batch", "positives": "all", "include_self": True}
+_MODULE: dict[str, Any] = {"set_size": 1, "norm": "batch", "positives": "all", "include_self": True}
 
 
 class SCBDModel(DecodeMixin, ImageModel):
@@ -81,6 +81,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         features are cut off. ``whitening``: what features pass before each encoder, ``"within"``, ``"controls"``,
         ``"lda"``, ``"plda"`` or `None` (by default ``"plda"`` before ``"linear"``), with ``whitening_kwargs``, see
         :class:`scbd.nn.InputTransform`. ``norm``: of encoders of images by name, see :func:`scbd.nn.build_encoder`.
+        ``set_size`` (1): so many cells of a perturbation are averaged, before the sphere, into one point that the
+        supervised loss matches; what single cells do not show, sets of weak cells may.
         ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`True`, as the published
         code; the paper's formula leaves it out), see :func:`scbd.nn.supervised_contrastive_loss`.
 

@@ -486,6 +486,23 @@ class Groups:
         counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
         return counts.view(self._n_groups, others._n_groups)
 
+    def in_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
+        """Means of ``values (B, D)`` over sets of cells of one label, ``(S, D)``, and the labels of the sets.
+
+        A label has as many sets as it has times ``size`` cells, and two at least where it has two cells; its cells are
+        dealt out evenly, in the order of the batch.
+        """
+        counts = torch.bincount(self._index)
+        n_sets = torch.maximum(counts // size, counts.clamp(max=2))
+        order = torch.argsort(self._index, stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self._index[order]]
+        first_set = (n_sets.cumsum(0) - n_sets)[self._index]
+        of_set = first_set + place * n_sets[self._index] // counts[self._index]
+        labels = self.first(self.labels[:, None])[:, 0].repeat_interleave(n_sets)
+        sums = torch.zeros(len(labels), values.shape[1], dtype=values.dtype, device=values.device)
+        return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
+
     def first(self, values: Tensor) -> Tensor:
         """One of the ``values (B, D)`` of each label, ``(labels, D)``: for what all of its cells share."""
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)

@@ -131,10 +131,13 @@ class Encoder(nn.Module):
 
         Stages are the encoder's last maps at each resolution, averaged over pixels: ``n_stages`` tensors of ``(B, C)``.
         """
+        return self._watched(self, inputs)
+
+    def _watched(self, run: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         kept: list[Tensor] = []
         self._tap.kept = kept
         try:
-            return self(inputs), kept
+            return run(inputs), kept
         finally:
             self._tap.kept = None
 
@@ -196,16 +199,18 @@ class Block(Encoder):
         self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
-        """Embed intermediate representations ``(B, R)`` on the unit sphere, ``(B, D)`` in float32 or wider."""
-        z = self.projection(r)
-        z = z.to(torch.promote_types(z.dtype, torch.float32))
-        # of what is too long for its square to be a number, a direction of length 0 would be left
-        overflown = torch.linalg.vector_norm(z.detach(), dim=1, keepdim=True).isinf()
-        return F.normalize(z, dim=1).masked_fill(overflown, torch.nan)
+        """Projections of intermediate representations ``(B, R)``, ``(B, D)`` in float32 or wider: z of any length."""
+        h = self.projection(r)
+        return h.to(torch.promote_types(h.dtype, torch.float32))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` on the unit sphere, ``(B, D)``."""
-        return self.project(super().forward(inputs))
+        return on_sphere(self.project(super().forward(inputs)))
+
+    def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Projections, z of any length, and what the inputs were on the way, as of :meth:`Encoder.watched`."""
+        r, passed = self._watched(super().forward, inputs)
+        return self.project(r), passed
 
     def width(self, representation: Representation) -> int:
         """Dimension of what :meth:`represent` returns."""
@@ -214,7 +219,14 @@ class Block(Encoder):
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
         """``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
         r = super().forward(inputs)
-        return r if representation == "intermediate" else self.project(r)
+        return r if representation == "intermediate" else on_sphere(self.project(r))
+
+
+def on_sphere(h: Tensor) -> Tensor:
+    """Vectors ``(B, D)`` at unit length; NaN where one is too long for its square to be a number."""
+    # of these, a direction of length 0 would be left
+    overflown = torch.linalg.vector_norm(h.detach(), dim=1, keepdim=True).isinf()
+    return F.normalize(h, dim=1).masked_fill(overflown, torch.nan)
 
 
 def _dry_run(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, list[nn.Module]]:
