@@ -208,7 +208,7 @@ class Block(Encoder):
         return on_sphere(self.project(super().forward(inputs)))
 
     def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Projections, z of any length, and what the inputs were on the way, as of :meth:`Encoder.watched`."""
+        """Projections, z of any length, and what the inputs were on the way: a vector a stage, and ``r``."""
         r, passed = self._watched(super().forward, inputs)
         return self.project(r), passed
 
