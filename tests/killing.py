@@ -27,7 +27,7 @@ for name in sys.stdin:
     print("ended", os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
 """
 
-# for :func:`kill_until`: a screen of 75 blocks of 0.02 s, which no process writes in half a second, be it in pairs
+# for :func:`kill_until`: a screen of 75 blocks, 0.02 s each: two threads take longer than half a second
 WRITING = """
 import time
 from conftest import make_plates

@@ -80,6 +80,8 @@ def test_sets_are_averaged_before_the_sphere(cells):
     statistic = scbd.nn.invariance_statistic([*passed, on_sphere(h)], e, y)
     torch.testing.assert_close(losses.loss, of_sets + 0.5 * statistic)
     assert losses.z_c.shape == (36, 6)
+    plain = scbd.nn.supervised_contrastive_loss(z, torch.arange(4).repeat_interleave(3))
+    torch.testing.assert_close(losses.parts["supervised_c"], plain)
     model.train(**QUICK)
     # as many sets as are left of a batch
     assert 0 < model.health["ceiling"] < np.log(QUICK["batch_size"])

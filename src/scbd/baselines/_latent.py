@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,9 +85,9 @@ class LatentModule(EmbeddingModule):
         """Of z_c and, if there is one, z_s, of preprocessed images."""
         return (self.content(images),) if self.style is None else (self.content(images), self.style(images))
 
+    @abstractmethod
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Of the same."""
-        raise NotImplementedError
 
     def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
         """What is decoded, of samples of the blocks."""

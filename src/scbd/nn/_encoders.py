@@ -127,17 +127,14 @@ class Encoder(nn.Module):
         return self.encoder.register_forward_hook(lambda _module, _inputs, r: look(r))
 
     def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """What :meth:`forward` returns, and what the inputs were on the way: a vector a stage, and ``r``.
+        """``r``, and what the inputs were on the way: a vector a stage, and ``r``.
 
         Stages are the encoder's last maps at each resolution, averaged over pixels: ``n_stages`` tensors of ``(B, C)``.
         """
-        return self._watched(self, inputs)
-
-    def _watched(self, run: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         kept: list[Tensor] = []
         self._tap.kept = kept
         try:
-            return run(inputs), kept
+            return Encoder.forward(self, inputs), kept
         finally:
             self._tap.kept = None
 
@@ -209,7 +206,7 @@ class Block(Encoder):
 
     def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Projections, z of any length, and what the inputs were on the way: a vector a stage, and ``r``."""
-        r, passed = self._watched(super().forward, inputs)
+        r, passed = super().watched(inputs)
         return self.project(r), passed
 
     def width(self, representation: Representation) -> int:
