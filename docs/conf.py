@@ -258,7 +258,6 @@ TASKS = {
     "Embed": ["get_latent_representation", "embed_to"],
     "Predict perturbations": ["predict", "can_predict"],
     "Decode and look": ["train_decoder", "reconstruct", "swap_blocks", "traverse", "decode", "get_intensities"],
-    "New plates": ["adapt", "adaptations", "forget_adaptations"],
     "Save and load": ["save", "load"],
     "Inspect": ["health", "latent_health", "adata", "get_var_names", "view_anndata_setup"],
     "Cells of the training": ["train_indices", "validation_indices", "test_indices"],

@@ -44,7 +44,7 @@ def test_run_on_images(tmp_path, capsys):
     assert main([*command, "--resume"]) == 0
 
 
-@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(", "ignore:Scores are")
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
 def test_run_on_a_table(tmp_path):
     wells = make_wells()
     table = pd.concat([wells.obs, wells.to_df().add_prefix("Cells_")], axis=1)
@@ -131,3 +131,8 @@ def test_help_loads_nothing_that_takes_seconds():
 def test_the_package_is_a_command_too():
     shown = subprocess.run([sys.executable, "-m", "scbd", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"scbd {scbd.__version__}" and Path(scbd.__file__).exists()
+
+
+def test_a_default_that_is_yes_can_be_said_no_to():
+    _, bound, _ = cli.app.parse_args(["run", "x", "--y-key", "a", "--e-key", "b", "--out", "o", "--no-augment"])
+    assert not bound.arguments["model"].augment and cli.Model().augment

@@ -45,9 +45,8 @@ def test_training_is_that_of_the_package(page, monkeypatch):
     n_steps, size, alpha = 8, 32, 0.1
     cells = make_cells()
     scbd.SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
-    model = scbd.SCBDModel(
-        cells, encoder="small", n_latent=64, alpha=alpha, invariance="listing", smoothing=0, standardize=False
-    )
+    published = {"invariance": "listing", "smoothing": 0, "set_size": 1, "include_self": True, "augment": False}
+    model = scbd.SCBDModel(cells, encoder="small", n_latent=64, alpha=alpha, standardize=False, **published)
     blocks = [model.module.content, model.module.style]
     start = [{name: value.clone() for name, value in block.state_dict().items()} for block in blocks]
 
@@ -66,7 +65,8 @@ def test_training_is_that_of_the_package(page, monkeypatch):
 
     monkeypatch.setattr(scbd.data.ShuffleSampler, "__iter__", noted)
     how: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu", "train_size": 1.0, "seed": 0}
-    model.train(max_steps=n_steps, batch_size=size, lr=1e-3, perturbations_per_batch=None, **how)
+    how |= {"plan_kwargs": {"lr_decay": False}, "perturbations_per_batch": None}
+    model.train(max_steps=n_steps, batch_size=size, lr=1e-3, **how)
     batches = batches[:n_steps]
     images = torch.from_numpy(cells.obsm["single_cell_images"]).float() / 255
     y, e = (torch.from_numpy(cells.obs[key].cat.codes.to_numpy().astype(int)) for key in ("gene", "well"))

@@ -24,7 +24,7 @@ from scbd.data._sources import digest_cells
 from scbd.metrics import label_probe
 from scbd.model._objective import SCBDModule
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
 MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
 TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 

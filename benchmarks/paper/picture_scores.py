@@ -48,7 +48,7 @@ class DigitReader:
         blurred = _blurred(sharp, rng.uniform(0.5, 2.5, len(sharp)))
         seen = _table(_moved(np.concatenate([sharp, blurred]), rng), np.tile(digits, 2))
         ERMModel.setup_anndata(seen, y_key="digit", e_key="half")
-        self._network = ERMModel(seen, encoder="small", norm="group", standardize=False)
+        self._network = ERMModel(seen, encoder="small", norm="group", standardize=False, augment=False)
         steps = max(_LEAST_STEPS, _PASSES * len(digits) // _BATCH)
         how: dict[str, Any] = {"max_steps": steps, "batch_size": _BATCH, "lr": 1e-3, "seed": seed}
         self._network.train(**how, train_size=1.0, load_best=False, enable_progress_bar=False)

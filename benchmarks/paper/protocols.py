@@ -21,6 +21,7 @@ from paper.scores import (
     of_variant,
     profile_scores,
     side_by_side,
+    without_scored_controls,
 )
 from paper.systems import TABLES, Table, computed, is_computed, parts_of, trained, with_head
 from scbd._anndata import label_values
@@ -154,7 +155,7 @@ def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -
         fit = (adata.obs["split"] == "train").to_numpy()
         return TABLES[trial.system](Table(adata, dataset, fit), **trial.model), None
     model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
-    return model.get_latent_representation(), model
+    return model.get_latent_representation(without_scored_controls(adata, dataset)), model
 
 
 def _correction_of_blocks(

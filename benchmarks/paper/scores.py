@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 
-from scbd._anndata import label_values
+from scbd._anndata import as_columns, label_values
 from scbd._compare import known_of
 from scbd.baselines import MCVAEModel, correct
 from scbd.baselines._corrections import CORRECTIONS
@@ -39,14 +39,7 @@ _KINDS: tuple[Literal["linear", "quadratic", "neighbours"], ...] = ("linear", "q
 # several scores of one run side by side in its row: whose scores have their plain names; before the name of a score, of
 # other variants; and what chance gives
 AS_IT_IS, SEPARATOR, CHANCE = "as it is", ": ", "chance"
-# column of the new environments that a model is adapted to, and the ways to do so
-_NEW = "new"
-_ADAPTED: dict[str, dict[str, Any]] = {
-    "adapted on controls": {"using": "controls"},
-    "adapted on controls, with a map": {"using": "controls", "linear_map": True},
-    "adapted on all cells": {"using": "all"},
-}
-# of z, by what may be learned from: all see cells of the new environments
+# what is done to z of new environments, by what may be learned from: all see cells of these
 _CORRECTED: dict[str, dict[str, Any]] = {
     "standardised on controls": {},
     "standardised": {},
@@ -356,8 +349,10 @@ def new_environment_scores(adata: AnnData, model: ImageModel, dataset: Dataset) 
 
     Returns
     -------
-    Under the name of each way (its plain name for z as it is): :func:`profile_scores` of wells that have mechanisms,
-    else :func:`transfer_scores`.
+    Under the name of each way: :func:`profile_scores` of wells that have mechanisms, else :func:`transfer_scores`.
+    ``standardised by its own controls``: with the columns of environments (or cells, where models know environments by
+    these), and the same with z not centred; ``as training cells``: without these columns, so that new cells are
+    standardised over all training cells; and what corrections make of the latter, ``z …``.
     """
     key = dataset.group_key or dataset.e_key
     environments = label_values(adata.obs, key).astype(str).to_numpy()
@@ -405,33 +400,43 @@ def _embeddings(
     adata: AnnData, model: ImageModel, dataset: Dataset, environments: np.ndarray, new: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Name and ``(N, D)`` of each way to embed all cells."""
-    as_it_is = model.get_latent_representation()
-    yield AS_IT_IS, as_it_is
-    # controls that are scored are not learned from, be it without their labels
-    known = known_of(adata, **dataset.label_keys) | {"environments": environments}
-    usable = new & ~_scored_controls(adata, known)
-    adapted = adata[usable].copy()
-    adapted.obs[_NEW] = environments[usable]
+    told = without_scored_controls(adata, dataset)
+    z = model.get_latent_representation(told)
+    if by := " and ".join(dict.fromkeys(getattr(model, "standardized_by_", {}).values())):
+        own = f"standardised by its own {by}"
+        yield own, z.copy()
+        yield f"{own}, z not centred", model.get_latent_representation(told, center=None)
     cells = adata[new].copy()
-    cells.obs[_NEW] = environments[new]
-    for name, how in _ADAPTED.items():
-        if how["using"] == "controls" and dataset.setup.get("control") is None:
-            continue
-        model.adapt(adapted, _NEW, **how)
-        z = as_it_is.copy()
-        z[new] = model.get_latent_representation(cells, adapt_key=_NEW)
-        yield name, z
-    fit = (adata.obs["split"] == "train").to_numpy() | usable
+    cells.obs = cells.obs.drop(columns=list(as_columns(dataset.columns["e_key"])))
+    z[new] = model.get_latent_representation(cells)
+    yield "as training cells", z
+    known = known_of(adata, **dataset.label_keys) | {"environments": environments}
+    fit = (adata.obs["split"] == "train").to_numpy() | (new & ~_scored_controls(adata, dataset))
     for name, how in _CORRECTED.items():
         if set(CORRECTIONS[name].needs) <= set(known) and (name != "Harmony" or find_spec("harmonypy")):
-            yield f"z {name}", correct(as_it_is, name, **known, fit=fit, **how)
+            yield f"z {name}", correct(z, name, **known, fit=fit, **how)
 
 
-def _scored_controls(adata: AnnData, known: Mapping[str, Any]) -> np.ndarray:
+def without_scored_controls(adata: AnnData, dataset: Dataset) -> AnnData:
+    """The same rows, of which controls that are scored have no label: a new plate is not standardised by them.
+
+    Negatives that were learned from would be alike for that alone.
+    """
+    scored = _scored_controls(adata, dataset)
+    if not scored.any():
+        return adata
+    told = adata.copy()
+    for column in as_columns(dataset.y_key):
+        told.obs[column] = told.obs[column].mask(scored)
+    return told
+
+
+def _scored_controls(adata: AnnData, dataset: Dataset) -> np.ndarray:
     """Controls that are negatives of a score, boolean ``(N,)``: those at positions that are not learned from."""
     if "known_position" not in adata.obs:
         return np.zeros(adata.n_obs, dtype=bool)
-    scored: np.ndarray = known["controls"] & ~adata.obs["known_position"].to_numpy()
+    controls = known_of(adata, **dataset.label_keys)["controls"]
+    scored: np.ndarray = controls & ~adata.obs["known_position"].to_numpy()
     return scored
 
 

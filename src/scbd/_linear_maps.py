@@ -151,34 +151,6 @@ def discriminants(
     return axes * (variances / (variances + 1)) if gains else axes
 
 
-def between_normals(
-    here: tuple[np.ndarray, np.ndarray], there: tuple[np.ndarray, np.ndarray], shrinkage: float
-) -> LinearMap:
-    r"""From one normal distribution to another, moving what it maps least (optimal transport).
-
-    With covariances :math:`A` here and :math:`B` there, the matrix is
-    :math:`A^{-1/2} (A^{1/2} B A^{1/2})^{1/2} A^{-1/2}`.
-
-    Parameters
-    ----------
-    here, there
-        Mean ``(F,)`` and covariance ``(F, F)``.
-    shrinkage
-        Of both covariances towards a multiple of the identity, from 0 to 1.
-    """
-    old, new = ((1 - shrinkage) * c + shrinkage * np.trace(c) / len(c) * np.eye(len(c)) for c in (here[1], there[1]))
-    root, inverse = _power(old, 0.5), _power(old, -0.5)
-    matrix = inverse @ _power(root @ new @ root, 0.5) @ inverse
-    return LinearMap(matrix, there[0] - here[0] @ matrix)
-
-
-def _power(spread: np.ndarray, exponent: float) -> np.ndarray:
-    """Of a covariance; what has no variance stays where it is."""
-    variances, axes = np.linalg.eigh(spread)
-    there = variances > variances[-1] * len(variances) * np.finfo(np.float64).eps
-    return (axes * np.where(there, np.where(there, variances, 1.0) ** exponent, 0.0)) @ axes.T
-
-
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
     """Sum of squares and products around one mean, or around that of each row's code."""
     total = np.zeros((features.shape[1], features.shape[1]))

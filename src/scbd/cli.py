@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -111,6 +111,8 @@ class Model:
         Resize images to so many pixels a side.
     augment
         Turn and flip images at random.
+    standardize_by
+        By which cells inputs of each environment are standardised.
     whitening
         Of features: what is whitened before the encoder.
     """
@@ -119,9 +121,10 @@ class Model:
     n_latent: int | None = None
     style_target: Literal["e", "ye", "none"] = "e"
     invariance: Literal["variance", "listing", "formula", "mean", "mass"] = "variance"
-    smoothing: float | None = None
+    smoothing: float = 2 / 3
     image_size: int | None = None
-    augment: bool = False
+    augment: Annotated[bool, Parameter(negative="--no-augment")] = True
+    standardize_by: Literal["auto", "controls", "cells", "none"] = "auto"
     whitening: Literal["auto", "within", "controls", "lda", "plda", "none"] = "auto"
 
     def kwargs(self) -> dict[str, Any]:
@@ -141,7 +144,7 @@ class Training:
     max_epochs
         Length in passes over the training cells.
     batch_size
-        Cells a batch; by default 2,048, or all if they are fewer.
+        Cells a batch; by default what suits the encoder.
     lr
         Learning rate.
     split

@@ -13,7 +13,6 @@ from scbd.baselines import pixel_pca
 from scbd.metrics import label_probe
 
 # raw plates, shifted as they come
-pytestmark = pytest.mark.filterwarnings("ignore:Environments \\(")
 SETTINGS: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu", "train_size": 1.0, "max_steps": 4}
 KEYS = {"y_key": "compound", "e_key": "plate", "control": "DMSO"}
 CLASSIFIERS = ["ERM", "CORAL", "DANN", "IRM", "Fish", "GroupDRO"]

@@ -15,6 +15,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from scbd.baselines import IVAEModel, MCVAEModel, VAEModel
 from scbd.baselines._batches import EndlessOrder, PairedSampler
 from scbd.baselines._latent import Decoder, Gaussian, Posterior
+from scbd.model._contract import Prepared, Reference
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 1e-3}
 SETTINGS: dict[Any, dict[str, Any]] = {VAEModel: {}, IVAEModel: {}, MCVAEModel: {"control": "gene_0"}}
@@ -75,9 +76,10 @@ def test_what_components_were_is_forgotten_once_weights_have_moved():
 @pytest.mark.parametrize("model_class", SETTINGS)
 def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
     half, resumed, whole = (make(model_class) for _ in range(3))
-    half.train(max_steps=3, checkpoint_dir=tmp_path, **QUICK)
-    resumed.train(max_steps=5, checkpoint_dir=tmp_path, resume=True, **QUICK)
-    whole.train(max_steps=5, **QUICK)
+    how: dict[str, Any] = QUICK | {"plan_kwargs": {"lr_decay": False}}  # the same rates in runs of any length
+    half.train(max_steps=3, checkpoint_dir=tmp_path, **how)
+    resumed.train(max_steps=5, checkpoint_dir=tmp_path, resume=True, **how)
+    whole.train(max_steps=5, **how)
     for name, value in whole.module.state_dict().items():
         torch.testing.assert_close(resumed.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
@@ -101,7 +103,7 @@ def test_the_bound_is_reconstruction_and_divergence(likelihood):
     with torch.no_grad():
         found = model.module.eval()(images, y, e, ramp=0.5)
         x = images.float() / 255
-        q_c, q_s = model.module.posteriors(x, e)
+        q_c, q_s = model.module.posteriors(Prepared(x, x), e)
         predicted = model.module.decoder(torch.cat([q_c.mean, q_s.mean], 1))
         if likelihood == "bernoulli":
             nats = torch.nn.functional.softplus(predicted) - x * predicted
@@ -113,12 +115,31 @@ def test_the_bound_is_reconstruction_and_divergence(likelihood):
     torch.testing.assert_close(found.loss, expected + 0.5 * (kl_c + kl_s))
 
 
+@pytest.mark.parametrize("model_class", [VAEModel, IVAEModel])
+def test_what_environments_differ_in_is_drawn_by_a_style_if_there_is_one(model_class):
+    module = make(model_class, likelihood="gaussian").module.eval()
+    images, y, e = batch()
+    images[e == 1] //= 4
+    codes = e[:, None].numpy()
+    module.learn_environments(Reference(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
+    with torch.no_grad():
+        whole = module.preprocess(images)
+        within = module.preprocess.environments(whole, e[:, None])
+        assert (within[e == 1] - whole[e == 1]).abs().mean() > 0.1
+        means = [module.content(within).mean]
+        if model_class is IVAEModel:
+            means.append(module.style(whole, e).mean)
+        drawn = Normal(module.decoder(torch.cat(means, 1)), module.decoder.log_scale.exp())
+        expected = -drawn.log_prob(whole if model_class is IVAEModel else within).flatten(1).sum(1).mean()
+        torch.testing.assert_close(module(images, y, e).parts["reconstruction"], expected)
+
+
 def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
-    model = make(IVAEModel)
+    model = make(IVAEModel, augment=False)
     images, y, e = batch()
     p_c, p_s = model.module.priors(y, e)
     assert len(p_c.mean.unique(dim=0)) == 4 and len(p_s.mean.unique(dim=0)) == 3
-    x = model.module.preprocess(images)
+    x = model.module.prepare(images, e)
     experts = torch.stack([model.module.posteriors(x, torch.full((12,), k))[1].mean for k in range(3)])
     torch.testing.assert_close(model.module.posteriors(x, e)[1].mean, experts[e, torch.arange(12)])
     # what is embedded reads no label
@@ -209,10 +230,10 @@ def test_the_loss_is_the_mean_over_all_pairs(ramp):
     images, y, e = batch()
     with torch.no_grad():
         losses = module(images, y, e, ramp=ramp)
-        x = module.preprocess(images)
+        x = module.prepare(images, e)
         salient, background = module.posteriors(x, e)
         of_salient, of_background = module.priors(y, e)
-        nats = module.decoder.negative_log_likelihood(x, module.code((salient.mean, background.mean), y, e))
+        nats = module.decoder.negative_log_likelihood(x.whole, module.code((salient.mean, background.mean), y, e))
         kl_salient, kl_background = salient.divergence(of_salient).sum(1), background.divergence(of_background).sum(1)
         size = (salient.mean**2 + salient.log_variance.exp()).sum(1)
         pairs = [
@@ -237,7 +258,7 @@ def test_a_batch_of_one_kind_has_the_loss_of_that_kind(kept):
 
 
 def test_the_decoder_may_be_given_the_environment(tmp_path):
-    model = make_mcvae(n_environment_latent=3)
+    model = make_mcvae(n_environment_latent=3, standardize_by=None)
     _, y, e = batch()
     code = model.module.code((torch.ones(12, 5), torch.ones(12, 5)), y, e)
     assert code.shape == (12, 13) and len(code[:, 10:].unique(dim=0)) == 3

@@ -214,7 +214,6 @@ def test_fields_of_deepprofiler_by_plate_well_and_site(tmp_path, name):
     np.testing.assert_array_equal(one.X, written[0])
 
 
-@pytest.mark.filterwarnings("ignore:Environments \\(")
 def test_what_is_read_can_be_learned_from(tmp_path, hasty):
     cells = make_wells()
     cells.obs.add_prefix("Metadata_").join(cells.to_df()).to_csv(tmp_path / "wells.csv")

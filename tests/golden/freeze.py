@@ -4,7 +4,7 @@
     python tests/golden/freeze.py --check [PART ...]       compute again, and say what differs (exit status 1)
     python tests/golden/freeze.py --time                   seconds of the processor for a step, ..., as JSON
 
-PART is a part, or a part and a case, such as ``models`` or ``models/adapt``; all by default. Of each entry a digest of
+PART is a part, or a part and a case, such as ``models`` or ``models/decode``; all by default. Of each entry a digest of
 its bytes is kept, and some of its values, by which a difference is measured. They hold on one kind of processor: on
 another, freeze the commit before first. Another checkout is looked at by ``PYTHONPATH=other/src``.
 """
@@ -335,22 +335,23 @@ def _() -> Entries:
     return found | prefixed("table", goes_on(make_wells, WELLS, {"encoder": "mlp"}, validate_every=5))
 
 
-@case("models/adapt")
+@case("models/new_environments")
 def _() -> Entries:
-    cells, found = make_cells(dtype="float32"), {}
-    model = trained(SCBDModel, cells, CELLS | {"control": "gene_0"}, SMALL, train_size=1.0)
-    new = cells.copy()
-    new.obsm[IMAGE_KEY] = (new.obsm[IMAGE_KEY] * 1.6 + 35).astype(np.float32)
-    new.obs["plate"] = pd.Categorical(["next month"] * new.n_obs)
-    for name, how in {"controls": {"using": "controls"}, "all": {"using": "all"}, "map": {"linear_map": True}}.items():
-        found |= prefixed(f"{name}/table", of_frame(model.adapt(new, "plate", **how)))
-        for block in "cs":
-            found[f"{name}/z_{block}"] = model.get_latent_representation(new, block=block, adapt_key="plate")
-    wells = make_wells()
-    model = trained(SCBDModel, wells, WELLS, {"encoder": "linear"})
+    """Of cells of new ones: with controls, without, and from nobody knows where."""
+    cells, wells, found = make_cells(dtype="float32"), make_wells(), {}
+    bright = AnnData(obs=cells.obs.assign(well="next month"), var=cells.var)
+    bright.obsm[IMAGE_KEY] = (cells.obsm[IMAGE_KEY] * 1.6 + 35).astype(np.float32)
     shifted = AnnData(X=wells.X[:48] * 1.5 + 2, obs=wells.obs.iloc[:48].assign(plate="new"), var=wells.var)
-    found |= prefixed("wells/table", of_frame(model.adapt(shifted, "plate")))
-    found["wells/z_c"] = model.get_latent_representation(shifted, adapt_key="plate")
+    of_cells = trained(SCBDModel, cells, CELLS | {"control": "gene_0"}, SMALL, train_size=1.0)
+    of_wells = trained(SCBDModel, wells, WELLS, {"encoder": "linear"})
+    for name, model, new, column in (("image", of_cells, bright, "gene"), ("table", of_wells, shifted, "compound")):
+        controls, e_key = new.obs[column].isin(["gene_0", "DMSO"]), "well" if name == "image" else "plate"
+        nowhere = new.copy()
+        del nowhere.obs[e_key]
+        for how, table in {"controls": new, "no controls": new[~controls].copy(), "nowhere": nowhere}.items():
+            for block in "cs":
+                found[f"{name}/{how}/z_{block}"] = model.get_latent_representation(table, block=block)
+            found[f"{name}/{how}/z_c as it is"] = model.get_latent_representation(table, **UNCENTRED)
     return found
 
 

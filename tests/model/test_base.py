@@ -12,7 +12,7 @@ from torch import nn
 from scbd import SCBDModel
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:z_c has", "ignore:Environments \\(", "ignore:Trying to query inferred values from an untrained model"
+    "ignore:z_c has", "ignore:Trying to query inferred values from an untrained model"
 )
 
 

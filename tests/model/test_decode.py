@@ -17,7 +17,7 @@ from scbd.data import ImageDataModule, Split
 from scbd.model import TrainingDiverged
 from scbd.model._decode import Reconstruction
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def trained() -> SCBDModel:
 @pytest.fixture(scope="module")
 def decoded() -> SCBDModel:
     """Trained long enough to show brightness (content) and the left edge (style)."""
-    model = make_model()
+    model = make_model(augment=False)
     model.train(**QUICK | {"max_steps": 60, "lr": 1e-3})
     model.train_decoder(**QUICK | {"max_steps": 150, "lr": 3e-3}, width=8, likelihood="gaussian")
     return model
@@ -41,7 +41,7 @@ def rows_of(model: SCBDModel, gene: str) -> np.ndarray:
 
 
 def blocks_of(model: SCBDModel, *cells: Any, **how: Any) -> list[np.ndarray]:
-    return [model.get_latent_representation(*cells, block=block, **how) for block in "cs"]
+    return [model.get_latent_representation(*cells, block=block, center=None, **how) for block in "cs"]
 
 
 def brightness(images: np.ndarray) -> np.ndarray:
@@ -139,21 +139,21 @@ def test_labels_that_are_numbers(decoded, stored):
         np.testing.assert_allclose(decoded.traverse([0, 1], to, adata, n_steps=2), expected, atol=1e-5)
 
 
-def test_pictures_of_new_plates_are_those_of_adapted_embeddings(trained):
+def test_pictures_of_new_wells_are_those_of_their_embeddings(trained):
+    """Of cells that are standardised by what comes with them, as they are embedded."""
     trained.train_decoder(**QUICK, width=4)
-    new = make_cells(30, seed=5)
+    new = make_cells(30, seed=6)
     new.obsm["single_cell_images"] //= 2
-    new.obs["plate"] = "dim"
-    with pytest.raises(KeyError, match="'plate'"):
-        trained.reconstruct(new, adapt_key="plate")
-    trained.adapt(new, "plate", using="all")
-    z_c, z_s = blocks_of(trained, new, adapt_key="plate")
-    pictures = trained.reconstruct(new, adapt_key="plate")
+    new.obs["well"] = "dim"
+    z_c, z_s = blocks_of(trained, new)
+    pictures = trained.reconstruct(new)
     np.testing.assert_allclose(pictures, trained.decode(z_c, z_s), atol=1e-6)
-    assert np.abs(pictures - trained.reconstruct(new)).max() > 1e-3
-    swapped = trained.swap_blocks([0, 1], [2, 3], new, adapt_key="plate")
+    nowhere = new.copy()
+    del nowhere.obs["well"]
+    assert np.abs(pictures - trained.reconstruct(nowhere)).max() > 1e-3
+    swapped = trained.swap_blocks([0, 1], [2, 3], new)
     np.testing.assert_allclose(swapped, trained.decode(z_c[:2], z_s[2:4]), atol=1e-6)
-    path = trained.traverse([0], "gene_3", new, adapt_key="plate")
+    path = trained.traverse([0], "gene_3", new)
     np.testing.assert_allclose(path[0, 0], pictures[0], atol=1e-5)
 
 
@@ -259,24 +259,30 @@ def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weig
 
 @pytest.mark.parametrize("style_target", ["e", "ye"])
 def test_the_cycle_is_the_distance_of_what_exchanged_pictures_are_embedded_as(style_target):
-    """Without a generator the first quarter of the batch gets z_s of the last. No such picture is of z_s's own pair."""
+    """Without a generator the first quarter of the batch gets z_s of the last, and is a picture of their environments.
+
+    No such picture is of z_s's own pair.
+    """
     model = make_model(style_target=style_target)
     model.train(**QUICK)
     model.train_decoder(**QUICK, width=4)
     module = model.module.eval()
-    z_c, z_s = module.blocks(module.preprocess(torch.from_numpy(model.adata.obsm["single_cell_images"][:24]))).z
+    images = torch.from_numpy(model.adata.obsm["single_cell_images"][:24])
+    e = torch.from_numpy(model._codes(model.adata, "e")[:24])
+    z_c, z_s = module.blocks(module.prepare(images, e)).z
     assert module.decoder is not None
     loss = Reconstruction(module, module.decoder, None, cycle=1.0).cycle_loss
-    found = loss(z_c, z_s)
+    found = loss(z_c, z_s, e)
     pictures = model.decode(z_c[:6].detach().numpy(), z_s[-6:].detach().numpy())
     again = module.preprocess.scaled(torch.from_numpy(pictures))
-    missed = (module.content(again) - z_c[:6]).square().sum(1).mean()
+    within = module.preprocess.environments(again, e[-6:, None])
+    missed = (module.content(within) - z_c[:6]).square().sum(1).mean()
     if style_target == "e":
         missed = (missed + (module.style(again) - z_s[-6:]).square().sum(1).mean()) / 2
     torch.testing.assert_close(found, missed, atol=1e-5, rtol=1e-4)
     assert 1e-4 < found < 4
     generator = torch.Generator().manual_seed(0)  # pairs are drawn anew
-    assert loss(z_c, z_s, generator=generator) != loss(z_c, z_s, generator=generator)
+    assert loss(z_c, z_s, e, generator=generator) != loss(z_c, z_s, e, generator=generator)
 
 
 def test_encoders_only_look_at_exchanged_pictures(trained):
@@ -297,11 +303,14 @@ def test_encoders_only_look_at_exchanged_pictures(trained):
 
 def test_a_decoder_learns_to_draw_what_is_embedded_where_it_came_from(trained):
     module, decoder = trained.module.eval(), trained.module.make_decoder("bernoulli", 4)
-    images = module.preprocess(torch.from_numpy(trained.adata.obsm["single_cell_images"]))
-    z = [block.detach() for block in module.blocks(images).z]
+    images, e = (
+        torch.from_numpy(part)
+        for part in (trained.adata.obsm["single_cell_images"], trained._codes(trained.adata, "e"))
+    )
+    z = [block.detach() for block in module.blocks(module.prepare(images, e)).z]
     optimizer, missed = torch.optim.Adam(decoder.parameters(), 1e-2), []
     for _ in range(60):
-        loss = Reconstruction(module, decoder, None, cycle=1.0).cycle_loss(*z)
+        loss = Reconstruction(module, decoder, None, cycle=1.0).cycle_loss(*z, e)
         missed.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -384,14 +393,15 @@ def test_bad_requests_of_pictures(decoded):
 def test_a_decoder_is_kept_as_far_as_its_run_came(trained, joint):
     trained.train_decoder(**QUICK, width=8)
     scvi.settings.seed = 1
+    same_lr: dict[str, Any] = {"plan_kwargs": {"lr_decay": False}}  # in runs of different lengths
     with pytest.raises(KeyboardInterrupt):
-        trained.train_decoder(**QUICK | {"max_steps": 30}, width=4, joint=joint, callbacks=[PressCtrlC(4)])
+        trained.train_decoder(**QUICK | same_lr | {"max_steps": 30}, width=4, joint=joint, callbacks=[PressCtrlC(4)])
     steps = trained.decoder_settings_["steps"] - (QUICK["max_steps"] if joint else 0)
     assert 3 <= steps <= 4
     same = make_model()
     same.train(**QUICK)
     scvi.settings.seed = 1
-    same.train_decoder(**QUICK | {"max_steps": steps}, width=4, joint=joint)
+    same.train_decoder(**QUICK | same_lr | {"max_steps": steps}, width=4, joint=joint)
     assert trained.decoder_settings_ == same.decoder_settings_
     np.testing.assert_array_equal(trained.reconstruct(), same.reconstruct())
     with pytest.raises(TrainingDiverged):  # before it was validated once
@@ -402,7 +412,8 @@ def test_a_decoder_is_kept_as_far_as_its_run_came(trained, joint):
 def test_a_decoder_s_run_can_be_resumed(trained, tmp_path):
     whole: dict[str, Any] = QUICK | {"max_steps": 8, "validate_every": 4, "width": 4}
     scvi.settings.seed = 1
-    trained.train_decoder(**whole | {"max_steps": 4}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        trained.train_decoder(**whole, checkpoint_dir=tmp_path / "run", callbacks=[PressCtrlC(5)])
     trained.train_decoder(**whole, checkpoint_dir=tmp_path / "run", resume=True)
     resumed = trained.reconstruct()
     scvi.settings.seed = 1

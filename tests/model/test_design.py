@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ from sklearn.metrics import adjusted_rand_score
 from small_models import QUICK
 
 from scbd import SCBDModel
-from scbd.baselines import ERMModel, standardize_by_environment
+from scbd.baselines import ERMModel
 from scbd.datasets import simulated_profiles
 from scbd.model._design import Design, check_design, resolvable_contrasts, resolvable_order
 from scbd.nn import Numbers
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), min_size=2, max_size=40)
 
 
@@ -32,13 +31,11 @@ def said(
     e_key: Any = "plate",
     numbers: list[str] | None = None,
     e_columns: Any = None,
-    features: np.ndarray | None = None,
 ) -> list[str]:
     """What is warned of."""
-    source: Any = None if features is None else SimpleNamespace(read=lambda rows: features[rows])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_design(Design.of(obs, "gene", e_key, e_columns, numbers), source)
+        check_design(Design.of(obs, "gene", e_key, e_columns, numbers))
     return [str(warning.message) for warning in caught]
 
 
@@ -117,22 +114,6 @@ def test_numbers_are_looked_at():
     assert not said(obs.assign(time=gene + within), numbers=["time"])
     assert any("e_key='time'" in text and "numbers" in text for text in said(obs.assign(time=within * 7.3), "time"))
     assert not said(obs.assign(day=within % 3 + 0.5), "day")  # names that are numbers
-
-
-@pytest.mark.parametrize(
-    ("by", "n_genes", "standardised", "warned"),
-    [(2, 12, False, True), (0.2, 12, False, False), (2, 12, True, False), (2, 3, False, False)],
-    ids=["shifted", "hardly", "standardised", "of three rows there is no saying"],
-)
-def test_plates_that_are_shifted_as_a_whole_are_warned_of(by, n_genes, standardised, warned):
-    rng = np.random.default_rng(0)
-    gene, plate = np.repeat(np.arange(n_genes), 6), np.tile(np.arange(6), n_genes)
-    features = rng.normal(size=(len(plate), 12)) + rng.normal(size=(n_genes, 12))[gene]
-    features = (features + by * rng.normal(size=(6, 12))[plate]).astype(np.float32)
-    if standardised:
-        features = standardize_by_environment(features, plate)
-    found = said(pd.DataFrame({"gene": gene, "plate": plate}).astype(str), features=features)
-    assert ["(plate)" in text for text in found] == [True] * warned
 
 
 def bright_days() -> AnnData:

@@ -19,7 +19,7 @@ from scbd.data import write_screen
 from scbd.data._screens import BlockStore
 from scbd.metrics import aggregate, batch_probe
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 BLOCKS: dict[str, Any] = {"batch_size": 16, "block_size": 48}  # five of 200 cells
 
 
@@ -75,10 +75,16 @@ def test_a_module_in_training_mode_embeds_as_it_does_out_of_it():
 def test_new_cells_need_no_labels(trained):
     new = make_cells(10, seed=5)
     expected = trained.get_latent_representation(new)
-    new.obs = new.obs.drop(columns=["gene", "well"])
+    del new.obs["gene"]
     np.testing.assert_array_equal(trained.get_latent_representation(new), expected)
-    new.obs["well"] = "never seen"
-    np.testing.assert_array_equal(trained.get_latent_representation(new), expected)
+    del new.obs["well"]
+    nowhere = trained.get_latent_representation(new)
+    with torch.inference_mode():
+        z = trained.module.content(trained.module.preprocess(torch.from_numpy(new.obsm[IMAGE_KEY])))
+    np.testing.assert_allclose(nowhere, z.numpy(), atol=1e-6)
+    assert np.abs(expected - nowhere).max() > 1e-3  # wells that are known are standardised
+    new.obs["well"] = [f"never seen, {i}" for i in range(10)]  # a cell says nothing of its well
+    np.testing.assert_array_equal(trained.get_latent_representation(new), nowhere)
     assert not new.uns  # not even set up
 
 
@@ -173,6 +179,9 @@ def test_bad_pixels_of_new_cells_are_named_before_anything_is_returned(of_floats
     assert not (tmp_path / "z.zarr").exists() and not (tmp_path / "z.npy").exists()
     fine = np.isfinite(cells.obsm[IMAGE_KEY]).all(axis=(1, 2, 3))
     assert np.isfinite(of_floats.get_latent_representation(cells, indices=fine)).all()
+    cells.obs["well"] = "new"  # which is known by all of its cells but these
+    z = of_floats.get_latent_representation(cells, indices=fine)
+    np.testing.assert_array_equal(z, of_floats.get_latent_representation(cells[fine].copy()))
 
 
 def test_a_broken_model_is_told_from_pixels_beyond_all_measure():
@@ -197,8 +206,11 @@ def wells_of(**settings: Any) -> SCBDModel:
 
 
 def centred(model: SCBDModel) -> np.ndarray:
+    """Within plates by what is left of them, on the sphere, and then on controls."""
     z, controls = model.get_latent_representation(center=None), (model.adata.obs["compound"] == "DMSO").to_numpy()
     np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+    z = z - model.leftover_["shift"][model.adata.obs["plate"].cat.codes]
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
     return z - z[controls].mean(0)
 
 

@@ -1,48 +1,72 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from small_models import QUICK, make_model
 
 import scbd
+from scbd import SCBDModel
+from scbd.model._contract import Prepared, Reference
+from scbd.nn import supervised_contrastive_loss
 from scbd.nn._contrastive import log_sums
 from scbd.nn._encoders import on_sphere
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
+supervised = partial(supervised_contrastive_loss, include_self=False)
+
+
+def dimmed(model: SCBDModel, images: torch.Tensor, e: torch.Tensor) -> Prepared:
+    """Make the images of an environment dim, and what a model that was told is to make of all."""
+    images[e == 1] //= 4
+    codes = e[:, None].numpy()
+    model.module.learn_environments(Reference(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
+    whole = model.module.preprocess(images)
+    assert model.module.preprocess.environments is not None
+    within = model.module.preprocess.environments(whole, e[:, None])
+    assert (within[e == 1] - whole[e == 1]).abs().mean() > 0.1
+    return Prepared(whole, within)
+
 
 def test_the_pair_as_style_target(cells):
-    model = make_model(cells, style_target="ye", n_latent=8)
+    model = make_model(cells, style_target="ye", n_latent=8, augment=False)
     images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    prepared = dimmed(model, images, e)
     losses = model.module(images, y, e)
-    z_s = model.module.style(model.module.preprocess(images))
-    expected = scbd.nn.supervised_contrastive_loss(z_s, 3 * y + e)
+    z_s = model.module.style(prepared.whole)
+    expected = supervised(z_s, 3 * y + e)
     assert len((3 * y + e).unique()) == 12
     torch.testing.assert_close(losses.parts["supervised_s"], expected)
 
 
 def test_labels_of_the_content_are_smoothed(cells):
-    model = make_model(cells, alpha=0, smoothing=0.5)
+    model = make_model(cells, alpha=0, smoothing=0.5, augment=False)
     images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
+    prepared = dimmed(model, images, e)
     losses = model.module(images, y, e)
-    z_c, z_s = (block(model.module.preprocess(images)) for block in (model.module.content, model.module.style))
+    z_c, z_s = model.module.content(prepared.within), model.module.style(prepared.whole)
     style, smoothed = (
-        scbd.nn.supervised_contrastive_loss(z_s, e),
-        scbd.nn.supervised_contrastive_loss(z_c, y, smoothing=0.5),
+        supervised(z_s, e),
+        supervised(z_c, y, smoothing=0.5),
     )
     torch.testing.assert_close(losses.loss, smoothed + style)
     # what is logged can be read beside the ceiling
-    torch.testing.assert_close(losses.parts["supervised_c"], scbd.nn.supervised_contrastive_loss(z_c, y))
+    torch.testing.assert_close(losses.parts["supervised_c"], supervised(z_c, y))
     torch.testing.assert_close(losses.parts["supervised_s"], style)
 
 
 def test_positives_of_other_environments_are_descended_and_all_are_shown(cells):
-    model = make_model(cells, alpha=0, positives="other_environments", smoothing=0.5, style_target=None)
+    how: dict[str, Any] = {"alpha": 0, "smoothing": 0.5, "style_target": None, "augment": False}
+    model, twin = make_model(cells, positives="other_environments", **how), make_model(cells, **how)
     images, y, e = (torch.randint(0, 255, (24, 2, 16, 16)).byte(), torch.arange(24) % 4, torch.arange(24) // 4 % 2)
-    losses, twin = model.module(images, y, e), make_model(cells, alpha=0, smoothing=0.5, style_target=None)
-    z_c = model.module.content(model.module.preprocess(images))
-    expected = scbd.nn.supervised_contrastive_loss(z_c, y, environments=e, smoothing=0.5)
+    prepared = dimmed(model, images, e)
+    losses = model.module(images, y, e)
+    z_c = model.module.content(prepared.within)
+    expected = supervised(z_c, y, environments=e, smoothing=0.5)
     torch.testing.assert_close(losses.loss, expected)
     twin.module.load_state_dict(model.module.state_dict())
     of_all = twin.module(images, y, e)
@@ -55,10 +79,11 @@ def test_positives_of_other_environments_are_descended_and_all_are_shown(cells):
 
 
 def test_invariance_as_variance_looks_at_every_stage(cells):
-    model = make_model(cells, alpha=0.5, smoothing=0)
+    model = make_model(cells, alpha=0.5, smoothing=0, augment=False)
     images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
+    prepared = dimmed(model, images, e)
     losses = model.module(images, y, e)
-    h, passed = model.module.content.watched(model.module.preprocess(images))
+    h, passed = model.module.content.watched(prepared.within)
     assert [p.shape[1] for p in passed] == [32, 64, 128, 256]
     expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], e, y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)
@@ -69,18 +94,19 @@ def test_invariance_as_variance_looks_at_every_stage(cells):
 
 
 def test_sets_are_averaged_before_the_sphere(cells):
-    """The supervised loss matches means of projections, and the statistic looks at single cells."""
-    model = make_model(cells, alpha=0.5, smoothing=0.1, set_size=3, style_target=None)
+    """The supervised loss matches means of projections, with cells beside them; the statistic looks at cells."""
+    model = make_model(cells, alpha=0.5, smoothing=0.1, set_size=3, style_target=None, augment=False)
     images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
+    prepared = dimmed(model, images, e)
     losses = model.module(images, y, e)
-    h, passed = model.module.content.watched(model.module.preprocess(images))
+    h, passed = model.module.content.watched(prepared.within)
     means = torch.stack([h[y == label][first : first + 3].mean(0) for label in range(4) for first in (0, 3, 6)])
     z = torch.nn.functional.normalize(means, dim=1)
-    of_sets = scbd.nn.supervised_contrastive_loss(z, torch.arange(4).repeat_interleave(3), smoothing=0.1)
+    of_sets = supervised(z, torch.arange(4).repeat_interleave(3)) + 0.5 * supervised(on_sphere(h), y, smoothing=0.1)
     statistic = scbd.nn.invariance_statistic([*passed, on_sphere(h)], e, y)
     torch.testing.assert_close(losses.loss, of_sets + 0.5 * statistic)
     assert losses.z_c.shape == (36, 6)
-    plain = scbd.nn.supervised_contrastive_loss(z, torch.arange(4).repeat_interleave(3))
+    plain = supervised(z, torch.arange(4).repeat_interleave(3))
     torch.testing.assert_close(losses.parts["supervised_c"], plain)
     model.train(**QUICK)
     # as many sets as are left of a batch
@@ -88,9 +114,11 @@ def test_sets_are_averaged_before_the_sphere(cells):
 
 
 def test_sets_go_with_each_form_of_invariance(cells):
-    model = make_model(cells, alpha=0.5, smoothing=0, invariance="mean", set_size=3, style_target=None)
+    how: dict[str, Any] = {"alpha": 0.5, "smoothing": 0, "style_target": None, "augment": False}
+    model = make_model(cells, invariance="mean", set_size=3, **how)
     images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
-    z_c = model.module.content(model.module.preprocess(images))
+    prepared = dimmed(model, images, e)
+    z_c = model.module.content(prepared.within)
     expected = scbd.nn.invariance_loss(z_c, e, reduction="mean")
     torch.testing.assert_close(model.module(images, y, e).parts["invariance_c"], expected)
 

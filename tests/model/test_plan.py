@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,16 @@ import pytest
 import torch
 from conftest import make_cells, make_wells
 from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, assert_same, make_model, weights
+from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 from torch import nn
 from torch.nn import functional as F
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, IVAEModel, VAEModel
+from scbd.model import TrainingPlan
 from scbd.model._plan import OnlineHead
 
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
 def test_alpha_warms_up():
@@ -82,6 +84,34 @@ def test_every_batch_of_a_run_is_another_one_and_turned_in_another_way(accumulat
     watched.seeds.clear()
     model.train(**how, seed=3)  # goes on with what was not seen
     assert watched.seeds == [3 * 1_000_003 + i for i in range(4 * accumulated, 8 * accumulated)]
+
+
+class Rates(Callback):
+    """Those of all steps."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_start(self, trainer, *args):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def test_rates_fall_along_half_a_cosine_in_each_run(tmp_path):
+    """As far as they had come, in a run that is resumed."""
+    model, rates = make_model(), Rates()
+    expected = 1e-4 * (1 + np.cos(np.pi * np.arange(6) / 6)) / 2
+    for _ in range(2):
+        model.train(**QUICK, callbacks=[rates])
+    np.testing.assert_allclose(rates.seen, np.tile(expected, 2), rtol=1e-6)
+    how: dict[str, Any] = QUICK | {"validate_every": 2, "checkpoint_dir": tmp_path}
+    before, after = Rates(), Rates()
+    with pytest.raises(KeyboardInterrupt):
+        make_model().train(**how, callbacks=[before, PressCtrlC(4)])
+    make_model().train(**how, resume=True, callbacks=[after])
+    np.testing.assert_allclose(before.seen[:4] + after.seen, expected, rtol=1e-6)
+    steady = Rates()
+    make_model().train(**QUICK, plan_kwargs={"lr_decay": False}, callbacks=[steady])
+    assert steady.seen == [1e-4] * 6
 
 
 def moved(before, after):
@@ -166,14 +196,15 @@ class Seen(Callback):
         content = self.model.module.content
         buffers = {name: value.clone() for name, value in content.named_buffers()}
         with torch.no_grad():
-            r = content.represent(self.model.module.preprocess(batch["inputs"]), "intermediate")
+            within = self.model.module.prepare(batch["inputs"], batch["e"]).within
+            r = content.represent(within, "intermediate")
         content.load_state_dict(buffers, strict=False)
         self.batches.append((r, batch["y"]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"invariance": "listing", "alpha": 1.0, "smoothing": 0}])
 def test_it_learns_from_each_batch_as_the_encoder_embedded_it_before_its_step(settings):
-    model = make_model(**settings)
+    model = make_model(**settings, augment=False)
     seen = Seen(model)
     how = QUICK | {"seed": 3, "lr": 0.01, "weight_decay": 0.2}
     model.train(**how, online_head=True, callbacks=[seen])
@@ -272,3 +303,24 @@ def test_a_classifier_has_a_head_already():
     model.train(**QUICK, online_head=True)
     assert model.can_predict and not model.online_head_
     assert "train_online_head" not in model.history
+
+
+@pytest.mark.parametrize("decays", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_rates_fall_to_nothing_along_half_a_cosine(decays, accumulated):
+    rates: list[float] = []
+
+    class Noted(TrainingPlan):
+        def on_before_optimizer_step(self, optimizer):
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    class NotedModel(SCBDModel):
+        traits = replace(SCBDModel.traits, plan=Noted)
+
+    cells = make_cells()
+    NotedModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = NotedModel(cells, encoder="small", n_latent=4)
+    how = {"accumulate_grad_batches": accumulated, "plan_kwargs": {"lr_decay": decays}}
+    model.train(max_steps=5, batch_size=24, lr=0.01, accelerator="cpu", enable_progress_bar=False, **how)
+    fall = (1 + np.cos(np.pi * np.arange(5) / 5)) / 2 if decays else np.ones(5)
+    np.testing.assert_allclose(rates, 0.01 * fall, atol=1e-12)

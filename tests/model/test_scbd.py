@@ -20,11 +20,12 @@ from scbd.baselines import standardize_by_environment
 from scbd.data import open_screen
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe
+from scbd.model._contract import Prepared
 from scbd.nn import Numbers
 from scbd.nn._encoders import on_sphere
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed
-pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Environments \\(")
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 IMAGES, Y, E = torch.randint(0, 255, (24, 2, 16, 16)).byte(), torch.arange(24) % 2, torch.arange(24) // 2 % 3
 NUMBERS = torch.stack([torch.arange(24) * 7 % 24, torch.arange(24) // 5], 1)
 COVARIATES = ["time", "column"]
@@ -58,7 +59,13 @@ def test_the_five_lines(trained):
     z_c, z_s = trained.get_latent_representation(), trained.get_latent_representation(block="s")
     assert z_c.shape == z_s.shape == (96, 6)
     assert z_c.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(z_c, axis=1), 1, rtol=1e-5)
+    as_it_is = trained.get_latent_representation(center=None)
+    for z in (z_c, as_it_is, z_s):
+        np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
+    left = trained.leftover_["shift"][trained.adata.obs["well"].cat.codes]
+    assert np.abs(left).max() > 1e-3
+    moved = as_it_is - left
+    np.testing.assert_allclose(z_c, moved / np.linalg.norm(moved, axis=1, keepdims=True), atol=1e-6)
     assert not np.allclose(z_c, z_s)
     assert trained.get_latent_representation(representation="intermediate").shape == (96, 256)
 
@@ -87,32 +94,53 @@ def columns_of(model: SCBDModel, e: torch.Tensor) -> list[torch.Tensor]:
     return [torch.from_numpy(np.unique(column, return_inverse=True)[1]) for column in zip(*names, strict=True)]
 
 
+def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> Prepared:
+    """What a model makes of images when it knows their environments, of each column, all of whose cells differ."""
+    scaling = model.module.preprocess.environments
+    rng = torch.Generator().manual_seed(0)
+    n_codes = int(codes.max()) + 1
+    differs = torch.randn(n_codes, codes.shape[1], 2, generator=rng)
+    values = torch.randn(512, 2, generator=rng)
+    of_values = torch.randint(n_codes, (512, codes.shape[1]), generator=rng)
+    for column in range(codes.shape[1]):
+        values += differs[of_values[:, column], column]
+    scaling.learn(lambda: [values], of_values, torch.ones_like(of_values, dtype=torch.bool))
+    whole = model.module.preprocess(IMAGES)
+    assert (scaling(whole, codes) - whole).abs().mean() > 0.1
+    return Prepared(whole, scaling(whole, codes))
+
+
 @pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": COVARIATES}])
 def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all(setup):
     """Each column by itself; of numbers z_s, which is made of clusters, does not hear."""
-    model = make(None, setup, alpha=0.5, smoothing=0)
+    model = make(None, setup, alpha=0.5, smoothing=0, augment=False)
     numbers = NUMBERS if "continuous_covariate_keys" in setup else None
-    losses, inputs = model.module(IMAGES, Y, E, numbers=numbers), model.module.preprocess(IMAGES)
-    h, passed = model.module.content.watched(inputs)
     labels = columns_of(model, E) if numbers is None else [E]
+    prepared = told_of_environments(model, torch.stack(labels, 1))
+    losses = model.module(IMAGES, Y, E, numbers=numbers)
+    h, passed = model.module.content.watched(prepared.within)
     every: list[Any] = labels if numbers is None else [*labels, *map(Numbers, numbers.T)]
     expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], every, Y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)
-    z_s = model.module.style(inputs)
-    of_each = [scbd.nn.supervised_contrastive_loss(z_s, column) for column in labels]
+    z_s = model.module.style(prepared.whole)
+    of_each = [scbd.nn.supervised_contrastive_loss(z_s, column, include_self=False) for column in labels]
     torch.testing.assert_close(losses.parts["supervised_s"], sum(of_each) / len(of_each))
     supervised = losses.parts["supervised_c"] + losses.parts["supervised_s"]
     torch.testing.assert_close(losses.loss, supervised + 0.5 * expected)
 
 
 def test_contrastive_forms_are_the_mean_over_columns():
-    model = make(None, {"e_key": ["plate", "row"]}, alpha=1.0, invariance="mean", style_target="ye")
-    losses, inputs = model.module(IMAGES, Y, E), model.module.preprocess(IMAGES)
-    z_c, z_s = model.module.content(inputs), model.module.style(inputs)
-    each = [scbd.nn.invariance_loss(z_c, column, reduction="mean") for column in columns_of(model, E)]
+    how: dict[str, Any] = {"alpha": 1.0, "invariance": "mean", "style_target": "ye", "augment": False}
+    model = make(None, {"e_key": ["plate", "row"]}, **how)
+    labels = columns_of(model, E)
+    prepared = told_of_environments(model, torch.stack(labels, 1))
+    losses = model.module(IMAGES, Y, E)
+    z_c, z_s = model.module.content(prepared.within), model.module.style(prepared.whole)
+    each = [scbd.nn.invariance_loss(z_c, column, reduction="mean") for column in labels]
     torch.testing.assert_close(losses.parts["invariance_c"], sum(each) / 2)
     # the pair is with all of where a cell was
-    torch.testing.assert_close(losses.parts["supervised_s"], scbd.nn.supervised_contrastive_loss(z_s, 3 * Y + E))
+    of_pairs = scbd.nn.supervised_contrastive_loss(z_s, 3 * Y + E, include_self=False)
+    torch.testing.assert_close(losses.parts["supervised_s"], of_pairs)
     with pytest.raises(ValueError, match="time, column"):
         make(None, {"continuous_covariate_keys": COVARIATES}, invariance="mean")
 
@@ -277,10 +305,13 @@ def test_a_linear_encoder_begins_as_the_map_it_starts_from():
     model.train(**WHOLE | {"max_steps": 1, "lr": 0.0})
     r = model.get_latent_representation(representation="intermediate")
     scaled = model.module.preprocess(torch.from_numpy(model.adata.X))
-    np.testing.assert_allclose(r, model.module.content.transform(scaled).numpy(), atol=1e-5)
+    plate = model.adata.obs["plate"].cat.codes.to_numpy(copy=True)
+    within = model.module.preprocess.environments(scaled, torch.from_numpy(plate).long()[:, None])
+    np.testing.assert_allclose(r, model.module.content.transform(within).numpy(), atol=1e-5)
+    r_s = model.get_latent_representation(block="s", representation="intermediate")
+    np.testing.assert_allclose(r_s, model.module.style.transform(scaled).numpy(), atol=1e-5)
     z_c, z_s = (model.get_latent_representation(block=block, center=None) for block in "cs")
     np.testing.assert_allclose(z_c, r / np.linalg.norm(r, axis=1, keepdims=True), atol=1e-5)
-    plate = model.adata.obs["plate"].cat.codes.to_numpy()
 
     def share(z: np.ndarray) -> float:
         return float(np.stack([z[plate == p].mean(0) for p in range(4)]).var(0).sum() / z.var(0).sum())
@@ -360,3 +391,28 @@ def test_a_linear_encoder_trains_on_all_cells_and_validates_when_asked_to(valida
     model.train(**QUICK | {"max_steps": 1, "validation_size": validation_size})
     held = len(model.validation_indices)
     assert len(model.train_indices) + held == 72 and (0 < held < 36 if validation_size else not held)
+
+
+def cells_of_genes(n_genes: int):
+    """Three cells of each gene in each of two wells."""
+    n = 6 * n_genes
+    obs = pd.DataFrame({"gene": np.arange(n) % n_genes, "well": np.arange(n) // n_genes % 2}).astype(str)
+    images = np.random.default_rng(0).integers(0, 255, (n, 2, 16, 16)).astype("uint8")
+    return AnnData(obs=obs.set_index(obs.index.astype(str)), obsm={"single_cell_images": images})
+
+
+@pytest.mark.parametrize(
+    ("n_genes", "settings", "size"),
+    [(29, {}, 1), (30, {}, 4), (30, {"set_size": 2}, 2), (30, {"positives": "other_environments"}, 1)],
+)
+def test_cells_of_many_perturbations_are_matched_in_sets(n_genes, settings, size):
+    cells = cells_of_genes(n_genes)
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    assert SCBDModel(cells, encoder="small", **settings).module.set_size == size
+
+
+def test_rows_of_features_are_matched_one_by_one():
+    cells = cells_of_genes(30)
+    cells.obsm["X"] = cells.obsm.pop("single_cell_images")[:, 0, :2].reshape(cells.n_obs, -1).astype("float32")
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", obsm_key="X")
+    assert SCBDModel(cells).module.set_size == 1

@@ -9,7 +9,7 @@ from scipy.special import digamma, polygamma
 from scipy.stats import median_abs_deviation
 
 from scbd.nn import FeatureScaling, InputTransform, Preprocess
-from scbd.nn._inputs import ChannelSums, Moments, align, random_orientation
+from scbd.nn._inputs import ChannelSums, EnvironmentScaling, Moments, align, random_orientation
 
 
 @pytest.mark.parametrize(
@@ -531,3 +531,79 @@ def test_cells_that_are_too_few_for_a_variance_leave_it(n_groups, size, seed):
     found = align(reference, few).ratio
     assert found.log().square().mean().sqrt() < 0.2
     assert found.min() > 0.5
+
+
+def environment_values(rng, n=400, n_channels=3, pixels=()):
+    """Values of two environments that differ in mean and scale."""
+    codes = rng.integers(2, size=n)
+    values = rng.normal(size=(n, n_channels, *pixels)) * (1 + codes.reshape(-1, *[1] * (1 + len(pixels))))
+    return torch.from_numpy(values + 3 * codes.reshape(-1, *[1] * (1 + len(pixels)))).float(), torch.from_numpy(codes)
+
+
+@pytest.mark.parametrize("pixels", [(), (4, 4)])
+@pytest.mark.parametrize("scale", [True, False])
+def test_environments_are_brought_to_what_is_common(pixels, scale):
+    values, codes = environment_values(np.random.default_rng(0), pixels=pixels)
+    scaling = EnvironmentScaling(3, scale=scale)
+    used = torch.arange(400) % 2 == 0
+    scaling.learn(lambda: values.split(64), codes[:, None], used[:, None])
+    found = scaling(values, codes[:, None])
+    flat, before = (part.transpose(0, 1).flatten(2) if pixels else part.T[:, :, None] for part in (found, values))
+    within = torch.stack([before[:, used & (codes == e)].flatten(1).var(1) for e in (0, 1)])
+    for e in (0, 1):
+        own, was = flat[:, used & (codes == e)].flatten(1), before[:, used & (codes == e)].flatten(1)
+        torch.testing.assert_close(own.mean(1), before[:, used].flatten(1).mean(1), atol=0.06, rtol=0)
+        torch.testing.assert_close(own.std(1), within.mean(0).sqrt() if scale else was.std(1), atol=0.02, rtol=0.08)
+
+
+def test_of_few_cells_an_environment_says_little():
+    """Two cells of an environment whose mean is 3 away, beside four hundred of one: half of it is sampling."""
+    rng = np.random.default_rng(1)
+    values = torch.from_numpy(rng.normal(size=(402, 8))).float()
+    values[400:] += torch.tensor([[1.0], [-1.0]])
+    codes = torch.tensor([0] * 400 + [1] * 2)[:, None]
+    scaling = EnvironmentScaling(8)
+    scaling.learn(lambda: [values], codes, torch.ones_like(codes, dtype=torch.bool))
+    raw = (values[400:].mean(0) - values[:400].mean(0)).abs().mean()
+    assert scaling.shift[1].abs().mean() < 0.5 * raw
+    assert scaling.n_cells.tolist() == [400, 2]
+
+
+def test_columns_of_environments_come_one_after_the_other():
+    rng = np.random.default_rng(2)
+    codes = torch.from_numpy(rng.integers(3, size=(3_000, 2)))
+    effects = torch.tensor([[0.0, 2.0, -1.0], [0.5, -3.0, 1.0]])
+    values = (
+        torch.from_numpy(rng.normal(size=(3_000, 1))) + sum(effects[k, codes[:, k]][:, None] for k in (0, 1))
+    ).float()
+    scaling = EnvironmentScaling(1, 2)
+    used = torch.ones_like(codes, dtype=torch.bool)
+    scaling.learn(lambda: values.split(1000), codes, used)
+    found = scaling(values, codes)
+    for column in (0, 1):
+        means = torch.stack([found[codes[:, column] == code].mean() for code in range(3)])
+        assert means.max() - means.min() < 0.1
+    one = EnvironmentScaling(1, 2)
+    one.learn(lambda: values.split(1000), codes, used & torch.tensor([True, False]))
+    torch.testing.assert_close(
+        one(values, codes), one(values, torch.stack([codes[:, 0], -torch.ones(3_000).long()], 1))
+    )
+
+
+def test_environments_that_were_not_learned_stay_and_those_that_were_stay_learned():
+    values, codes = environment_values(np.random.default_rng(3))
+    scaling, every = EnvironmentScaling(3), torch.ones(400, 1, dtype=torch.bool)
+    torch.testing.assert_close(scaling(values, codes[:, None]), values)
+    scaling.learn(lambda: [values[:200]], codes[:200, None], every[:200])
+    first = scaling.shift[:2].clone()
+    for strange in (-1, 2, 7):
+        unknown = torch.full((400, 1), strange)
+        torch.testing.assert_close(scaling(values, unknown), values)
+        assert not scaling.known(unknown).any()
+    later = codes[200:, None] + 1  # 1 is known, 2 is new
+    scaling.learn(lambda: [values[200:]], later, every[200:])
+    torch.testing.assert_close(scaling.shift[:2], first)
+    assert scaling.known(torch.tensor([[0], [1], [2], [3]])).flatten().tolist() == [True, True, True, False]
+    again = EnvironmentScaling(3)
+    again.load_state_dict(scaling.state_dict())
+    torch.testing.assert_close(again(values[200:], later), scaling(values[200:], later))

@@ -11,6 +11,7 @@ from known_answers import Known, known_answers, put
 from torch import Tensor, nn
 
 from scbd.baselines._latent import Decoder, Gaussian, LatentPlan, MCVAEModule, Posterior
+from scbd.model._contract import Prepared
 from scbd.nn import Preprocess
 
 TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 2e-6}
@@ -72,7 +73,7 @@ def test_terms_of_controls_and_targets():
     x, y, e = inputs(known)
     controls = known.tensor("is_control").bool()
     with torch.no_grad():
-        salient, background = found.posteriors(x, e)
+        salient, background = found.posteriors(Prepared(x, x), e)
         of_salient, of_background = found.priors(y, e)
         terms = {
             "reconstruction": found.decoder.negative_log_likelihood(x, x),

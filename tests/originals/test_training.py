@@ -144,7 +144,7 @@ def test_a_run_with_the_head_beside_it_ends_where_theirs_does():
     found = networks(known)
     head = OnlineHead(found.blocks.content, 4, **ADAMW, seed=0)
     put(known.tensors("step_init.head_y.").values(), head.linear.parameters())
-    plan = TrainingPlan(found.blocks, head=head, **ADAMW)
+    plan = TrainingPlan(found.blocks, head=head, lr_decay=False, **ADAMW)
     batches = [dict(zip(("inputs", "y", "e"), batch(known, number), strict=True)) for number in range(5)]
     trainer = L.Trainer(
         max_steps=5, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False

@@ -444,18 +444,19 @@ def test_the_map_of_a_screen_counts_from_chance(tmp_path, monkeypatch):
 
 def test_ways_to_embed_a_new_plate_are_lines_of_a_table(tmp_path):
     scores = {"y AUROC": 0.7, "y F1": 0.1, "new or old": 0.9}
-    adapted = {f"adapted on controls: {name}": value / 2 for name, value in scores.items()}
+    own = {f"standardised by its own controls: {name}": value / 2 for name, value in scores.items()}
+    without = {f"as training cells: {name}": value for name, value in scores.items()}
     rows = [
-        {"key": "a", "system": "SCBD", "alpha": None, "norm": None} | scores | adapted,
-        {"key": "b", "system": "SCBD", "alpha": "auto", "norm": "instance"} | scores,
-        {"key": "c", "system": "ERM", "alpha": None, "norm": None} | scores,
+        {"key": "a", "system": "SCBD", "alpha": None, "norm": None} | own | without,
+        {"key": "b", "system": "SCBD", "alpha": "auto", "norm": "instance"} | without,
+        {"key": "c", "system": "ERM", "alpha": None, "norm": None} | without,
     ]
     found = rows_of(transfer_report(pd.DataFrame(rows), tmp_path))
     assert [(line["name"], line["gene AUROC"]) for line in found] == [
-        ("SCBD, alpha auto", "0.700"),
-        ("SCBD, alpha auto, adapted on controls", "0.350"),
-        ("SCBD, alpha auto, norm instance", "0.700"),
-        ("ERM", "0.700"),
+        ("SCBD, alpha auto, standardised by its own controls", "0.350"),
+        ("SCBD, alpha auto, as training cells", "0.700"),
+        ("SCBD, alpha auto, norm instance, as training cells", "0.700"),
+        ("ERM, as training cells", "0.700"),
     ]
     wells = {"replicates seen": 0.5, "e, linear": 0.4, "floor-corrected": 0.2}
     text = wells_report(pd.DataFrame([{"key": "a", "system": "SCBD", "encoder": "linear"} | wells]), tmp_path)

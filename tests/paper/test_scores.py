@@ -23,11 +23,13 @@ from paper.scores import (
     side_by_side,
     transfer_scores,
     unstandardised_f1,
+    without_scored_controls,
 )
 from paper.systems import TABLES, Table
 from paper.trials import Trial
 from scbd.baselines import ERMModel, MCVAEModel
 from scbd.metrics import label_probe
+from scbd.model import SCBDModel
 
 
 class Model:
@@ -199,26 +201,32 @@ def test_scores_have_the_names_of_their_variant_and_chance_is_that_of_all():
 SCREEN = {"n_cells": 1200, "n_wells": 18, "plate_wells": 6, "image_size": 16, "n_complexes": 2, "guides_per_gene": 2}
 
 
-def scored(tmp_path, fold: int = 1) -> dict[str, Any]:
-    training = {"max_steps": 3, "batch_size": 64}
-    trial = Trial("new environments", "simulated_screen_plates", "ERM", 0, {}, {"encoder": "small"}, training)
+def scored(tmp_path, fold: int = 1, **model: Any) -> dict[str, Any]:
+    training, how = {"max_steps": 3, "batch_size": 64}, {"encoder": "small"} | model
+    trial = Trial("new environments", "simulated_screen_plates", "ERM", 0, {}, how, training)
     dataset = DATASETS[trial.dataset]
     adata = dataset.load(None, 0, fold=fold, **SCREEN)
     assert set(adata.obs.loc[adata.obs["split"] == "test", "plate"]) == {f"P{fold + 1}"}
-    scores, model = PROTOCOLS[trial.protocol](trial, adata, dataset, tmp_path)
-    assert model is not None and not np.isin(model.train_indices, np.flatnonzero(adata.obs["split"] == "test")).any()
+    scores, trained = PROTOCOLS[trial.protocol](trial, adata, dataset, tmp_path)
+    assert trained is not None
+    assert not np.isin(trained.train_indices, np.flatnonzero(adata.obs["split"] == "test")).any()
     return scores
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*not converged")
 def test_a_new_plate_is_scored_by_each_way_to_embed_it(tmp_path):
     scores = scored(tmp_path)
-    ways = {name.split(": ")[0] for name in scores if ": " in name}
-    adapted = {"adapted on controls", "adapted on controls, with a map", "adapted on all cells"}
-    corrected = {"z standardised on controls", "z standardised"} | ({"z Harmony"} if find_spec("harmonypy") else set())
-    assert ways == adapted | corrected
-    assert {name for name in scores if ": " not in name} == {"y AUROC", "y F1", "new or old"}
-    assert all(scores[f"{way}: y AUROC"] != scores["y AUROC"] for way in ways)  # none is the embedding as it is
+    own = ["standardised by its own controls", "standardised by its own controls, z not centred"]
+    corrected = ["z standardised on controls", "z standardised"] + ["z Harmony"] * bool(find_spec("harmonypy"))
+    ways = [*own, "as training cells", *corrected]
+    assert list(scores) == [f"{way}: {score}" for way in ways for score in ("y AUROC", "y F1", "new or old")]
+    assert len({scores[f"{way}: y AUROC"] for way in ways}) == len(ways)  # none is another one
+
+
+@pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*not converged")
+def test_a_model_that_leaves_environments_as_they_are_has_one_way(tmp_path):
+    ways = {name.split(": ")[0] for name in scored(tmp_path, standardize_by=None)}
+    assert {way for way in ways if not way.startswith("z ")} == {"as training cells"}
 
 
 def test_a_screen_without_that_plate_gets_a_sentence():
@@ -311,6 +319,27 @@ def test_controls_that_are_scored_against_teach_nothing(wells, name, settings):
     z = TABLES[name](Table(wells, dataset, fit), **settings)
     wells.X[scored] += np.random.default_rng(0).normal(size=wells.X[scored].shape).astype(np.float32)
     np.testing.assert_allclose(TABLES[name](Table(wells, dataset, fit), **settings)[~scored], z[~scored], atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*of the variance of the features")
+def test_controls_that_are_scored_against_standardise_no_new_plate(wells):
+    """Those that are not do."""
+    dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
+    SCBDModel.setup_anndata(wells, **dataset.columns)
+    model = SCBDModel(wells)
+    model.train(split="split", **QUICK)
+    control = (wells.obs["Metadata_broad_sample"] == "DMSO").to_numpy()
+    new, known = (wells.obs[name].to_numpy() for name in ("new_plate", "known_position"))
+
+    def embedded() -> np.ndarray:
+        told = without_scored_controls(wells, dataset)
+        return model.get_latent_representation(told, center=None)[new & ~control]
+
+    before = embedded()
+    for chosen, matter in ((new & control & ~known, False), (new & known, True)):
+        wells.X[chosen] += rng.normal(2, 1, size=wells.X[chosen].shape).astype(np.float32)
+        assert (embedded() != before).any() == matter
+    assert wells.obs["Metadata_broad_sample"].notna().all()
 
 
 def test_labels_are_read_in_one_replicate_by_the_other(tmp_path):

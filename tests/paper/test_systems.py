@@ -4,10 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from conftest import make_cells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paper.systems import FEATURES, MODEL_SPACE, SYSTEMS, TRAINING_SPACE, best_setting, settings_of
+from paper.systems import FEATURES, MODEL_SPACE, SYSTEMS, TRAINING_SPACE, as_measured, best_setting, settings_of
+from paper.trials import Trial
 from scbd.metrics import label_probe
 
 
@@ -70,3 +72,30 @@ def test_cellprofiler_is_standardised_on_controls_and_reduced():
     means = np.stack([z[control & (well == i)].mean(0) for i in range(3)])
     np.testing.assert_allclose(means, np.broadcast_to(means[0], means.shape), atol=0.02)
     assert label_probe(z, obs["well"])["f1"] < 0.45 < 0.9 < label_probe(z, obs["gene"])["f1"]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_system_standardises_an_environment_that_must_not_be_seen(system):
+    cells = make_cells()
+    SYSTEMS[system].setup_anndata(cells, y_key="gene", e_key="well")
+    model = {"control": "gene_2"} if system == "mcVAE" else {}
+    seen, unseen = (Trial(name, "", system, model=model) for name in ("new environments", "domain generalization"))
+    assert SYSTEMS[system](cells, **as_measured(seen, {}, cells)[0]).module.preprocess.environments is not None
+    preprocess = SYSTEMS[system](cells, **as_measured(unseen, {}, cells)[0]).module.preprocess
+    assert preprocess.environments is None and not preprocess.augment  # a turned 6 is a 9
+
+
+def test_a_trial_means_what_it_meant_when_it_was_measured():
+    cells = make_cells()
+    before = {"standardize_by": None, "augment": False, "set_size": 1, "include_self": True, "smoothing": 2 / 3}
+    for name in ("batch correction of new cells", "domain generalization", "counterfactuals"):
+        model, training = as_measured(Trial(name, "", "SCBD"), {"lr": 1e-3}, cells)
+        assert model == before and training == {"lr": 1e-3, "plan_kwargs": {"lr_decay": False}}
+    today = Trial("batch correction of new cells", "", "SCBD", model={"standardize_by": "auto"})
+    assert as_measured(today, {}, cells) == ({"standardize_by": "auto"}, {})
+    assert as_measured(Trial("new environments", "", "SCBD"), {}, cells) == ({}, {})
+
+
+def test_an_unseen_environment_stays_unseen_where_trials_say_how_inputs_are_standardised():
+    asked = Trial("domain generalization", "", "SCBD", model={"standardize_by": None})
+    assert not as_measured(asked, {}, make_cells())[0]["augment"]

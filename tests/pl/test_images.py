@@ -98,7 +98,7 @@ class Model:
 
     def __init__(self, n_channels: int) -> None:
         self.n_channels = n_channels
-        self.adapted: list[str | None] = []
+        self.decoded: list[str] = []
 
     def rows(self, rows):
         """A model takes masks, too: here of eleven cells."""
@@ -114,12 +114,12 @@ class Model:
     def get_intensities(self, adata, rows):
         return self.picture(rows, rows)
 
-    def reconstruct(self, adata, rows, adapt_key):
-        self.adapted.append(adapt_key)
+    def reconstruct(self, adata, rows):
+        self.decoded.append("own")
         return self.picture(rows, rows)
 
-    def swap_blocks(self, content, style, adata, adapt_key):
-        self.adapted.append(adapt_key)
+    def swap_blocks(self, content, style, adata):
+        self.decoded.append("swapped")
         return self.picture(content, style)
 
 
@@ -137,13 +137,6 @@ def test_the_grid_of_the_paper(n_channels):
     # the first cell is 0, its partner 5, of at most 10
     for line, (content, style) in zip(axes, [(0, 0), (5, 5), (0, 0), (5, 0), (0, 5)], strict=True):
         np.testing.assert_allclose(shown(line[0])[:, 0], [content / 10, style / 10], atol=1e-6)
-
-
-@pytest.mark.parametrize("key", [None, "plate"])
-def test_all_that_is_decoded_is_adapted(key):
-    model = Model(3)
-    pl.counterfactuals(model, [0, 5], adapt_key=key)
-    assert model.adapted == [key] * 3
 
 
 def test_partners_and_channels():
@@ -167,7 +160,7 @@ def test_cells_of_the_grid_by_a_mask():
 
 
 class OneBlock(Model):
-    def swap_blocks(self, content, style, adata, adapt_key):
+    def swap_blocks(self, content, style, adata):
         raise ValueError("a single block")
 
 
@@ -175,7 +168,7 @@ def test_a_single_block_is_refused_before_anything_is_decoded():
     model = OneBlock(3)
     with pytest.raises(ValueError, match="a single block"):
         pl.counterfactuals(model, [0, 1])
-    assert not model.adapted
+    assert not model.decoded
 
 
 class Features:
@@ -206,8 +199,7 @@ class Path:
     def get_intensities(self, adata, rows):
         return np.full((len(rows), self.n_channels, 2, 2), 1.0, dtype=np.float32)
 
-    def traverse(self, rows, to, adata, *, n_steps, adapt_key):
-        assert adapt_key == "plate"
+    def traverse(self, rows, to, adata, *, n_steps):
         images = np.zeros((len(rows), n_steps, self.n_channels, 2, 2), dtype=np.float32)
         images[..., 1, :] = np.linspace(0, 0.5, n_steps)[:, None, None]
         return images
@@ -215,7 +207,7 @@ class Path:
 
 @pytest.mark.parametrize(("n_channels", "channels"), [(3, None), (4, None), (4, [3, 1, 0])])
 def test_cell_path_and_change(n_channels, channels):
-    axes = pl.traverse(Path(n_channels), [4, 7], "GENE1", n_steps=3, channels=channels, adapt_key="plate")
+    axes = pl.traverse(Path(n_channels), [4, 7], "GENE1", n_steps=3, channels=channels)
     assert axes.shape == (2, 5)
     assert [ax.get_title() for ax in axes[0]] == ["cell", "decoded", "", "GENE1", "change"]
     images = [np.asarray(ax.images[0].get_array()) for ax in axes[0]]
@@ -228,7 +220,7 @@ def test_cell_path_and_change(n_channels, channels):
 
 def test_nothing_changes_where_nothing_does():
     class Still(Path):
-        def traverse(self, rows, to, adata, *, n_steps, adapt_key):
+        def traverse(self, rows, to, adata, *, n_steps):
             return np.zeros((len(rows), n_steps, self.n_channels, 2, 2), dtype=np.float32)
 
     axes = pl.traverse(Still(3), [0], "GENE1")
@@ -243,7 +235,7 @@ def test_channels_are_one_or_three():
 @pytest.mark.parametrize(("n", "n_steps"), [(1, 2), (3, 5)])
 def test_a_long_name_of_the_goal_lies_on_no_other(n, n_steps):
     rows, (goal, *_) = list(range(n)), long_names(1)
-    require_readable(pl.traverse(Path(3), rows, goal, n_steps=n_steps, adapt_key="plate")[0, 0].figure)
+    require_readable(pl.traverse(Path(3), rows, goal, n_steps=n_steps)[0, 0].figure)
 
 
 @pytest.mark.parametrize(

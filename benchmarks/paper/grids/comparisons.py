@@ -112,8 +112,19 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("iVAE", {"n_latent": 64}, bound),
         ("mcVAE", {"n_latent": 64} | warm_up, bound),
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, 0.003, "auto")),
+        *_as_they_come(small, budget, (0.0, 0.05, "auto")),
     ]
     return _trials(systems, RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
+
+
+def _as_they_come(
+    small: dict[str, Any], budget: Budget, alphas: Sequence[float | str]
+) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """A classifier and SCBD with the inputs, the objective and the length that are the defaults today."""
+    inputs = {"encoder": small["encoder"], "standardize_by": "auto"}
+    length: dict[str, Any] = {"smoke": {"max_steps": 20, "batch_size": 64}, "small": {}, "paper": {}}[budget]
+    scbd = [("SCBD", inputs | {"style_target": None, "alpha": alpha}, length) for alpha in alphas]
+    return [("ERM", inputs, length), *scbd]
 
 
 def corrected_pixels(corrections: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -129,6 +140,7 @@ def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("pixel PCA", {"n_components": 64}, {}),
         ("pixel PCA, TVN", {"n_components": 64, "e_key": "plate"}, {}),  # most wells have no two controls
         *(("SCBD", contrastive | {"alpha": alpha}, training) for alpha in (0.0, "auto")),
+        *_as_they_come(contrastive, budget, ("auto",)),
     ]
     wells = {"n_wells": 384, "plate_wells": 24}
     return _trials(systems, RIVAL_SCREEN | _CELLS[budget] | wells, range(seeds_of(n_seeds, budget, 3, 3)))

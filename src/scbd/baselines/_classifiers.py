@@ -91,7 +91,7 @@ class ClassifierModule(EmbeddingModule):
 
         Validation looks at cross-entropy alone: a setting is chosen by how well it predicts.
         """
-        features = self.content(self.preprocess(inputs, generator))
+        features = self.content(self.prepare(inputs, e, generator).within)
         logits = self.head(features).float()
         if not self.training:
             return Losses(F.cross_entropy(logits, y))
@@ -161,7 +161,13 @@ class ClassifierModel(ImageModel):
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the module."""
         encoder = self._encoder(encoder)
-        settings = {"whitening": "auto", "whitening_kwargs": None, "norm": "batch"} | preprocess
+        settings: dict[str, Any] = {
+            "standardize_by": "auto",
+            "augment": True,
+            "whitening": "auto",
+            "whitening_kwargs": None,
+            "norm": "batch",
+        } | preprocess
         whitening, how, norm = (settings.pop(name) for name in ("whitening", "whitening_kwargs", "norm"))
         self.module = self._module(
             self._preprocess(**settings),
@@ -195,8 +201,8 @@ class ERMModel(ClassifierModel):
         Of images ``image_size`` (pixels a side), ``intensity`` (pixel transform), ``standardize`` (channels to
         mean 0 and variance 1), ``augment`` (random flips and right-angle rotations), as in
         :class:`scbd.nn.Preprocess`, and ``norm`` (kind of normalisation layers); of features
-        ``standardize``, ``clip`` (scaled values are cut off there), ``whitening`` and ``whitening_kwargs``, as in
-        :class:`scbd.SCBDModel`.
+        ``standardize``, ``clip`` (scaled values are cut off there), ``whitening`` and ``whitening_kwargs``; of both
+        ``standardize_by``, as in :class:`scbd.SCBDModel`.
 
     Examples
     --------

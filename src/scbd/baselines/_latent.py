@@ -17,7 +17,7 @@ from scbd._anndata import E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, head
 from scbd.baselines._batches import PairedBatches
 from scbd.model._base import ImageModel
-from scbd.model._contract import EmbeddingModule, Losses
+from scbd.model._contract import EmbeddingModule, Losses, Prepared
 from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
@@ -81,9 +81,10 @@ class LatentModule(EmbeddingModule):
             self.style = Posterior(shape, n_latent, n_experts)
         self.decoder = Decoder(n_latent * n_blocks + n_beside, shape, likelihood)
 
-    def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of z_c and, if there is one, z_s, of preprocessed images."""
-        return (self.content(images),) if self.style is None else (self.content(images), self.style(images))
+    def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
+        """Of z_c and, if there is one, z_s."""
+        of_c = self.content(images.within)
+        return (of_c,) if self.style is None else (of_c, self.style(images.whole))
 
     @abstractmethod
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
@@ -109,8 +110,11 @@ class LatentModule(EmbeddingModule):
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
         """The bound, in nats, at samples of the posteriors; without a generator at their means."""
-        images = self.preprocess(inputs, generator)
-        target = self.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
+        images = self.prepare(inputs, e, generator)
+        # what differs between environments is z_s's to explain, where there is one
+        target = images.within if self.style is None else images.whole
+        if self.decoder.likelihood == "bernoulli":
+            target = self.preprocess.intensities(images.whole)
         posteriors = self.posteriors(images, e)
         z = tuple(posterior.sample(generator) for posterior in posteriors)
         terms = {"reconstruction": self.decoder.negative_log_likelihood(target, self.code(z, y, e))}
@@ -157,8 +161,9 @@ class LatentModel(ImageModel):
     ) -> None:
         """Make the module."""
         check_count("kl_warmup_steps", kl_warmup_steps, 0)
+        inputs: dict[str, Any] = {"standardize_by": "auto", "augment": True} | preprocess
         self.module = module(
-            self._preprocess(**preprocess),
+            self._preprocess(**inputs),
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
             **settings,
@@ -182,7 +187,7 @@ class LatentModel(ImageModel):
         batch = {name: part.to(self.device) for name, part in data.example_batch().items()}
         y, e = batch["y"], batch["e"]
         with torch.inference_mode():
-            posteriors = self.module.posteriors(self.module.preprocess(batch["inputs"]), e)
+            posteriors = self.module.posteriors(self.module.prepare(batch["inputs"], e), e)
             rows = [
                 _components(name, posterior, prior, self.module.held(name, y))
                 for name, posterior, prior in zip("cs", posteriors, self.module.priors(y, e), strict=False)
@@ -295,10 +300,10 @@ class IVAEModule(LatentModule):
         self.content_prior = LearnedPrior(self.n_labels, self.n_latent)
         self.style_prior = LearnedPrior(n_environments, self.n_latent)
 
-    def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+    def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c from the image, of z_s from the image and its environment's expert."""
         assert self.style is not None
-        return self.content(images), self.style(images, e if self.asks_environment else None)
+        return self.content(images.within), self.style(images.whole, e if self.asks_environment else None)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c by the perturbation, of z_s by the environment."""
@@ -399,7 +404,7 @@ class MCVAEModule(LatentModule):
         """Of the objective; a resumed run must share them."""
         return {"contrasted_label": self.control}
 
-    def posteriors(self, images: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
+    def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
         """Of both blocks, from the image."""
         found = super().posteriors(images, e)
         return tuple(Gaussian(q.mean, q.log_variance.clamp(min=_LEAST_LOG_VARIANCE)) for q in found)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
-from scbd._checks import head
 from scbd.data._loading import ImageDataModule
 from scbd.model._cells import check_saved_model, plain, restored
 from scbd.model._contract import Traits
@@ -60,7 +59,7 @@ class ImageModel(TrainMixin):
     ...         self.content = scbd.nn.Encoder(encoder, self.preprocess.output_shape)
     ...
     ...     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
-    ...         return scbd.model.Losses(0 * self.content(self.preprocess(inputs, generator)).sum())
+    ...         return scbd.model.Losses(0 * self.content(self.prepare(inputs, e).within).sum())
     >>> class BlindModel(scbd.model.ImageModel):
     ...     def __init__(self, adata=None, encoder="small", registry=None):
     ...         super().__init__(adata, registry)
@@ -79,7 +78,7 @@ class ImageModel(TrainMixin):
     traits: Traits = Traits(
         ImageDataModule,
         TrainingPlan,
-        findings={"centers_": dict, "statistics_": dict, "environments_": list, "values_": dict, "adaptations_": dict},
+        findings={"centers_": dict, "leftover_": dict},
     )
     train_indices = _of_training("train_indices", "that were trained on")
     validation_indices = _of_training("validation_indices", "that were validated on")
@@ -199,9 +198,6 @@ class ImageModel(TrainMixin):
         if self.is_trained_:
             how = f" for {settings['steps']:,} steps of {settings['batch_size']:,} cells" if settings else ""
             lines += [("state", f"trained{how}"), *self._outcome()]
-            if len(known := self.adaptations):
-                names = [f"{name} of {key}" for key, name in zip(known["key"], known["environment"], strict=True)]
-                lines.append(("adapted", head(names)))
             lines.append(("next", self.traits.next_step))
         else:
             lines += [("state", "not trained"), ("next", "train()")]
@@ -232,12 +228,17 @@ class ImageModel(TrainMixin):
             says += f", {left_out:,} constant ones left out" * bool(left_out)
             transform = getattr(getattr(self.module, "content", None), "transform", None)
             how = f"→ scaled, {transform.kind} → {transform.output_shape[0]}" if transform is not None else "→ scaled"
-            return [("features", says), ("", how)]
+            return [("features", says), ("", how + self._within())]
         shapes = [" × ".join(map(str, shape)) for shape in (known["image_shape"], preprocess.output_shape)]
         return [
             ("images", f"{shapes[0]} {known['dtype']} ({', '.join(known['channels'])})"),
-            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}"),
+            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}{self._within()}"),
         ]
+
+    def _within(self) -> str:
+        """What environments were standardised by, behind what prepares the inputs."""
+        by = [f"{name} by its {kind}" for name, kind in self._standardized_by.items()]
+        return f", standardised within each {' and '.join(by)}" * bool(by)
 
     def _parts(self) -> list[tuple[str, str]]:
         """What the model is made of: names and values, to print."""

@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 from scvi.data._constants import _MODEL_NAME_KEY
 
-from scbd._anndata import label_text
 from scbd._checks import head
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, split_by_column, stratified_split
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scbd.data._sources import ImageSource
+    from scbd.model._contract import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,7 @@ def draw_sample(
     e: np.ndarray,
     controls: np.ndarray | None,
     positions: np.ndarray | None,
+    reference: Reference | None = None,
     *,
     seed: int,
 ) -> Sample:
@@ -145,6 +146,8 @@ def draw_sample(
     y, e, controls, positions
         Of all cells, see :class:`Sample`. Of features, controls are drawn beside the others: they may be few among all,
         and features are scaled by them.
+    reference
+        Cells that environments are known by.
     seed
         Of the draw.
     """
@@ -160,6 +163,7 @@ def draw_sample(
         e[drawn],
         None if controls is None else controls[drawn],
         None if positions is None else positions[drawn],
+        reference,
     )
 
 
@@ -217,24 +221,12 @@ def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
     Any of them may be what cells that lie together have in common. Fractions, dates and objects are not looked at; a
     missing value is a value.
     """
-    for _, codes, _ in _columns_of_few(obs):
-        yield codes + 1
-
-
-def values_of_few(obs: pd.DataFrame) -> dict[str, list[str]]:
-    """What is in these columns, as text, by the name of the column; of those whose name is text."""
-    named = ((name, values) for name, _, values in _columns_of_few(obs) if isinstance(name, str))
-    return {str(name): [label_text(value) for value in values] for name, values in named}
-
-
-def _columns_of_few(obs: pd.DataFrame) -> Iterator[tuple[Any, np.ndarray, pd.Index]]:
-    """Name, codes ``(N,)`` that are -1 where a value is missing, and values."""
-    for place, name in enumerate(obs.columns):
+    for place in range(obs.shape[1]):
         column = obs.iloc[:, place]
         if pd.api.types.infer_dtype(column) in _KINDS:
             codes, values = pd.factorize(column)
             if len(values) <= len(obs) / _CELLS_A_VALUE:
-                yield name, codes, pd.Index(values)
+                yield codes + 1
 
 
 def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from scbd.data._loading import ImageDataModule
     from scbd.model._plan import TrainingPlan
     from scbd.nn._encoders import Representation
-    from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
+    from scbd.nn._inputs import EnvironmentScaling, FeatureScaling, InputTransform, Preprocess
 
 BlockName = Literal["c", "s"]
 Alpha = float | Literal["auto"]
@@ -106,6 +106,28 @@ class Sample(NamedTuple):
     """Which of them are controls, boolean ``(N,)``, where that was said."""
     positions: np.ndarray | None = None
     """Codes of the position on the plate, ``(N,)``, likewise."""
+    reference: Reference | None = None
+    """What environments are known by, where inputs are standardised within them."""
+
+
+class Reference(NamedTuple):
+    """Cells that environments are known by, such as their controls."""
+
+    batches: Callable[[], Iterable[Tensor]]
+    """Reads their inputs as stored, as often as it is called."""
+    codes: np.ndarray
+    """Their environments, int64 ``(N, K)``: of each column, or of the one that columns were crossed to."""
+    used: np.ndarray
+    """Whether a column's environments are known by a cell, boolean ``(N, K)``."""
+
+
+class Prepared(NamedTuple):
+    """Inputs of a batch as networks take them."""
+
+    whole: Tensor
+    """Standardised over all cells: what z_s is of, and what a decoder is to make."""
+    within: Tensor
+    """Standardised within environments, if the model does so: what z_c is of."""
 
 
 class Network(Protocol):
@@ -233,18 +255,65 @@ class EmbeddingModule(Objective):
             If the cells do not allow for it, see :class:`scbd.nn.InputTransform`.
         """
         self.preprocess.fit(sample.batches(), sample.controls)
+        if sample.reference is not None:
+            self.learn_environments(sample.reference)
         transforms = self._transforms()
         if not transforms:
             return
-        features = np.concatenate([self.preprocess(batch.to(self.device)).cpu().numpy() for batch in sample.batches()])
+        codes, start, parts = torch.from_numpy(sample.e), 0, []
+        for batch in sample.batches():
+            part = slice(start, start := start + len(batch))
+            parts.append([values.cpu().numpy() for values in self.prepare(batch.to(self.device), codes[part])])
+        whole, within = map(np.concatenate, zip(*parts, strict=True))
         if "c" in transforms:
-            transforms["c"].fit(features, sample.y, sample.controls, sample.positions)
+            transforms["c"].fit(within, sample.y, sample.controls, sample.positions)
         if "s" in transforms:
             # each cell once an environment, of which it may have several
             labels = self.environments(sample.e)
             n = labels.shape[1]
             controls = None if sample.controls is None else np.tile(sample.controls, n)
-            transforms["s"].fit(np.tile(features, (n, 1)), labels.T.ravel(), controls)
+            transforms["s"].fit(np.tile(whole, (n, 1)), labels.T.ravel(), controls)
+
+    def learn_environments(self, reference: Reference) -> None:
+        """Learn what inputs are standardised by within environments, of those that are not known yet."""
+        environments = self.preprocess.environments
+        assert environments is not None
+        environments.learn(
+            lambda: (self.preprocess.scaled_inputs(batch.to(self.device)) for batch in reference.batches()),
+            torch.from_numpy(reference.codes),
+            torch.from_numpy(reference.used),
+        )
+
+    def prepare(
+        self,
+        inputs: Tensor,
+        e: Tensor | None,
+        generator: torch.Generator | None = None,
+        environments: EnvironmentScaling | None = None,
+    ) -> Prepared:
+        """Prepare inputs as stored.
+
+        Parameters
+        ----------
+        inputs
+            Of a batch.
+        e
+            Codes of their environments, int64 ``(B,)``, or of each column, ``(B, K)``; -1, or `None` for all, where
+            they are not known: then they are standardised over all cells alone.
+        generator
+            Source of what is random.
+        environments
+            Other statistics than those learned from training cells.
+        """
+        whole = self.preprocess(inputs, generator)
+        environments = environments or self.preprocess.environments
+        if environments is None or e is None:
+            return Prepared(whole, whole)
+        return Prepared(whole, self.preprocess.within(whole, inputs, environments, self.columns(e.to(whole.device))))
+
+    def columns(self, e: Tensor) -> Tensor:
+        """Codes of the environments in each column, ``(B, K)``, of codes of their cross, ``(B,)``."""
+        return e[:, None] if e.ndim == 1 else e
 
     def environments(self, e: np.ndarray) -> np.ndarray:
         """Codes of the environments that z_s tells apart, ``(N, C)``, of the codes ``e (N,)`` of their cross."""
@@ -259,9 +328,17 @@ class EmbeddingModule(Objective):
         """Dimension of what :meth:`embed` returns."""
         return self.network(block).width(representation)
 
-    def embed(self, inputs: Tensor, block: BlockName, representation: Representation) -> Tensor:
-        """Embed inputs as stored: ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
-        return self.network(block).represent(self.preprocess(inputs), representation)
+    def embed(
+        self,
+        inputs: Tensor,
+        block: BlockName,
+        representation: Representation,
+        e: Tensor | None = None,
+        environments: EnvironmentScaling | None = None,
+    ) -> Tensor:
+        """Embed inputs as stored: ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``; see :meth:`prepare`."""
+        prepared = self.prepare(inputs, e, environments=environments)
+        return self.network(block).represent(prepared.within if block == "c" else prepared.whole, representation)
 
     def network(self, block: BlockName) -> Network:
         """That of a block which the module has."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scbd.model._contract import AutoAlpha
     from scbd.model._objective import SCBDModule
     from scbd.nn._decoders import AdditiveDecoder, Likelihood
+    from scbd.nn._inputs import EnvironmentScaling
 
 _PREFIX = "decoder_"
 # cells in a forward pass; that are read at once; of a perturbation, for the mean of its embeddings
@@ -93,26 +94,32 @@ class Reconstruction(Objective):
         generator: torch.Generator | None = None,
     ) -> Losses:
         """Negative log-likelihood, nats a value; when joint beside the losses of the blocks."""
-        images = self.module.preprocess(inputs, generator)
-        target = self.module.preprocess.intensities(images) if self.decoder.likelihood == "bernoulli" else images
+        prepared = self.module.prepare(inputs, e, generator)
+        target = prepared.whole
+        if self.decoder.likelihood == "bernoulli":
+            target = self.module.preprocess.intensities(target)
         with torch.set_grad_enabled(self.weight is not None and torch.is_grad_enabled()):
-            blocks = self.module.blocks(images)
+            blocks = self.module.blocks(prepared)
         nats = self.decoder.negative_log_likelihood(target, *blocks.z)
         loss, parts = nats if self.weight is None else self.weight * nats, {"reconstruction": nats}
         if self.cycle:
-            parts["cycle"] = self.cycle_loss(*blocks.z, generator=generator)
+            z_c, z_s = blocks.z
+            parts["cycle"] = self.cycle_loss(z_c, z_s, e, generator=generator)
             loss = loss + self.cycle * parts["cycle"]
         if self.weight is None:
             return Losses(loss, parts if self.cycle else {})
         losses = self.module.losses(blocks, y, e, numbers, ramp=ramp)
         return losses._replace(loss=losses.loss + loss, parts={**losses.parts, **parts})
 
-    def cycle_loss(self, z_c: Tensor, z_s: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    def cycle_loss(
+        self, z_c: Tensor, z_s: Tensor, e: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Squared distance between the blocks of a picture and those it was decoded from, if these are of two cells.
 
         The encoders only look here, as they are: what is learned is to draw, in each part of a picture, what its block
         says, and nothing that the other block says. From 0 to 4, the mean of both blocks ``(B, D)``; of z_c alone if
-        z_s is clustered by pairs of y and e. Without a generator, pairs are always the same.
+        z_s is clustered by pairs of y and e. Without a generator, pairs are always the same. A picture is of the
+        environment of its z_s, of which ``e (B,)`` are the codes.
 
         References
         ----------
@@ -126,13 +133,17 @@ class Reconstruction(Objective):
         pictures = self.decoder.mean(z_c, z_s)
         if self.decoder.likelihood == "bernoulli":
             pictures = self.module.preprocess.scaled(pictures)
-        looking = [(self.module.content, z_c)]
+        within = pictures
+        environments: EnvironmentScaling | None = self.module.preprocess.environments
+        if environments is not None and e is not None:
+            within = environments(pictures, self.module.columns(e[order[-some:].to(e.device)]))
+        looking = [(self.module.content, within, z_c)]
         if self.module.style_target == "e":  # of a pair, no picture with another's content would be
-            looking.append((self.module.style, z_s))
+            looking.append((self.module.style, pictures, z_s))
         missed = []
-        for block, z in looking:
+        for block, images, z in looking:
             with _looking(block):
-                missed.append((block(pictures).float() - z.detach().float()).square().sum(1).mean())
+                missed.append((block(images).float() - z.detach().float()).square().sum(1).mean())
         return torch.stack(missed).mean()
 
 
@@ -269,7 +280,6 @@ class DecodeMixin(TrainMixin):
         adata: AnnData | None = None,
         indices: Sequence[int] | np.ndarray | None = None,
         *,
-        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Decode cells from their own two embeddings.
@@ -298,7 +308,7 @@ class DecodeMixin(TrainMixin):
         """
         self._require_decoder()
         batch_size = count_or("batch_size", batch_size, _CELLS)
-        embeddings = [self._embedded(block, adata, indices, adapt_key, batch_size) for block in self._blocks()]
+        embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
         return self.decode(*embeddings, batch_size=batch_size)
 
     def swap_blocks(
@@ -307,7 +317,6 @@ class DecodeMixin(TrainMixin):
         style: Sequence[int] | np.ndarray,
         adata: AnnData | None = None,
         *,
-        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Decode the content of some cells with the style of others: the perturbation of one in the well of the other.
@@ -316,7 +325,7 @@ class DecodeMixin(TrainMixin):
         ----------
         content, style
             Rows whose z_c and whose z_s to take, equally many.
-        adata, adapt_key, batch_size
+        adata, batch_size
             As for :meth:`reconstruct`.
 
         Returns
@@ -338,7 +347,7 @@ class DecodeMixin(TrainMixin):
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
             msg = "Give equally many rows for content and for style: each pair makes one image."
             raise ValueError(msg)
-        z_c, z_s = (self._embedded(b, adata, r, adapt_key, batch_size) for b, r in zip("cs", rows, strict=True))
+        z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
         return self.decode(z_c, z_s, batch_size=batch_size)
 
     def traverse(
@@ -348,7 +357,6 @@ class DecodeMixin(TrainMixin):
         adata: AnnData | None = None,
         *,
         n_steps: int = 5,
-        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         r"""Decode cells on their way to another perturbation: what it would do to a cell, in the cell's own well.
@@ -398,9 +406,9 @@ class DecodeMixin(TrainMixin):
             raise KeyError(msg)
         rows = row_numbers(indices, adata.n_obs)
         rows = np.arange(adata.n_obs) if rows is None else rows
-        blocks = {block: self._embedded(block, adata, rows, adapt_key, batch_size) for block in self._blocks()}
+        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in self._blocks()}
         names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
-        means = np.stack([self._mean_content(adata, labels == name, adapt_key, batch_size) for name in names])
+        means = np.stack([self._mean_content(adata, labels == name, batch_size) for name in names])
         step = means[places[0]] - means[places[1:]]
         path = blocks["c"][:, None] + np.linspace(0, 1, n_steps, dtype=np.float32)[:, None] * step[:, None]
         path /= np.linalg.norm(path, axis=-1, keepdims=True)
@@ -459,15 +467,13 @@ class DecodeMixin(TrainMixin):
     def _blocks(self) -> str:
         return "c" if self.module.style is None else "cs"
 
-    def _embedded(self, block: str, adata: AnnData | None, rows: Any, adapt_key: Any, batch_size: int) -> np.ndarray:
-        return self.get_latent_representation(
-            adata, rows, block=block, center=None, adapt_key=adapt_key, batch_size=batch_size
-        )
+    def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
+        return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
 
-    def _mean_content(self, adata: AnnData, of_label: np.ndarray, adapt_key: Any, batch_size: int) -> np.ndarray:
+    def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
         """Mean z_c of cells, ``(D,)``; of many, of a random choice that is always the same."""
         rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_OF_A_MEAN]
-        return self._embedded("c", adata, np.sort(rows), adapt_key, batch_size).mean(0)
+        return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
 
     def _likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
         """What ``"auto"`` stands for, by intensities of some cells, drawn from all."""

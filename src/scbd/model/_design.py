@@ -22,15 +22,13 @@ from scbd._anndata import (
 )
 from scbd._checks import missing_key
 from scbd.data._inferred import INFERRED, infer_environments
-from scbd.nn._contrastive import Groups
-from scbd.nn._variance import Numbers, explained_variance
+from scbd.nn._variance import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from anndata import AnnData
 
-    from scbd.data._sources import ImageSource
 
 EColumns = Literal["side_by_side", "crossed"]
 
@@ -39,9 +37,6 @@ _CELLS_A_VALUE = 8
 # share of the contrasts that can be resolved, below which a design is confounded: the invariance loss has a fifth of
 # its force; and share of the labels that may be seen with one label of the other kind only
 _TOO_FEW, _MANY = 0.2, 0.1
-# share of the variance of features, at equal perturbation, from which environments are shifted as a whole; rows of an
-# environment below which mean and variance are of these rows, and not of their environment; rows that are read
-_SHIFTED, _FEW_ROWS, _SAMPLED = 0.2, 8, 4_096
 
 
 class Design(NamedTuple):
@@ -79,11 +74,10 @@ class Design(NamedTuple):
         )
 
 
-def check_design(design: Design, features: ImageSource | None) -> None:
+def check_design(design: Design) -> None:
     """Warn of a design that silently spoils what is learned.
 
-    That is, if an environment is a quantity; if y and an environment, or a number, are confounded; or if whole
-    environments are shifted in ``features``, the inputs of the same rows where these are no images.
+    That is, if an environment is a quantity, or if y and an environment, or a number, are confounded.
     """
     y = _codes(design.y)
     for name, labels in design.environments.items():
@@ -91,8 +85,6 @@ def check_design(design: Design, features: ImageSource | None) -> None:
         _warn_if_confounded(y, _codes(labels), name)
     for name, numbers in design.numbers.items():
         _warn_if_ordered_alike(y, numbers, name)
-    if features is not None:
-        _warn_if_shifted(y, design.environments, features)
 
 
 def resolvable_contrasts(y: np.ndarray, e: np.ndarray) -> float:
@@ -269,24 +261,6 @@ def _warn_if_ordered_alike(y: np.ndarray, numbers: np.ndarray, name: str) -> Non
             f"y and {name!r} are confounded: {share:.0%} of what can change with it is seen at equal perturbation, "
             "and the rest stays in z_c. Leave it out of continuous_covariate_keys."
         )
-
-
-def _warn_if_shifted(y: np.ndarray, environments: Mapping[str, pd.Series], features: ImageSource) -> None:
-    """A linear map that starts from what perturbations differ in makes a shift smaller, and does not take it out."""
-    n = len(y)
-    found = {name: _codes(of) for name, of in environments.items() if n >= _FEW_ROWS * len(of.cat.categories)}
-    if not found:
-        return
-    rows = np.sort(np.random.default_rng(n).choice(n, min(n, _SAMPLED), replace=False))
-    values, groups = torch.from_numpy(features.read(rows)).float(), Groups(torch.from_numpy(y[rows]))
-    for name, e in found.items():
-        share = float(explained_variance(values, torch.from_numpy(e[rows]), groups, partners="across").share)
-        if share >= _SHIFTED:
-            _warn(
-                f"Environments ({name}) explain {share:.0%} of the variance of the features at equal perturbation, "
-                "which training takes out in part only: standardise each first "
-                "(scbd.baselines.standardize_by_environment)."
-            )
 
 
 def _codes(labels: pd.Series) -> np.ndarray:

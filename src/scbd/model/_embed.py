@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import warnings
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from anndata import AnnData
-from torch.nn import functional as F
 
-from scbd._anndata import CROSS, E_REGISTRY, as_columns, column_values, label_text, label_values
 from scbd._checks import count_or, head
 from scbd._files import named_when_whole, progress_bar
-from scbd._linear_maps import LinearMap
 from scbd.data._loading import read_tensor
 from scbd.data._screens import BlockStore, open_embedding, storable
 from scbd.data._sources import digest_cells, prefetch
-from scbd.model._setup import SetupMixin
+from scbd.model._environments import EnvironmentMixin
 from scbd.nn._distributed import wait_for_all, world
-from scbd.nn._encoders import Block
+from scbd.nn._encoders import Block, on_sphere
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Generator, Mapping, Sequence
 
+    import pandas as pd
     from torch import Tensor, nn
 
     from scbd.data._sources import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.model._environments import Environments
     from scbd.nn._encoders import Representation
 
 Center = Literal["auto", "controls"] | None
@@ -45,74 +42,6 @@ _BLOCKS = {"c": "perturbation", "s": "environment"}
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 _DTYPES = ("float32", "float16")
 
-logger = logging.getLogger(__name__)
-
-
-class Adaptation(NamedTuple):
-    """To one environment."""
-
-    buffers: Mapping[str, Tensor]
-    """Statistics of normalisation by their names in the module."""
-    maps: Mapping[BlockName, LinearMap]
-    """What embeddings pass at the end, of blocks that have such a map."""
-
-    def embed(
-        self, module: EmbeddingModule, inputs: Tensor, blocks: Sequence[BlockName], kind: Representation
-    ) -> dict[BlockName, np.ndarray]:
-        """Embed inputs as stored, float32 ``(B, D)`` each."""
-        with put_in(module, self.buffers):
-            values = {block: module.embed(inputs, block, kind).float().cpu().numpy() for block in blocks}
-        return self.mapped(module, values) if kind == "embedding" else values
-
-    def mapped(self, module: EmbeddingModule, z: Mapping[BlockName, np.ndarray]) -> dict[BlockName, np.ndarray]:
-        """Embeddings behind the maps of their blocks, back on the unit sphere where they lie on it."""
-        behind = {block: self.maps[block](values) if block in self.maps else values for block, values in z.items()}
-        for block in self.maps.keys() & behind.keys():
-            if isinstance(module.network(block), Block):
-                behind[block] = F.normalize(torch.from_numpy(behind[block]), dim=1).numpy()
-        return behind
-
-
-_UNADAPTED = Adaptation({}, {})
-
-
-class AdaptedCells(NamedTuple):
-    """Which cells of a table go by which adaptation."""
-
-    codes: np.ndarray
-    """Place of each cell's adaptation, int64 ``(N,)``; -1 for cells that are embedded without."""
-    adaptations: Sequence[Adaptation]
-
-    def embed(
-        self,
-        module: EmbeddingModule,
-        inputs: Tensor,
-        part: slice | np.ndarray,
-        blocks: Sequence[BlockName],
-        kind: Representation,
-    ) -> dict[BlockName, np.ndarray]:
-        """Embed the inputs of these rows of the table."""
-        codes = self.codes[part]
-        values = {block: np.empty((len(codes), module.width(block, kind)), dtype=np.float32) for block in blocks}
-        for code in np.unique(codes):
-            chosen = np.flatnonzero(codes == code)
-            adaptation = _UNADAPTED if code < 0 else self.adaptations[code]
-            part_of = _rows_of(inputs, torch.from_numpy(chosen))
-            for block, found in adaptation.embed(module, part_of, blocks, kind).items():
-                values[block][chosen] = found
-        return values
-
-    def digest(self) -> str:
-        """Of all that embeddings depend on."""
-        digest = hashlib.sha256(self.codes.tobytes())
-        for buffers, maps in self.adaptations:
-            parts = {name: values.cpu().numpy() for name, values in buffers.items()}
-            parts |= {f"{block}.{name}": part for block, m in maps.items() for name, part in m._asdict().items()}
-            for name, part in sorted(parts.items()):
-                digest.update(name.encode())
-                digest.update(np.ascontiguousarray(part).tobytes())
-        return digest.hexdigest()
-
 
 class Embedder(NamedTuple):
     """How the cells of a table are embedded."""
@@ -123,7 +52,7 @@ class Embedder(NamedTuple):
     representation: Representation
     centers: Mapping[BlockName, np.ndarray]
     """What is subtracted from a block."""
-    adapted: AdaptedCells | None
+    environments: Environments | None
 
     def width(self, block: BlockName) -> int:
         """Dimension of a block."""
@@ -153,29 +82,38 @@ class Embedder(NamedTuple):
     def _embedded(self, inputs: Tensor, part: slice | np.ndarray) -> dict[BlockName, np.ndarray]:
         inputs = inputs.to(self.module.device, non_blocking=True)
         check_finite_inputs(inputs, part)
-        if self.adapted is not None:
-            return self.adapted.embed(self.module, inputs, part, self.blocks, self.representation)
-        return _UNADAPTED.embed(self.module, inputs, self.blocks, self.representation)
+        codes = within = leftover = None
+        if self.environments is not None:
+            of_cells, within, leftover = self.environments
+            codes = torch.from_numpy(of_cells[part]).to(self.module.device)
+        values = {
+            block: self.module.embed(inputs, block, self.representation, codes, within).float() for block in self.blocks
+        }
+        if leftover is not None and "c" in values:
+            values["c"] = leftover(values["c"], codes)
+            if isinstance(self.module.network("c"), Block):
+                values["c"] = on_sphere(values["c"])
+        return {block: found.cpu().numpy() for block, found in values.items()}
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
         """Of all that embeddings depend on, the weights and the cells, and of further settings."""
         how = [self.representation, *settings]
         how += [f"{block}: {hashlib.sha256(center.tobytes()).hexdigest()}" for block, center in self.centers.items()]
-        how += [] if self.adapted is None else [self.adapted.digest()]
         digest = hashlib.sha256(repr([*how, digest_cells(self.source, obs)]).encode())
-        for name, tensor in self.module.state_dict().items():
+        parts: list[nn.Module] = [self.module]
+        if self.environments is not None:
+            digest.update(self.environments.codes.tobytes())
+            parts += filter(None, (self.environments.inputs, self.environments.outputs))
+        for name, tensor in (item for part in parts for item in part.state_dict().items()):
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
         return digest.hexdigest()
 
 
-class EmbedMixin(SetupMixin):
+class EmbedMixin(EnvironmentMixin):
     """Gives an image model :meth:`get_latent_representation` and :meth:`embed_to`."""
 
     centers_: dict[str, np.ndarray]
-    environments_: list[str]
-    values_: dict[str, list[str]]
-    adaptations_: dict[str, dict[str, Any]]
     train_indices: np.ndarray
 
     def get_latent_representation(
@@ -186,7 +124,6 @@ class EmbedMixin(SetupMixin):
         block: str = "c",
         representation: str = "embedding",
         center: Center = "auto",
-        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
         out: np.ndarray | str | os.PathLike[str] | None = None,
         enable_progress_bar: bool | None = None,
@@ -197,7 +134,9 @@ class EmbedMixin(SetupMixin):
         ----------
         adata
             Cells with inputs of the kind, and at the place, that the model was set up with; the training data by
-            default. It need not be set up, and no label is read.
+            default. It need not be set up. Labels are not needed; where there are columns of ``e_key``, inputs are
+            standardised within environments as they were in training. An environment that was not trained on is known
+            by those of ``adata`` that it was in training: its controls, or all of its cells.
         indices
             Rows to embed, in this order, or a boolean mask; all by default.
         block
@@ -206,12 +145,11 @@ class EmbedMixin(SetupMixin):
             ``"embedding"``: z; ``"intermediate"``: r, before the projection, which the paper uses
             for domain generalisation.
         center
-            ``"controls"``: subtract the mean z of the training cells that are controls, so that a cell's direction says
-            in what it differs from them, and its length by how much; `None`: z as the losses see it, on the unit
-            sphere. By default centred for features, where ``setup_anndata`` was told of controls.
-        adapt_key
-            The ``key`` of :meth:`adapt`: each cell is embedded by what was learned of its own environment there. Cells
-            of other environments are embedded like training cells, and named in a log message if they are new.
+            ``"auto"``: subtract from z_c what its environment does to all cells alike, as inputs are standardised (see
+            ``standardize_by``), and bring it back to the sphere. ``"controls"``: and subtract the mean z of the
+            training cells that are controls, so that a cell's direction says in what it differs from them, and its
+            length by how much; of features this is the default, where ``setup_anndata`` was told of controls. `None`: z
+            as the losses see it, on the unit sphere.
         batch_size
             Cells in a forward pass; 512 by default.
         out
@@ -228,14 +166,14 @@ class EmbedMixin(SetupMixin):
         ------
         KeyError, TypeError, ValueError
             If the inputs are missing, not finite, or not of the kind the model was trained on, an index is out of
-            range, the model has no such block or adaptation, or an embedding would be NaN.
+            range, the model has no such block, or an embedding would be NaN.
 
         Warns
         -----
         UserWarning
             If the channels have other names than those the model was set up with.
         """
-        embedder = self._embedder(adata, [block], representation, center, adapt_key)
+        embedder = self._embedder(adata, [block], representation, center)
         (name,), n_cells = embedder.blocks, embedder.source.shape[0]
         rows, size = row_numbers(indices, n_cells), count_or("batch_size", batch_size, BATCH_SIZE)
         n = n_cells if rows is None else len(rows)
@@ -256,7 +194,6 @@ class EmbedMixin(SetupMixin):
         blocks: Sequence[str] | None = None,
         representation: str = "embedding",
         center: Center = "auto",
-        adapt_key: str | Sequence[str] | None = None,
         dtype: Literal["float32", "float16"] = "float32",
         batch_size: int | None = None,
         block_size: int | None = None,
@@ -277,7 +214,7 @@ class EmbedMixin(SetupMixin):
             As for :meth:`get_latent_representation`.
         blocks
             ``["c", "s"]``: those that the model has by default. Each image is read once for all of them.
-        representation, center, adapt_key
+        representation, center
             As for :meth:`get_latent_representation`.
         dtype
             Of what is stored.
@@ -307,7 +244,7 @@ class EmbedMixin(SetupMixin):
         """
         if blocks is None:
             blocks = "c" if self.module.style is None else "cs"
-        embedder = self._embedder(adata, blocks, representation, center, adapt_key)
+        embedder = self._embedder(adata, blocks, representation, center)
         rank, n_processes = world()
         share = (rank + 1, n_processes) if shard is None else shard
         if not 1 <= share[0] <= share[1]:
@@ -356,19 +293,16 @@ class EmbedMixin(SetupMixin):
         blocks: Sequence[str],
         representation: str,
         center: Center,
-        adapt_key: str | Sequence[str] | None,
     ) -> Embedder:
         """How these cells are embedded, all of it checked."""
         self._check_if_trained(warn=True)
         adata = self._require(adata)
-        return Embedder(
-            self.module,
-            self._source(adata),
-            [self._block(block) for block in blocks],
-            kind := _one_of("representation", representation, _REPRESENTATIONS),
-            self._centers(center, kind),
-            self._adapted_cells(adata, adapt_key),
-        )
+        source, names = self._source(adata), [self._block(block) for block in blocks]
+        kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
+        centers = self._centers(center, kind)
+        leftover = center is not None and kind == "embedding" and "c" in names
+        environments = self._environments(adata, leftover=leftover)
+        return Embedder(self.module, source, names, kind, centers, environments)
 
     def _block(self, block: str) -> BlockName:
         """One that the model has.
@@ -413,76 +347,8 @@ class EmbedMixin(SetupMixin):
             return
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CENTRE_CELLS])
         for block in "c" if self.module.style is None else "cs":
-            z = self.get_latent_representation(indices=rows, block=block, center=None, enable_progress_bar=False)
+            z = self.get_latent_representation(indices=rows, block=block, enable_progress_bar=False)
             self.centers_[block] = z.mean(0)
-
-    @property
-    def _adaptations(self) -> dict[str, dict[str, Any]]:
-        """What :meth:`adapt` has learned, by the column and its values."""
-        return getattr(self, "adaptations_", {})
-
-    def _adaptations_of(self, key: str | Sequence[str]) -> dict[str, Any]:
-        """Environments of a column that there is an adaptation to.
-
-        Raises
-        ------
-        KeyError
-            If there is none.
-        """
-        name = column_name(key)
-        if name not in self._adaptations:
-            msg = f"The model was not adapted to any value of {name!r}: call adapt(adata, key={name!r}) first."
-            raise KeyError(msg)
-        return self._adaptations[name]
-
-    def _adapted_cells(self, adata: AnnData, key: str | Sequence[str] | None) -> AdaptedCells | None:
-        """Which cells are embedded by which adaptation; `None` without a key."""
-        if key is None:
-            return None
-        known, device = self._adaptations_of(key), self.module.device  # put there once, not with each batch
-        labels = label_values(adata.obs, key).map(label_text)
-        codes = pd.Categorical(labels, categories=list(known)).codes.astype(np.int64)
-        if strange := sorted(set(labels[codes < 0]) - self._trained_on(key)):
-            message = "%s of %r: the model was not adapted to them, and they are embedded as training cells are."
-            logger.warning(message, head(strange), column_name(key))
-        adaptations = [
-            Adaptation(
-                {name: torch.from_numpy(values).to(device) for name, values in part["buffers"].items()},
-                {block: LinearMap(**how) for block, how in part["maps"].items()},
-            )
-            for part in known.values()
-        ]
-        return AdaptedCells(codes, adaptations)
-
-    def _trained_on(self, key: str | Sequence[str]) -> set[str]:
-        """Values of a column, or of all of ``e_key``, that were trained on; none of another cross."""
-        known, asked = as_columns(self._registered(E_REGISTRY)["columns"]), as_columns(key)
-        trained: list[str] = getattr(self, "environments_", [])
-        if known == asked:
-            return set(trained)
-        if len(asked) > 1:
-            return set()
-        if asked[0] in known:
-            return {column_values(name)[known.index(asked[0])] for name in trained}
-        return set(getattr(self, "values_", {}).get(asked[0], []))
-
-
-@contextmanager
-def put_in(module: nn.Module, buffers: Mapping[str, Tensor]) -> Generator[None]:
-    """The module with other values of some buffers, until the end of the block."""
-    kept = {name: module.get_buffer(name).clone() for name in buffers}
-    try:
-        put(module, buffers)
-        yield
-    finally:
-        put(module, kept)
-
-
-def put(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Other values for some buffers."""
-    with torch.no_grad():
-        for name, values in buffers.items():
-            module.get_buffer(name).copy_(values)
 
 
 def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
@@ -516,11 +382,6 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
         msg = f"indices reach from {rows.min()} to {rows.max()}, there are {n} cells."
         raise ValueError(msg)
     return rows % n
-
-
-def column_name(key: str | Sequence[str]) -> str:
-    """One name for a column, or for several that are crossed."""
-    return CROSS.join(map(str, as_columns(key)))
 
 
 @contextmanager
@@ -585,13 +446,6 @@ def _row_names(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
     """Rows of the table, of those that were read."""
     rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
     return rows[chosen].tolist()
-
-
-def _rows_of(inputs: Tensor, rows: Tensor) -> Tensor:
-    """Of 16-bit images by their bytes: not every torch that is supported selects rows of uint16."""
-    if inputs.dtype == torch.uint16:
-        return inputs.view(torch.int16)[rows].view(torch.uint16)
-    return inputs[rows]
 
 
 def _one_of(name: str, value: str, choices: dict[str, str]) -> Any:

@@ -32,13 +32,14 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
 
     It does not if it is a point, or tells no more of the labels than one, over all: a few of many it may tell.
     """
-    parts, labels, environments = batch["inputs"].split(_CELLS), Groups(batch["y"]), Groups(batch["e"])
+    labels, environments = Groups(batch["y"]), Groups(batch["e"])
+    parts = zip(batch["inputs"].split(_CELLS), batch["e"].split(_CELLS), strict=True)
     with torch.no_grad():
-        r_c = torch.cat([module.embed(part.to(module.device), "c", "intermediate") for part in parts])
+        r_c = torch.cat([module.embed(part.to(module.device), "c", "intermediate", e) for part, e in parts])
         h = module.content.project(r_c).cpu()
         z_c = on_sphere(h)
         matched = module.matched(z_c, labels, h if module.set_size > 1 else None)
-        supervised = module.supervised(*matched, environments)
+        supervised = module.supervised(z_c, labels, environments, h if module.set_size > 1 else None)
         every: list[Environments] = [*module.side_by_side(environments), *Numbers.columns(batch.get("numbers"))]
         seen = invariance_statistic([z_c], every, labels)
     health = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scbd._checks import check_count, check_weight
-from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses
+from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses, Prepared
 from scbd.nn._contrastive import (
     Groups,
     InvarianceReduction,
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
 Positives = Literal["all", "other_environments"]
+
+
+# weight of the loss of cells beside that of their sets: what a set shows, its cells need not
+_CELLS_BESIDE_SETS = 0.5
 
 
 class Embedded(NamedTuple):
@@ -87,10 +91,10 @@ class SCBDModule(EmbeddingModule):
     temperature
         Temperature of all three losses.
     smoothing
-        Of the labels of z_c, see :func:`scbd.nn.supervised_contrastive_loss`.
+        Of the labels of the cells of z_c, see :func:`scbd.nn.supervised_contrastive_loss`; sets are matched without.
     set_size
         Cells of a perturbation whose projections are averaged, before they are brought to unit length, into one point
-        that the supervised loss of z_c matches; 1 matches single cells.
+        that the supervised loss of z_c matches, half of the loss of the cells beside it; 1 matches cells alone.
     positives
         Of z_c: ``"all"`` cells of a label, or those of ``"other_environments"``, see
         :func:`scbd.nn.supervised_contrastive_loss`.
@@ -225,14 +229,14 @@ class SCBDModule(EmbeddingModule):
         ``numbers``, integer ``(B, K)``, are places in an order, such as that of time: z_c is to know nothing of what
         changes slowly with them. z_s, which is made of clusters, does not hear of them.
         """
-        return self.losses(self.blocks(self.preprocess(inputs, generator)), y, e, numbers, ramp=ramp)
+        return self.losses(self.blocks(self.prepare(inputs, e, generator)), y, e, numbers, ramp=ramp)
 
-    def blocks(self, inputs: Tensor) -> Embedded:
-        """Embed a preprocessed batch."""
-        h, passed = self.content.watched(inputs)
+    def blocks(self, inputs: Prepared) -> Embedded:
+        """Embed a prepared batch."""
+        h, passed = self.content.watched(inputs.within)
         z_c = on_sphere(h)
         return Embedded(
-            (z_c,) if self.style is None else (z_c, self.style(inputs)),
+            (z_c,) if self.style is None else (z_c, self.style(inputs.whole)),
             passed if self.invariance == "variance" else [],
             h if self.set_size > 1 else None,
         )
@@ -271,6 +275,13 @@ class SCBDModule(EmbeddingModule):
             return [e]
         return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
 
+    def columns(self, e: Tensor) -> Tensor:
+        """Of each that stands side by side, see :meth:`scbd.model.EmbeddingModule.columns`."""
+        if self.covariates is None or e.ndim > 1:
+            return super().columns(e)
+        codes: Tensor = self.covariates.to(e.device)[e]
+        return codes
+
     def matched(self, z_c: Tensor, y: Groups, h: Tensor | None) -> tuple[Tensor, Groups]:
         """What the supervised loss of z_c matches, and its labels: cells, or means of sets of ``h``, at unit length."""
         if h is None:
@@ -279,24 +290,31 @@ class SCBDModule(EmbeddingModule):
         return on_sphere(means), labels
 
     def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> Supervised:
-        """Supervised losses of z_c ``(B, D)``: the one that is descended, and those to look at; of sets with ``h``."""
-        z_c, y = self.matched(z_c, y, h)
-        similarity = self._similarity
+        """Supervised losses of z_c ``(B, D)``: the one that is descended, and those to look at; of sets with ``h``.
+
+        Sets are matched as they are, and their cells beside them, with smoothing.
+        """
+        similarity, smoothing, beside = self._similarity, self.smoothing, None
+        if h is not None:
+            beside = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
+            smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
         # all losses on z_c read the same Gram matrix
         normaliser = log_normaliser(z_c, **similarity)
         similarity |= {"log_normaliser": normaliser}
-        loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, **similarity)
+        loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
+        if beside is not None:
+            loss = loss + _CELLS_BESIDE_SETS * beside
         if self.positives != "all":
-            loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=self.smoothing, **self._similarity)
-        if self.smoothing:
+            loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=smoothing, **self._similarity)
+        if smoothing:
             # shown as it would be without: beside the ceiling, a smoothed loss looks dead
             with torch.no_grad():
                 shown = supervised_contrastive_loss(z_c, y, **similarity)
         perturbed = self.perturbed(y)
         if perturbed is not None:
             with torch.no_grad():
-                of_all = supervised_contrastive_loss(z_c, y, smoothing=self.smoothing, anchors=perturbed, **similarity)
-        how: dict[str, Any] = {"smoothing": self.smoothing, "include_self": self.include_self, "anchors": perturbed}
+                of_all = supervised_contrastive_loss(z_c, y, smoothing=smoothing, anchors=perturbed, **similarity)
+        how: dict[str, Any] = {"smoothing": smoothing, "include_self": self.include_self, "anchors": perturbed}
         learned = share_learned(of_all.detach(), y, **how)
         return Supervised(loss, shown, learned, normaliser)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning.pytorch as L
@@ -127,6 +128,8 @@ class TrainingPlan(L.LightningModule):
         Of AdamW.
     encoder_lr
         The rate of encoders, where it is another; 0 freezes them.
+    lr_decay
+        Whether rates fall to 0 along half a cosine, from the first step of the run to its last.
     n_steps_alpha_warmup
         Steps over which alpha rises linearly from 0 (as ``ramp`` does from 0 to 1); 0 for none.
     seed
@@ -162,6 +165,7 @@ class TrainingPlan(L.LightningModule):
         lr: float = 1e-4,
         weight_decay: float = 0.01,
         encoder_lr: float | None = None,
+        lr_decay: bool = True,
         n_steps_alpha_warmup: int = 0,
         seed: int = 0,
         first_step: int = 0,
@@ -178,6 +182,7 @@ class TrainingPlan(L.LightningModule):
         self.lr = lr
         self.weight_decay = weight_decay
         self.encoder_lr = encoder_lr
+        self.lr_decay = lr_decay
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         if encoder_lr is not None:
             check_number("encoder_lr", encoder_lr)
@@ -189,11 +194,17 @@ class TrainingPlan(L.LightningModule):
         self._embeddings: list[Tensor] = []
         self._learned: list[Tensor] = []
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
         """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
         # one kernel for all parameters; Lightning refuses to clip gradients for it
         fused = self.module.device.type in ("cpu", "cuda") and not self.trainer.gradient_clip_val
-        return torch.optim.AdamW(self.parameter_groups(), lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+        groups = self.parameter_groups()
+        optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
+        if not self.lr_decay:
+            return optimizer
+        n_steps = self.trainer.max_steps
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / n_steps)) / 2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters to optimise, with a rate where it is their own; encoders are frozen, or freed."""

@@ -33,7 +33,6 @@ class PredictMixin(EmbedMixin):
         indices: Sequence[int] | np.ndarray | None = None,
         *,
         return_proba: bool = False,
-        adapt_key: str | Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> np.ndarray:
         """Predict the perturbation of cells by the linear head that learned with the encoder.
@@ -49,8 +48,6 @@ class PredictMixin(EmbedMixin):
             Rows, in this order; all by default.
         return_proba
             Return probabilities, ``(len(indices), n_labels)``, in the order of the registered categories.
-        adapt_key
-            As for :meth:`get_latent_representation`.
         batch_size
             Cells in a forward pass; 512 by default.
 
@@ -70,7 +67,6 @@ class PredictMixin(EmbedMixin):
                 indices,
                 representation="intermediate",
                 center=None,
-                adapt_key=adapt_key,
                 batch_size=batch_size,
             )
         )

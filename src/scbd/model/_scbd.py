@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from scbd._checks import ImageSize
     from scbd.data._loading import ImageDataModule
     from scbd.model._contract import Alpha
+    from scbd.model._environments import StandardizeBy
 
+# perturbations from which cells of images are matched in sets, and cells of a set: among so many, few cells show which
+# is theirs
+_MANY, _SET_SIZE = 30, 4
 # further arguments with their defaults: of the preparation of inputs, of what features pass, and of the module
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
-_MODULE: dict[str, Any] = {"set_size": 1, "norm": "batch", "positives": "all", "include_self": True}
+_MODULE: dict[str, Any] = {"set_size": "auto", "norm": "batch", "positives": "all", "include_self": False}
 
 
 class SCBDModel(DecodeMixin, ImageModel):
@@ -61,18 +65,26 @@ class SCBDModel(DecodeMixin, ImageModel):
         Form of the invariance loss. ``"variance"``: what the environment explains at equal label, at every stage of the
         encoder; alpha is the price of one standard error of it, in nats, see
         :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
-        ``invariance="listing", smoothing=0``, with alpha 1 (34 wells) and 192 (two balanced environments).
+        ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None``, with alpha 1 (34
+        wells) and 192 (two balanced environments).
     smoothing
         Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
-        of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
-        :func:`scbd.nn.supervised_contrastive_loss`.
+        of their perturbation need not be forced apart. See :func:`scbd.nn.supervised_contrastive_loss`.
     temperature
         Temperature of the contrastive losses.
     image_size
         Resize images to this many pixels a side while training; a pair ``(height, width)`` if they are not square.
         `None` keeps the stored size. Cost grows with the area.
     augment
-        Whether training images are flipped and rotated by right angles at random.
+        Whether training images are flipped and rotated by right angles at random, each by itself: leave it out where
+        orientation has a meaning, as that of digits.
+    standardize_by
+        By which cells the inputs of each environment are standardised, channel by channel or feature by feature:
+        ``"controls"``, or all of its ``"cells"``, which takes perturbations out as well where environments hold
+        different ones. ``"auto"``: controls, where nine tenths of the cells lie in environments with four or more of
+        them; else all cells, where environments hold the same perturbations, or dozens each; else, and with `None` (the
+        published form), inputs are standardised over all environments together. What is left in z_c is taken out in the
+        same way, see :meth:`get_latent_representation`. z_s sees inputs as they are.
     registry
         Used by :meth:`load` for a model without data.
     **module_kwargs
@@ -81,10 +93,11 @@ class SCBDModel(DecodeMixin, ImageModel):
         features are cut off. ``whitening``: what features pass before each encoder, ``"within"``, ``"controls"``,
         ``"lda"``, ``"plda"`` or `None` (by default ``"plda"`` before ``"linear"``), with ``whitening_kwargs``, see
         :class:`scbd.nn.InputTransform`. ``norm``: of encoders of images by name, see :func:`scbd.nn.build_encoder`.
-        ``set_size`` (1): so many cells of a perturbation are averaged, before the sphere, into one point that the
-        supervised loss matches; what single cells do not show, sets of weak cells may.
-        ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`True`, as the published
-        code; the paper's formula leaves it out), see :func:`scbd.nn.supervised_contrastive_loss`.
+        ``set_size``: so many cells of a perturbation are averaged, before the sphere, into one point that the
+        supervised loss matches, beside the cells themselves; what single cells do not show, sets of weak cells may. By
+        default 4 for images of 30 perturbations or more, else 1.
+        ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`False`, as the paper's
+        formula; the published code counts it), see :func:`scbd.nn.supervised_contrastive_loss`.
 
     Raises
     ------
@@ -115,10 +128,11 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha: Alpha = "auto",
         style_target: StyleTarget | None = "e",
         invariance: Invariance = "variance",
-        smoothing: float | None = None,
+        smoothing: float = 2 / 3,
         temperature: float = 0.1,
         image_size: ImageSize | None = None,
-        augment: bool = False,
+        augment: bool = True,
+        standardize_by: StandardizeBy = "auto",
         registry: dict[str, Any] | None = None,
         **module_kwargs: Any,
     ) -> None:
@@ -134,12 +148,14 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         encoder = self._encoder(encoder)
         own = {name: further[name] for name in _PREPARATION}
-        preprocess = self._preprocess(image_size=image_size, augment=augment, **own)
+        preprocess = self._preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
         transform = self._transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
         if n_latent is None:  # a linear encoder leaves the dimension of its inputs
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
-        if smoothing is None:  # many cells do not show what was done to them; wells do
-            smoothing = 0.0 if self._inputs.image_key is None else 2 / 3
+        if further["set_size"] == "auto":
+            many = len(self._registered(Y_REGISTRY)["categories"]) >= _MANY
+            matches_sets = many and self._inputs.image_key is not None and further["positives"] == "all"
+            further["set_size"] = _SET_SIZE if matches_sets else 1
         self.module = SCBDModule(
             preprocess,
             encoder=encoder,

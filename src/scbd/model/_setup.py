@@ -56,12 +56,12 @@ _MANY_ROWS = 10_000
 # dimensions of a linear embedding, which costs nothing
 _LINEAR_LATENT = 300
 # settings that have no meaning for features, and for images, with the values that ask for nothing
-_OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto", "augment": False}
+_OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto", "augment": True}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
 # runs of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
-_FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
+_FEW_STEPS = {"max_epochs": 13, "lr": 1e-3, "batch_size": 512}
 _MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
-_SOME_STEPS = {"max_steps": 300, "lr": 1e-3}
+_SOME_STEPS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
 
 
 class ScreenManager(AnnDataManager):
@@ -185,9 +185,8 @@ class SetupMixin(BaseModelClass):
         Warns
         -----
         UserWarning
-            If ``y`` and ``e``, or a covariate, are confounded; if an environment is a quantity; if whole environments
-            are shifted in a table of features; if a channel shows nothing; or if features have one value in all cells,
-            which are left out.
+            If ``y`` and ``e``, or a covariate, are confounded; if an environment is a quantity; if a channel shows
+            nothing; or if features have one value in all cells, which are left out.
         """
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
         e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
@@ -222,7 +221,7 @@ class SetupMixin(BaseModelClass):
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
         if design is not None:
-            check_design(design, None if image_key else inputs.source(adata))
+            check_design(design)
 
     @property
     def adata(self) -> Any:

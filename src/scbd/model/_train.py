@@ -28,7 +28,6 @@ from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, l
 from scbd._checks import check_count
 from scbd._files import remove_partials, written_whole
 from scbd.data._splits import Split
-from scbd.model._adapt import AdaptMixin
 from scbd.model._cells import (
     cell_digests,
     choose_split,
@@ -144,7 +143,7 @@ class TrainSettings:
         return self.trainer_kwargs.get("accumulate_grad_batches") or 1
 
 
-class TrainMixin(AdaptMixin, PredictMixin):
+class TrainMixin(PredictMixin):
     """Gives an image model :meth:`train`."""
 
     history_: dict[str, pd.DataFrame] | None
@@ -186,13 +185,13 @@ class TrainMixin(AdaptMixin, PredictMixin):
         max_steps, max_epochs
             Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
             heuristic: 400 epochs up to 20,000 cells, fewer beyond. With the encoder ``"small"`` 300 steps; of features
-            50 steps with ``"linear"``, 400 with others.
+            13 epochs with ``"linear"``, 400 steps with others.
         lr, weight_decay
-            Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"``, and for
-            features 0.001 with others than ``"linear"``.
+            Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"`` and for
+            features; it falls to 0 along half a cosine.
         batch_size
-            Cells a batch; larger batches hold more pairs and are better, up to memory. By default 2,048, or all
-            training cells if they are fewer.
+            Cells a batch; larger batches hold more pairs. By default 2,048, with ``"small"`` and ``"linear"`` 512; or
+            all training cells if they are fewer.
         perturbations_per_batch
             Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
             where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
@@ -233,7 +232,8 @@ class TrainMixin(AdaptMixin, PredictMixin):
             Further arguments of :class:`scbd.data.ImageDataModule`: ``preload="device"`` puts all images on the device
             before training; ``neighbours`` says whether rows are drawn in stretches.
         plan_kwargs
-            Further arguments of :class:`scbd.model.TrainingPlan`: ``encoder_lr``, ``n_steps_alpha_warmup``.
+            Further arguments of :class:`scbd.model.TrainingPlan`: ``encoder_lr``, ``lr_decay``,
+            ``n_steps_alpha_warmup``.
         **trainer_kwargs
             Further arguments of :class:`lightning.pytorch.Trainer`, such as ``enable_progress_bar``,
             ``gradient_clip_val``, ``callbacks`` (beside our own) or ``logger``.
@@ -260,9 +260,9 @@ class TrainMixin(AdaptMixin, PredictMixin):
         given = dict(locals())
         del given["self"]
         settings, defaults = TrainSettings(**given), dict(self._training_defaults)
-        if max_epochs is not None:
-            defaults.pop("max_steps", None)
-        unset = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
+        has_length = max_epochs is not None or max_steps is not None
+        leave = {"batch_size"} | ({"max_steps", "max_epochs"} if has_length else set())  # of the first, see _data
+        unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
         self._finish(self._fit(self.module, replace(settings, **unset)))
 
     def _train_settings(self, **given: Any) -> TrainSettings:
@@ -305,9 +305,13 @@ class TrainMixin(AdaptMixin, PredictMixin):
             if contrastive:
                 warn_of_singletons(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
+            known = self.module.preprocess.environments is not None
+            reference = self._reference(adata, source, train, y) if known else None
             if not self.module.is_fitted:
                 controls, positions = self._controls(adata), self._positions(adata)
-                self.module.fit(draw_sample(source, train, y, e, controls, positions, seed=data.seed))
+                self.module.fit(draw_sample(source, train, y, e, controls, positions, reference, seed=data.seed))
+            elif reference is not None:
+                self.module.learn_environments(reference)
             with self._apart(), self._forgotten() if contrastive else nullcontext():
                 run.start(state)
         self.module.eval()
@@ -329,13 +333,16 @@ class TrainMixin(AdaptMixin, PredictMixin):
             seed=seed,
             earlier=self._earlier_split(images, given=settings.split is not None),
         )
+        batch_size, suits = settings.batch_size, self._training_defaults.get("batch_size")
+        if batch_size is None and suits is not None:
+            batch_size = min(suits, len(split.train))
         data = self.traits.batches(
             source,
             y,
             e,
             split,
             numbers=self._numbers(self.adata),
-            batch_size=settings.batch_size,
+            batch_size=batch_size,
             perturbations_per_batch=settings.perturbations_per_batch,
             mixed_by=codes_of_few(self.adata.obs),
             first_step=first_step,
@@ -378,6 +385,8 @@ class TrainMixin(AdaptMixin, PredictMixin):
             "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
             **{name: getattr(data, name) for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")},
             "first_step": data.first_step,
+            # rates fall towards the end
+            "length": data.max_steps if settings.plan.get("lr_decay", True) else None,
             "validate_every": settings.validate_every,
             "precision": settings.precision,
             "online_head": settings.online_head,
@@ -406,8 +415,8 @@ class TrainMixin(AdaptMixin, PredictMixin):
             self.online_head_ = {name: values.cpu().numpy().copy() for name, values in head.items()}
         try:
             if run.moved:
+                self._learn_leftover()
                 self._find_centers()
-                self._remember()
             if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
                 self._after_training(run.data)
         finally:  # whatever else goes wrong with cells that a run failed at
@@ -661,7 +670,8 @@ class Divergence(Checkpoint):
 
     def _check(self, good: bool, what: str, trainer: L.Trainer) -> None:
         if not good:
-            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            group = trainer.optimizers[0].param_groups[0]
+            lr = group.get("initial_lr", group["lr"])  # what was asked for, however far it has fallen
             msg = (
                 f"NaN or infinity in the {what} by step {trainer.global_step:,} (lr {lr:g}, precision "
                 f"{trainer.precision}): lower lr, set gradient_clip_val=1.0, or look for extreme values of the inputs. "

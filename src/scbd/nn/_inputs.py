@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from scbd._linear_maps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
 
@@ -101,6 +101,7 @@ class Preprocess(nn.Module):
         self.register_buffer("sd", torch.ones(channels, 1, 1))
         self.register_buffer("fitted", torch.tensor(not standardize))
         self._table: tuple[Tensor, Tensor] | None = None  # statistics, and what they make of every value
+        self.environments: EnvironmentScaling | None = None
 
     mean: Tensor
     sd: Tensor
@@ -158,6 +159,14 @@ class Preprocess(nn.Module):
         if self.augment and self.training:
             images = random_orientation(images, generator)
         return images.contiguous(memory_format=torch.channels_last)
+
+    def scaled_inputs(self, images: Tensor) -> Tensor:
+        """Stored images as :meth:`forward` makes them, without what is random: what environments are learned from."""
+        return self._prepared(images)
+
+    def within(self, prepared: Tensor, images: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
+        """Prepared images ``(B, C, H, W)`` standardised within environments ``codes (B, K)``."""
+        return environments(prepared, codes)
 
     def measured(self, images: Tensor) -> Tensor:
         """Stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, as they lie; float32."""
@@ -275,6 +284,7 @@ class FeatureScaling(nn.Module):
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("sd", torch.ones(n_features))
         self.register_buffer("fitted", torch.tensor(not standardize))
+        self.environments: EnvironmentScaling | None = None
 
     mean: Tensor
     sd: Tensor
@@ -340,29 +350,29 @@ class FeatureScaling(nn.Module):
 
     def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Prepare stored features ``(B, F)`` of any dtype, float32."""
-        scaled = self.scaled(features)
-        if self.clip is None or not self.standardize:
-            return scaled
-        # an infinite value is no outlier
-        return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
+        return self._cut(self.scaled_inputs(features))
+
+    def scaled_inputs(self, features: Tensor) -> Tensor:
+        """Stored features ``(B, F)`` before anything is cut off: what environments are learned from."""
+        return self.scaled(features)
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Stored features ``(B, F)`` before anything is cut off, float32."""
+        """Features ``(B, F)``, stored or as :meth:`intensities` returns them, scaled and not cut off; float32."""
         features = features.to(torch.float32)
         if not self.standardize:
             return features
         # divided by infinity, what was constant stays out of everything
         return (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
 
-    def limits(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """Where rows of :meth:`scaled` from elsewhere would be cut off about their own median, ``(F,)`` each.
+    def within(self, prepared: Tensor, features: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
+        """Stored features ``(B, F)`` standardised within environments ``codes (B, K)``, and cut off only then."""
+        return self._cut(environments(self.scaled_inputs(features), codes))
 
-        Rows that vary less than what was fitted are cut off at as many units.
-        """
-        assert self.clip is not None
-        centre = scaled.median(0).values
-        reach = self.clip * (_MAD * (scaled - centre).abs().median(0).values).clamp(min=1)
-        return centre - reach, centre + reach
+    def _cut(self, scaled: Tensor) -> Tensor:
+        if self.clip is None or not self.standardize:
+            return scaled
+        # an infinite value is no outlier
+        return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
 
     def measured(self, features: Tensor) -> Tensor:
         """Stored features ``(B, F)`` in the units of :meth:`intensities`, which are their own: not clipped; float32."""
@@ -630,6 +640,11 @@ class ChannelSums:
         self._sums.index_add_(0, groups, powers)
         self._counts += torch.bincount(groups, minlength=len(self._counts))
 
+    @property
+    def n_cells(self) -> float:
+        """How many so far."""
+        return float(self._counts.sum())
+
     def moments(self) -> Moments:
         """Of all cells so far. The mean is that of cells; where groups hold fewer than two on average, all are one.
 
@@ -710,3 +725,123 @@ def _more_than_sampling(differences: Tensor, errors: Tensor, used: Tensor) -> Te
     signal = (differences.square() - errors)[used].mean().clamp(min=0)
     share = signal / (signal + errors).clamp(min=torch.finfo(torch.float64).tiny)
     return torch.where(used, share, 0.0)
+
+
+class EnvironmentScaling(nn.Module):
+    r"""What an environment does to all of its cells alike, taken out of their values: :math:`(x - m_e) / s_e`.
+
+    Of each channel of prepared images, each feature, or each dimension of an embedding. Mean and standard deviation of
+    some cells of an environment, such as its controls, become those that such cells have over all environments. What
+    few cells say is drawn towards these by what is sampling, see :func:`align`. Of several columns of environments,
+    such as plate and position, one comes after the other.
+
+    Parameters
+    ----------
+    n_channels
+        Number of channels, features or dimensions ``C``.
+    n_columns
+        Number of columns of environments ``K``.
+    scale
+        Whether standard deviations are made alike, too.
+
+    Attributes
+    ----------
+    n_cells
+        Buffer ``(R,)``, int64: from how many cells an environment was learned, 0 if it was not; that of code ``j`` in
+        column ``k`` is in row ``j * K + k``.
+    shift, ratio
+        Buffers ``(R + 1, C)``: :math:`m_e` and :math:`s_e`, 0 and 1 of those that were not learned, as in the last row.
+    reference
+        Buffer ``(K, 4, C)``: the :class:`Moments` that the environments of a column are brought to.
+    """
+
+    n_cells: Tensor
+    shift: Tensor
+    ratio: Tensor
+    reference: Tensor
+
+    def __init__(self, n_channels: int, n_columns: int = 1, *, scale: bool = True) -> None:
+        super().__init__()
+        self.scale = scale
+        self.register_buffer("n_cells", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("shift", torch.zeros(1, n_channels))
+        self.register_buffer("ratio", torch.ones(1, n_channels))
+        self.register_buffer("reference", torch.zeros(n_columns, len(Moments._fields), n_channels))
+
+    def known(self, codes: Tensor) -> Tensor:
+        """Whether environments ``(B, K)`` were learned, boolean ``(B, K)``."""
+        return torch.cat([self.n_cells, self.n_cells.new_zeros(1)])[self._rows(codes)] > 0
+
+    @torch.no_grad()
+    def learn(self, batches: Callable[[], Iterable[Tensor]], codes: Tensor, used: Tensor) -> None:
+        """Learn environments that are not known yet; the first time, what all are brought to as well.
+
+        An environment with fewer than two cells to learn from is not learned; those that are not finite are left out.
+
+        Parameters
+        ----------
+        batches
+            Reads values of some cells, as often as it is called.
+        codes
+            Their environments, int64 ``(N, K)``.
+        used
+            Which of them an environment is known by, boolean ``(N, K)``.
+        """
+        if not len(codes):
+            return
+        n_columns, codes = len(self.reference), codes.to(self.shift.device)
+        self._make_room(int(codes.max()) + 1)
+        for column in range(n_columns):
+            wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0) & ~self.known(codes)[:, column]
+            if not bool(wanted.any()):
+                continue
+            n_codes = int(codes[:, column].max()) + 1
+            apart, everywhere, start = [ChannelSums() for _ in range(n_codes)], ChannelSums(n_codes), 0
+            ahead = torch.where(torch.arange(n_columns, device=codes.device) < column, codes, -1)
+            for batch in batches():
+                part = slice(start, start := start + len(batch))
+                values = self(batch, ahead[part])
+                chosen = wanted[part] & values.flatten(1).isfinite().all(1)
+                values, of_cells = values[chosen], codes[part, column][chosen]
+                everywhere.add(values, of_cells)
+                for code in of_cells.unique().tolist():
+                    apart[code].add(values[of_cells == code])
+            if not everywhere.n_cells:
+                continue
+            if not bool(self.reference[column].any()):
+                self.reference[column] = torch.stack(everywhere.moments()).to(self.reference)
+            reference = Moments(*self.reference[column].cpu().double())
+            for code, sums in enumerate(apart):
+                if sums.n_cells > 1:
+                    row, aligned = code * n_columns + column, align(reference, sums.moments(), scale=self.scale)
+                    self.n_cells[row], self.shift[row] = int(sums.n_cells), aligned.shift.to(self.shift)
+                    self.ratio[row] = aligned.ratio.to(self.ratio)
+
+    def forward(self, values: Tensor, codes: Tensor) -> Tensor:
+        """Values ``(B, C, H, W)`` or ``(B, C)`` of cells of environments ``codes (B, K)``; -1 for one not known."""
+        if not len(self.n_cells):
+            return values
+        rows = self._rows(codes)
+        shift, ratio = self.shift[rows[:, 0]], self.ratio[rows[:, 0]]
+        for row in rows.T[1:]:
+            shift, ratio = shift + ratio * self.shift[row], ratio * self.ratio[row]
+        trailing = [1] * (values.ndim - 2)
+        return (values - shift.view(*shift.shape, *trailing)) / ratio.view(*ratio.shape, *trailing)
+
+    def _rows(self, codes: Tensor) -> Tensor:
+        n_columns = len(self.reference)
+        rows = codes * n_columns + torch.arange(n_columns, device=codes.device)
+        return torch.where((codes < 0) | (rows >= len(self.n_cells)), len(self.n_cells), rows)
+
+    def _make_room(self, n_codes: int) -> None:
+        more = n_codes * len(self.reference) - len(self.n_cells)
+        if more > 0:
+            self.n_cells = torch.cat([self.n_cells, self.n_cells.new_zeros(more)])
+            self.shift = torch.cat([self.shift, self.shift[-1:].expand(more, -1)])
+            self.ratio = torch.cat([self.ratio, self.ratio[-1:].expand(more, -1)])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Make room for as many environments as were saved; a model of before has none."""
+        if (saved := state_dict.get(prefix + "n_cells")) is not None:
+            self._make_room(len(saved) // len(self.reference))
+            super()._load_from_state_dict(state_dict, prefix, *args)

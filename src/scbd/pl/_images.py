@@ -115,7 +115,6 @@ def counterfactuals(
     partners: Sequence[int] | np.ndarray | None = None,
     adata: AnnData | None = None,
     channels: Sequence[int] | int | None = None,
-    adapt_key: str | Sequence[str] | None = None,
 ) -> np.ndarray:
     """Draw cells, their reconstructions, and what they become with the content, or the style, of their partners.
 
@@ -131,8 +130,6 @@ def counterfactuals(
         The cells; the training data by default.
     channels
         Three channels to show as red, green and blue, or one to show in grey. By default all of three, or the first.
-    adapt_key
-        Show cells of new plates by what ``model.adapt`` learned of them.
 
     Returns
     -------
@@ -159,13 +156,13 @@ def counterfactuals(
         raise ValueError(msg)
     # first, as it refuses a model of a single block
     swapped = {
-        "content of partner": model.swap_blocks(others, own, adata, adapt_key=adapt_key),
-        "style of partner": model.swap_blocks(own, others, adata, adapt_key=adapt_key),
+        "content of partner": model.swap_blocks(others, own, adata),
+        "style of partner": model.swap_blocks(own, others, adata),
     }
     lines = {
         "original": originals,
         "partner": model.get_intensities(adata, others),
-        "reconstruction": model.reconstruct(adata, own, adapt_key=adapt_key),
+        "reconstruction": model.reconstruct(adata, own),
         **swapped,
     }
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
@@ -194,7 +191,6 @@ def traverse(
     adata: AnnData | None = None,
     n_steps: int = 5,
     channels: Sequence[int] | int | None = None,
-    adapt_key: str | Sequence[str] | None = None,
 ) -> np.ndarray:
     """Draw what a perturbation does to cells, such as controls, each in its own well.
 
@@ -212,8 +208,6 @@ def traverse(
         Pictures on the way, see :meth:`scbd.SCBDModel.traverse`.
     channels
         Three channels to show as red, green and blue, or one to show in grey. By default all of three, or the first.
-    adapt_key
-        Show cells of new plates by what ``model.adapt`` learned of them.
 
     Returns
     -------
@@ -236,7 +230,7 @@ def traverse(
 
     originals = model.get_intensities(adata, rows)
     shown = channels_shown(channels, originals)
-    paths = model.traverse(rows, to, adata, n_steps=n_steps, adapt_key=adapt_key)
+    paths = model.traverse(rows, to, adata, n_steps=n_steps)
     originals, paths = originals[:, shown], paths[:, :, shown]
     everything = np.concatenate([originals, paths.reshape(-1, *paths.shape[2:])])
     low, high = everything.min((0, 2, 3)), everything.max((0, 2, 3))

@@ -1,0 +1,330 @@
+"""What environments do to all of their cells alike: learned from cells that they are known by, taken out of inputs."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY, as_columns, column_values, label_codes, label_values
+from scbd._checks import head
+from scbd.model._contract import Reference
+from scbd.model._design import is_side_by_side
+from scbd.model._setup import SetupMixin
+from scbd.nn._inputs import EnvironmentScaling, Moments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from anndata import AnnData
+
+    from scbd.data._sources import ImageSource
+    from scbd.model._contract import EmbeddingModule
+    from scbd.nn._inputs import FeatureScaling, Preprocess
+
+KnownBy = Literal["controls", "cells"]
+StandardizeBy = Literal["auto", KnownBy] | None
+
+# an environment has controls if it has so many, and environments have, if those with so large a share of the cells do
+_CONTROLS, _MOST_CELLS = 4, 0.9
+# how much perturbations may differ: above, what they do would be taken for what an environment does
+_UNLIKE = 0.05
+# cells that an environment is known by: these, or fewer where all would be more than so many, but not fewer than that
+_EACH, _ALL, _LEAST = 256, 65_536, 32
+_BLOCK = 512
+
+logger = logging.getLogger(__name__)
+
+
+class Environments(NamedTuple):
+    """Of the cells of a table."""
+
+    codes: np.ndarray
+    """In each column, int64 ``(N, K)``; -1 where it is not known."""
+    inputs: EnvironmentScaling
+    """What they do to inputs."""
+    outputs: EnvironmentScaling | None = None
+    """What is left of it in z_c, if that is to be taken out."""
+
+
+def known_by(
+    asked: StandardizeBy, y: np.ndarray, e: np.ndarray, controls: np.ndarray | None
+) -> tuple[KnownBy | None, KnownBy | None]:
+    """Which cells the environments of a column are known by, and all that could be; `None` if they are not.
+
+    Parameters
+    ----------
+    asked
+        ``"auto"`` takes controls if nine tenths of the cells lie in environments with four or more of them; else all
+        cells, if environments hold the same perturbations in about the same numbers, or so many different ones that
+        none makes a difference to their mean. Where both would do, z_c asks those that know its mean better.
+    y, e
+        Codes of perturbation and environment of the training cells, ``(N,)``.
+    controls
+        Which of them are controls, boolean ``(N,)``, where they are known.
+
+    Warns
+    -----
+    UserWarning
+        If what was asked for takes perturbations out with environments, or leaves environments as they are.
+    """
+    have = 0.0 if controls is None else float((np.bincount(e[controls], minlength=e.max() + 1)[e] >= _CONTROLS).mean())
+    unlike = float(np.bincount(e) / len(e) @ unlikeness(y, e, np.bincount(y) / len(y)))
+    if asked == "auto":
+        all_cells: KnownBy | None = "cells" if unlike < _UNLIKE else None
+        return ("controls", all_cells or "controls") if have >= _MOST_CELLS else (all_cells, all_cells)
+    if asked == "controls" and have < _MOST_CELLS:
+        _warn(
+            f"standardize_by='controls': {1 - have:.0%} of the training cells lie in environments with fewer than "
+            f"{_CONTROLS} controls, which say little of them: name more controls, or use a coarser e_key."
+        )
+    if asked == "cells" and unlike >= _UNLIKE:
+        _warn(
+            "standardize_by='cells': environments hold different perturbations, and what these do is taken out of the "
+            "inputs with what environments do. Use 'auto', which would not, or a coarser e_key."
+        )
+    return asked, asked
+
+
+def unlikeness(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """How much the perturbations of an environment differ from those of all cells, ``(E,)``.
+
+    The sum over perturbations of the squared difference of their share of its cells from their ``shares`` of all, less
+    what is sampling: about 0 where it holds the same, close to 1 where it holds a single one.
+    """
+    found = np.zeros((int(e.max()) + 1, max(len(shares), int(y.max()) + 1)))
+    np.add.at(found, (e, y), 1)
+    counts = found.sum(1, keepdims=True)
+    own = found / counts.clip(1)
+    sampling = (1 - np.square(own).sum(1)) / (counts[:, 0] - 1).clip(1)
+    own[:, : len(shares)] -= shares
+    return np.where(counts[:, 0] > 0, np.square(own).sum(1) - sampling, 0)
+
+
+def draw_reference(source: ImageSource, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> Reference:
+    """Some of the cells that environments are known by, the same number of each environment of a column.
+
+    Parameters
+    ----------
+    source
+        Inputs of all cells.
+    rows
+        Those to choose from.
+    codes, used
+        Of all cells, see :class:`Reference`.
+    """
+    rng, drawn = np.random.default_rng(0), [np.empty(0, dtype=np.int64)]
+    for column, use in zip(codes.T, used.T, strict=True):
+        usable = rng.permutation(rows[use[rows]])
+        usable = usable[np.argsort(column[usable], kind="stable")]
+        _, first, counts = np.unique(column[usable], return_index=True, return_counts=True)
+        most = int(np.clip(_ALL // max(1, len(counts)), _LEAST, _EACH))
+        place = np.arange(len(usable)) - np.repeat(first, counts)
+        drawn.append(usable[place < most])
+    chosen = np.unique(np.concatenate(drawn))
+    blocks = np.array_split(chosen, -(-len(chosen) // _BLOCK)) if len(chosen) else []
+    return Reference(lambda: (torch.from_numpy(source.read(block)) for block in blocks), codes[chosen], used[chosen])
+
+
+class EnvironmentMixin(SetupMixin):
+    """Gives an image model what it knows of environments."""
+
+    standardized_by_: dict[str, KnownBy]
+    could_be_known_by_: dict[str, KnownBy]
+    centered_by_: dict[str, KnownBy]
+    label_shares_: np.ndarray
+    leftover_: dict[str, np.ndarray]
+    _asked: StandardizeBy
+
+    @property
+    def _standardized_by(self) -> dict[str, KnownBy]:
+        """Which cells the environments of a column are known by; without columns whose environments are not."""
+        return getattr(self, "standardized_by_", {})
+
+    def _preprocess(self, *, standardize_by: StandardizeBy = None, **settings: Any) -> Preprocess | FeatureScaling:
+        """What prepares the inputs; with ``standardize_by`` within environments, too, see :class:`scbd.SCBDModel`.
+
+        Raises
+        ------
+        ValueError
+            If there is no such choice, or controls were not named.
+        """
+        preprocess, asked = super()._preprocess(**settings), standardize_by
+        if asked not in ("auto", *get_args(KnownBy), None):
+            msg = (
+                f"standardize_by={asked!r} is not known: use 'auto', 'controls', 'cells', or None to leave "
+                "environments as they are."
+            )
+            raise ValueError(msg)
+        if asked == "controls" and self._control_codes is None:
+            msg = "standardize_by='controls': name controls with control=… in setup_anndata."
+            raise ValueError(msg)
+        if asked is not None and preprocess.standardize:
+            columns = self._environment_columns
+            preprocess.environments = EnvironmentScaling(preprocess.output_shape[0], len(columns))
+        self._asked = asked
+        return preprocess
+
+    @property
+    def _environment_columns(self) -> list[tuple[str, ...]]:
+        """Columns of ``obs``, those together that were crossed."""
+        columns = self._registered(E_REGISTRY)["columns"]
+        return [(column,) for column in columns] if is_side_by_side(self.registry_) else [tuple(columns)]
+
+    def _environment_codes(self, adata: AnnData) -> tuple[np.ndarray, list[list[Any]]]:
+        """Codes of each cell's environments, int64 ``(N, K)``, and the names of each column's.
+
+        New ones count on behind those that are registered; -1 where a table does not say.
+        """
+        categories = self._registered(E_REGISTRY)["categories"]
+        known: Sequence[Sequence[Any]] = [categories]
+        if is_side_by_side(self.registry_):
+            known = [list(dict.fromkeys(values)) for values in zip(*map(column_values, categories), strict=True)]
+        codes, names = [], []
+        for columns, values in zip(self._environment_columns, known, strict=True):
+            unknown: list[Any] = []
+            of_cells = np.full(adata.n_obs, -1)
+            if all(column in adata.obs for column in columns):
+                of_cells, unknown = label_codes(label_values(adata.obs, columns, allow_missing=True), values)
+            codes.append(of_cells)
+            names.append([*values, *unknown])
+        return np.stack(codes, 1), names
+
+    def _reference(self, adata: AnnData, source: ImageSource, rows: np.ndarray, y: np.ndarray) -> Reference:
+        """Training cells that environments are known by; the first time, it is decided which cells these are."""
+        codes, _ = self._environment_codes(adata)
+        controls, names = self._controls(adata), list(map(column_name, self._environment_columns))
+        if not hasattr(self, "standardized_by_"):
+            asked, of_rows = self._asked, None if controls is None else controls[rows]
+            found = {name: known_by(asked, y[rows], of[rows], of_rows) for name, of in zip(names, codes.T, strict=True)}
+            self.standardized_by_ = {name: by for name, (by, _) in found.items() if by is not None}
+            self.could_be_known_by_ = {name: by for name, (_, by) in found.items() if by is not None}
+            self.label_shares_ = np.bincount(y[rows]) / len(rows)
+        return draw_reference(source, rows, codes, self._used(self.standardized_by_, codes, controls))
+
+    def _used(self, by: Mapping[str, KnownBy], codes: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
+        """Which cells a column's environments are known by, boolean ``(N, K)``."""
+        none = np.zeros(len(codes), dtype=bool)
+        of = {"controls": none if controls is None else controls, "cells": ~none, None: none}
+        columns = map(column_name, self._environment_columns)
+        return np.stack([of[by.get(name)] for name in columns], 1) & (codes >= 0)
+
+    def _environments(self, adata: AnnData, *, leftover: bool) -> Environments | None:
+        """What is known of the environments of a table, new ones among them; `None` where they play no part.
+
+        Parameters
+        ----------
+        adata
+            Cells, with labels or without.
+        leftover
+            Whether what is left in z_c is to be taken out, too.
+        """
+        inputs, device = self.module.preprocess.environments, self.module.device
+        if inputs is None or not self._standardized_by:
+            return None
+        codes, names = self._environment_codes(adata)
+        outputs = _restored(self.leftover_).to(device) if leftover and getattr(self, "leftover_", {}) else None
+        asked = np.array([column_name(columns) in self._standardized_by for columns in self._environment_columns])
+        of_cells = torch.from_numpy(codes).to(device)
+        new = asked & (codes >= 0) & ~inputs.known(of_cells).cpu().numpy()
+        if new.any():
+            inputs = copy.deepcopy(inputs)
+            known = self._new_reference(adata, self.standardized_by_, new, codes)
+            scaled = self.module.preprocess.scaled_inputs
+            _learn(inputs, lambda: (scaled(batch.to(device)) for batch in known.batches()), known)
+            _say(new & ~inputs.known(of_cells).cpu().numpy(), codes, names)
+            if outputs is not None:
+                there = self._new_reference(adata, self.centered_by_, new, codes)
+                _learn(outputs, partial(embeddings, self.module, there, inputs), there)
+        return Environments(codes, inputs, outputs)
+
+    def _new_reference(
+        self, adata: AnnData, by: Mapping[str, KnownBy], new: np.ndarray, codes: np.ndarray
+    ) -> Reference:
+        """Cells that new environments are known by; none of those whose perturbations are not those of the training.
+
+        Of all cells of such an environment, the mean says more of its perturbations than of itself. Where these are not
+        known, there is no telling.
+        """
+        used = self._used(by, codes, self._controls(adata)) & new
+        registered = self._registered(Y_REGISTRY)
+        if all(column in adata.obs for column in registered["columns"]):
+            labels = label_values(adata.obs, registered["columns"], allow_missing=True)
+            y, _ = label_codes(labels, registered["categories"])
+            for column, name in enumerate(map(column_name, self._environment_columns)):
+                rows = np.flatnonzero(used[:, column] & (y >= 0))
+                if by.get(name) == "cells" and len(rows):
+                    unlike = unlikeness(y[rows], codes[rows, column], self.label_shares_)
+                    used[rows, column] = unlike[codes[rows, column]] < _UNLIKE
+        return draw_reference(self._source(adata), np.flatnonzero(used.any(1)), codes, used)
+
+    def _learn_leftover(self) -> None:
+        """Learn from training cells what environments still do to all of z_c alike."""
+        self.leftover_ = {}
+        environments = self._environments(self.adata, leftover=False)
+        if environments is None:
+            return
+        codes, inputs, _ = environments
+        errors, source, controls = [], self._source(self.adata), self._controls(self.adata)
+        choices = [self.standardized_by_]
+        if self.could_be_known_by_ != self.standardized_by_:
+            choices.append(self.could_be_known_by_)
+        for by in choices:
+            outputs = EnvironmentScaling(self.module.width("c", "embedding"), codes.shape[1], scale=False)
+            reference = draw_reference(source, self.train_indices, codes, self._used(by, codes, controls))
+            batches = partial(embeddings, self.module, reference, inputs)
+            _learn(outputs.to(self.module.device), batches, reference)
+            errors.append(float(outputs.reference[:, Moments._fields.index("mean_error")].sum()))
+            if errors[-1] == min(errors):
+                self.centered_by_ = by
+                self.leftover_ = {name: values.cpu().numpy() for name, values in outputs.state_dict().items()}
+
+
+def _learn(scaling: EnvironmentScaling, batches: Callable[[], Iterator[torch.Tensor]], of: Reference) -> None:
+    scaling.learn(batches, torch.from_numpy(of.codes), torch.from_numpy(of.used))
+
+
+def embeddings(
+    module: EmbeddingModule, reference: Reference, environments: EnvironmentScaling
+) -> Iterator[torch.Tensor]:
+    """z_c of the cells that environments are known by, block by block."""
+    module.eval()
+    start, codes = 0, torch.from_numpy(reference.codes)
+    with torch.inference_mode():
+        for inputs in reference.batches():
+            part = slice(start, start := start + len(inputs))
+            yield module.embed(inputs.to(module.device), "c", "embedding", codes[part], environments).float()
+
+
+def column_name(columns: str | Sequence[str]) -> str:
+    """One name for a column, or for several that are crossed."""
+    return CROSS.join(map(str, as_columns(columns)))
+
+
+def _restored(saved: Mapping[str, np.ndarray]) -> EnvironmentScaling:
+    """Of what :meth:`EnvironmentMixin._learn_leftover` kept."""
+    outputs = EnvironmentScaling(saved["shift"].shape[1], len(saved["reference"]), scale=False)
+    outputs.load_state_dict({name: torch.as_tensor(values) for name, values in saved.items()})
+    return outputs
+
+
+def _say(unknown: np.ndarray, codes: np.ndarray, names: Sequence[Sequence[Any]]) -> None:
+    """Name new environments that are left as they are, boolean ``(N, K)``."""
+    left: list[str] = []
+    for column, values in enumerate(names):
+        left += [str(values[code]) for code in np.unique(codes[unknown[:, column], column])]
+    if left:
+        message = (
+            "%d environments are new (%s), and no cells say what they do to all alike: controls, or as many "
+            "perturbations as in the training. Their cells are standardised over all training cells alone."
+        )
+        logger.warning(message, len(left), head(left))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=6)

@@ -1,0 +1,270 @@
+"""What environments do to all of their cells alike is taken out of inputs and of z_c, and no more than that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import IMAGE_KEY, make_cells, make_wells
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scbd import SCBDModel
+from scbd.baselines import ERMModel, VAEModel
+from scbd.model._environments import known_by, unlikeness
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
+CONTROL = "gene_0"
+
+
+def cells_of(n: int = 480, dtype: str = "float32", seed: int = 0):
+    """Cells of wells with a gain and an offset of their own, and controls."""
+    cells = make_cells(n, dtype="float32", seed=seed)
+    well = cells.obs["well"].cat.codes.to_numpy()[:, None, None, None]
+    cells.obsm[IMAGE_KEY] = (cells.obsm[IMAGE_KEY] * (1 + 0.4 * well) + 25 * well).astype(dtype)
+    return cells
+
+
+def photographed(cells, gain=1.6, offset=35.0):
+    """The same cells by another camera."""
+    new = cells.copy()
+    new.obsm[IMAGE_KEY] = (new.obsm[IMAGE_KEY] * gain + offset).astype(np.float32)
+    new.obs["well"] = pd.Categorical("new " + new.obs["well"].astype(str))
+    return new
+
+
+def trained(cells, kind: Any = SCBDModel, *, control=CONTROL, steps=20, e_key="well", **settings):
+    kind.setup_anndata(cells, y_key="gene", e_key=e_key, control=control)
+    torch.manual_seed(0)  # the same weights, whichever tests ran before
+    model = kind(cells, **({} if kind is VAEModel else {"encoder": "small"}) | settings)
+    how = {"accelerator": "cpu", "enable_progress_bar": False}
+    model.train(max_steps=steps, batch_size=48, lr=1e-3, train_size=1.0, **how)
+    return model
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return cells_of()
+
+
+@pytest.fixture(scope="module")
+def model(cells):
+    return trained(cells)
+
+
+def prepared(model, cells):
+    """Inputs of z_c and of z_s as the model takes them."""
+    codes = torch.from_numpy(model._environment_codes(cells)[0])
+    return [part.numpy() for part in model.module.prepare(torch.from_numpy(cells.obsm[IMAGE_KEY]), codes)]
+
+
+def moments(images, chosen):
+    return images[chosen].mean((0, 2, 3)), images[chosen].std((0, 2, 3))
+
+
+@pytest.mark.parametrize("by", ["controls", "cells"])
+def test_inputs_of_z_c_are_alike_between_environments_and_those_of_z_s_are_not(cells, by):
+    model = trained(cells, standardize_by=by, steps=1)
+    whole, within = prepared(model, cells)
+    used = (cells.obs["gene"] == CONTROL).to_numpy() if by == "controls" else np.ones(cells.n_obs, dtype=bool)
+    of_wells = [used & (cells.obs["well"] == well).to_numpy() for well in cells.obs["well"].cat.categories]
+    for of_all, limit in ((within, 0.15), (whole, None)):  # what few cells tell is shrunk
+        means, sds = zip(*(moments(of_all, chosen) for chosen in of_wells), strict=True)
+        apart = max(np.ptp(means, axis=0).max(), np.ptp(np.log(sds), axis=0).max())
+        assert apart < limit if limit else apart > 0.5
+    assert f"standardised within each well by its {by}" in repr(model)
+
+
+def test_without_it_inputs_are_standardised_over_all(cells):
+    model = trained(cells, standardize_by=None, steps=1)
+    whole, within = prepared(model, cells)
+    np.testing.assert_array_equal(whole, within)
+    mean, sd = moments(whole, np.arange(cells.n_obs))
+    np.testing.assert_allclose(mean, 0, atol=1e-4)
+    np.testing.assert_allclose(sd, 1, atol=1e-3)
+    z = model.get_latent_representation()
+    np.testing.assert_array_equal(z, model.get_latent_representation(center=None))
+    assert "standardised" not in repr(model)
+
+
+def codes(y, e):
+    return np.asarray(y), np.asarray(e)
+
+
+SAME = codes(np.tile(np.arange(20), 40), np.repeat(np.arange(4), 200))
+ARRAYED = codes(np.repeat(np.arange(40), 20), np.repeat(np.arange(40), 20))
+DOZENS = codes(np.arange(3_000) % 1_000, np.repeat(np.arange(10), 300))  # plates of 300 genes each
+PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 100)
+
+
+@pytest.mark.parametrize(
+    ("design", "controls", "wanted"),
+    [
+        (SAME, None, ("cells", "cells")),
+        (SAME, SAME[0] == 0, ("controls", "cells")),
+        (PHENOTYPES, PHENOTYPES[0] == 0, ("controls", "controls")),
+        (SAME, (SAME[0] == 0) & (SAME[1] == 0), ("cells", "cells")),
+        (ARRAYED, None, (None, None)),
+        (ARRAYED, ARRAYED[0] == 0, (None, None)),
+        (DOZENS, None, ("cells", "cells")),
+        (PHENOTYPES, None, (None, None)),
+    ],
+)
+def test_the_design_decides_what_environments_are_known_by(design, controls, wanted):
+    assert known_by("auto", *design, controls) == wanted
+
+
+def test_what_is_asked_for_against_the_design_is_done_and_warned_of():
+    with pytest.warns(UserWarning, match="different perturbations"):
+        assert known_by("cells", *ARRAYED, None) == ("cells", "cells")
+    with pytest.warns(UserWarning, match="98% of the training cells"):
+        assert known_by("controls", *ARRAYED, ARRAYED[0] == 0) == ("controls", "controls")
+
+
+@given(seed=st.integers(0, 99), n_y=st.integers(1, 6), n_e=st.integers(1, 5))
+def test_unlikeness_is_the_squared_distance_of_shares_less_sampling(seed, n_y, n_e):
+    rng = np.random.default_rng(seed)
+    y, e = rng.integers(n_y, size=60), rng.integers(n_e, size=60)
+    shares = np.bincount(y, minlength=n_y) / 60
+    for environment, found in enumerate(unlikeness(y, e, shares)):
+        own = y[e == environment]
+        naive = sum((np.mean(own == k) - shares[k]) ** 2 for k in range(n_y)) if len(own) else 0.0
+        if len(own) > 1:  # the variance of a mean, of the indicator of each label
+            naive -= sum((own == k).var(ddof=1) for k in range(n_y)) / len(own)
+        assert found == pytest.approx(naive)
+
+
+def test_by_chance_shares_differ_no_more_in_small_environments():
+    rng = np.random.default_rng(0)
+    shares = np.array([0.5, 0.3, 0.2])
+    found = [unlikeness(rng.choice(3, 8, p=shares), np.zeros(8, dtype=int), shares)[0] for _ in range(4_000)]
+    assert abs(np.mean(found)) < 0.005
+
+
+def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
+    """Arrayed wells: what a perturbation does stands out as much as without wells."""
+    cells = make_cells(320)
+    cells.obs["well"] = pd.Categorical([f"well of {gene} {i % 2}" for i, gene in enumerate(cells.obs["gene"])])
+    with pytest.warns(UserWarning, match="confounded"):
+        model = trained(cells, control=None, alpha=0.0)
+    assert not model.standardized_by_
+    z, gene = model.get_latent_representation(), cells.obs["gene"].to_numpy()
+    means = np.stack([z[gene == name].mean(0) for name in np.unique(gene)])
+    assert means.var(0).sum() > 0.5 * z.var(0).sum()
+
+
+def test_environments_of_z_c_have_one_mean_unless_told_otherwise(cells, model):
+    controls, well = (cells.obs["gene"] == CONTROL).to_numpy(), cells.obs["well"].to_numpy()
+    apart = {}
+    for center in ("auto", None):
+        z = model.get_latent_representation(center=center)
+        means = np.stack([z[controls & (well == name)].mean(0) for name in np.unique(well)])
+        apart[center] = np.linalg.norm(means - means.mean(0))
+    assert apart["auto"] < 0.2 * apart[None]
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [SCBDModel, ERMModel, VAEModel])
+def test_a_new_camera_changes_nothing_where_controls_come_along(cells, kind):
+    """The same cells, brighter and in wells of other names: known by the controls among them."""
+    model, new = trained(cells, kind), photographed(cells)
+    z, found = model.get_latent_representation(), model.get_latent_representation(new)
+    blind = new.copy()
+    del blind.obs["well"]
+    size = np.linalg.norm(z - z.mean(0), axis=1).mean()
+    assert np.linalg.norm(found - z, axis=1).mean() < 0.1 * size
+    assert np.linalg.norm(model.get_latent_representation(blind) - z, axis=1).mean() > 0.5 * size
+
+
+def test_controls_tell_of_new_wells_that_hold_other_perturbations(cells, model):
+    chosen = np.flatnonzero(cells.obs["gene"].isin([CONTROL, "gene_3"]))
+    z = model.get_latent_representation(indices=chosen)
+    found = model.get_latent_representation(photographed(cells[chosen].copy()))
+    assert np.linalg.norm(found - z, axis=1).mean() < 0.1 * np.linalg.norm(z - z.mean(0), axis=1).mean()
+
+
+def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, model, caplog):
+    new = photographed(cells)
+    new = new[new.obs["gene"] != CONTROL].copy()
+    found = model.get_latent_representation(new, center=None)
+    assert "3 environments are new (new well_0, new well_1, new well_2)" in caplog.text
+    blind = new.copy()
+    del blind.obs["well"]
+    np.testing.assert_array_equal(found, model.get_latent_representation(blind, center=None))
+
+
+def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog):
+    """Where training wells were: what it would lose is its perturbation."""
+    cells = cells_of()
+    model, new = trained(cells, control=None), photographed(cells)
+    assert model.standardized_by_ == {"well": "cells"}
+    alone = new[new.obs["gene"] == "gene_3"].copy()
+    found = model.get_latent_representation(alone)
+    assert "are new" in caplog.text
+    blind = alone.copy()
+    del blind.obs["well"]
+    np.testing.assert_array_equal(found, model.get_latent_representation(blind))
+
+
+def test_a_table_is_embedded_alike_in_parts_and_whole(cells, model):
+    """Known wells, new ones, and cells of which no well is known."""
+    new = photographed(cells)
+    names = new.obs["well"].astype(object)
+    names[::3], names[1::3] = cells.obs["well"].astype(str)[::3], None
+    new.obs["well"] = pd.Categorical(names)
+    whole, order = model.get_latent_representation(new), np.random.default_rng(0).permutation(new.n_obs)
+    np.testing.assert_allclose(model.get_latent_representation(new, order, batch_size=7), whole[order], atol=1e-5)
+    before = model.get_latent_representation()
+    np.testing.assert_array_equal(model.get_latent_representation(), before)
+
+
+def test_what_was_learned_is_saved_and_goes_on(cells, model, tmp_path):
+    model.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), cells)
+    np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
+    both = photographed(cells)
+    loaded.adata = both
+    loaded.train(max_steps=2, batch_size=48, accelerator="cpu", enable_progress_bar=False)
+    rows, _ = loaded._environment_codes(both)
+    assert loaded.module.preprocess.environments.known(torch.from_numpy(rows)).all()
+    assert loaded.module.preprocess.environments.known(torch.tensor([[0], [1], [2]])).all()
+
+
+def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):
+    """Plates and positions side by side: plates hold controls, a position a single perturbation."""
+    wells = make_wells(n_compounds=20, n_plates=6)
+    with pytest.warns(UserWarning, match="confounded"):
+        SCBDModel.setup_anndata(wells, "compound", ["plate", "well"], layer="X", control="DMSO")
+    model = SCBDModel(wells, encoder="linear", whitening=None)
+    model.train(max_steps=1, accelerator="cpu", enable_progress_bar=False)
+    assert model.standardized_by_ == {"plate": "controls"}
+    controls, plate = (wells.obs["compound"] == "DMSO").to_numpy(), wells.obs["plate"].to_numpy()
+    values = torch.from_numpy(np.asarray(wells.X, dtype=np.float32))
+    whole, within = model.module.prepare(values, torch.from_numpy(model._environment_codes(wells)[0]))
+    spread = [
+        np.ptp([part.numpy()[controls & (plate == name)].mean(0) for name in np.unique(plate)], axis=0).mean()
+        for part in (whole, within)
+    ]
+    assert spread[1] < 0.5 * spread[0]
+    new = wells.copy()
+    new.obs["plate"] = pd.Categorical("new " + new.obs["plate"].astype(str))
+    np.testing.assert_allclose(model.get_latent_representation(new), model.get_latent_representation(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"), [("plates", "is not known: use 'auto'"), ("controls", "name controls with control=")]
+)
+def test_what_cannot_be_is_said_before_any_work(cells, asked, message):
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    with pytest.raises(ValueError, match=message):
+        SCBDModel(cells, encoder="small", standardize_by=asked)
+
+
+def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model):
+    """z_s is to say it: the target is the image as it was, standardised over all cells."""
+    model.train_decoder(max_steps=2, width=4, accelerator="cpu", enable_progress_bar=False)
+    drawn, whole = model.reconstruct(indices=[0, 1]), prepared(model, cells)[0][:2]
+    assert drawn.shape == whole.shape
