@@ -139,21 +139,20 @@ def test_labels_that_are_numbers(decoded, stored):
         np.testing.assert_allclose(decoded.traverse([0, 1], to, adata, n_steps=2), expected, atol=1e-5)
 
 
-def test_pictures_of_new_wells_are_those_of_their_embeddings(trained):
+def test_pictures_of_new_wells_are_those_of_their_embeddings(decoded):
     """Of cells that are standardised by what comes with them, as they are embedded."""
-    trained.train_decoder(**QUICK, width=4)
     new = make_cells(30, seed=6)
     new.obsm["single_cell_images"] //= 2
     new.obs["well"] = "dim"
-    z_c, z_s = blocks_of(trained, new)
-    pictures = trained.reconstruct(new)
-    np.testing.assert_allclose(pictures, trained.decode(z_c, z_s), atol=1e-6)
+    z_c, z_s = blocks_of(decoded, new)
+    pictures = decoded.reconstruct(new)
+    np.testing.assert_allclose(pictures, decoded.decode(z_c, z_s), atol=1e-6)
     nowhere = new.copy()
     del nowhere.obs["well"]
-    assert np.abs(pictures - trained.reconstruct(nowhere)).max() > 1e-3
-    swapped = trained.swap_blocks([0, 1], [2, 3], new)
-    np.testing.assert_allclose(swapped, trained.decode(z_c[:2], z_s[2:4]), atol=1e-6)
-    path = trained.traverse([0], "gene_3", new)
+    assert np.abs(pictures - decoded.reconstruct(nowhere)).max() > 1e-2
+    swapped = decoded.swap_blocks([0, 1], [2, 3], new)
+    np.testing.assert_allclose(swapped, decoded.decode(z_c[:2], z_s[2:4]), atol=1e-6)
+    path = decoded.traverse([0], "gene_3", new)
     np.testing.assert_allclose(path[0, 0], pictures[0], atol=1e-5)
 
 

@@ -206,11 +206,10 @@ def wells_of(**settings: Any) -> SCBDModel:
 
 
 def centred(model: SCBDModel) -> np.ndarray:
-    """Within plates by what is left of them, on the sphere, and then on controls."""
+    """Within plates by what is left of them, and then on controls."""
     z, controls = model.get_latent_representation(center=None), (model.adata.obs["compound"] == "DMSO").to_numpy()
     np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
     z = z - model.leftover_["shift"][model.adata.obs["plate"].cat.codes]
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
     return z - z[controls].mean(0)
 
 

@@ -60,12 +60,11 @@ def test_the_five_lines(trained):
     assert z_c.shape == z_s.shape == (96, 6)
     assert z_c.dtype == np.float32
     as_it_is = trained.get_latent_representation(center=None)
-    for z in (z_c, as_it_is, z_s):
+    for z in (as_it_is, z_s):
         np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
     left = trained.leftover_["shift"][trained.adata.obs["well"].cat.codes]
     assert np.abs(left).max() > 1e-3
-    moved = as_it_is - left
-    np.testing.assert_allclose(z_c, moved / np.linalg.norm(moved, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(z_c, as_it_is - left, atol=1e-6)
     assert not np.allclose(z_c, z_s)
     assert trained.get_latent_representation(representation="intermediate").shape == (96, 256)
 
@@ -225,8 +224,9 @@ def test_new_cells_are_embedded_without_numbers_and_trained_with_them(tmp_path):
 
 @pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": "time"}])
 def test_a_run_is_resumed_with_the_environments_it_was_begun_with(setup, tmp_path):
-    make(None, setup).train(**QUICK, checkpoint_dir=tmp_path)
-    again: dict[str, Any] = QUICK | {"max_steps": 8, "checkpoint_dir": tmp_path, "resume": True}
+    how: dict[str, Any] = QUICK | {"checkpoint_dir": tmp_path, "plan_kwargs": {"lr_decay": False}}
+    make(None, setup).train(**how)
+    again = how | {"max_steps": 8, "resume": True}
     name = "e_columns" if "e_key" in setup else next(iter(setup))
     other = setup | {"e_columns": "crossed"} if "e_key" in setup else {}
     with pytest.raises(ValueError, match=name):
@@ -234,11 +234,11 @@ def test_a_run_is_resumed_with_the_environments_it_was_begun_with(setup, tmp_pat
     make(None, setup).train(**again)
 
 
-def on_new_plates(wells: AnnData, setup: dict[str, Any], alpha: float) -> np.ndarray:
+def on_new_plates(wells: AnnData, setup: dict[str, Any], alpha: float, **settings: Any) -> np.ndarray:
     """z_c of the plates that were not trained on."""
     scvi.settings.seed = 0
     SCBDModel.setup_anndata(wells, **setup)
-    model = SCBDModel(wells, encoder="mlp", n_latent=16, alpha=alpha, style_target=None)
+    model = SCBDModel(wells, encoder="mlp", n_latent=16, alpha=alpha, style_target=None, **settings)
     model.train(max_steps=40, batch_size=1024, split="split", enable_progress_bar=False, accelerator="cpu")
     return model.get_latent_representation(wells[wells.obs["split"] == "test"])
 
@@ -252,7 +252,7 @@ def test_plate_and_position_are_both_forgotten_on_plates_that_nobody_saw():
     new, f1 = wells.obs[wells.obs["split"] == "test"], {}
     for e_key in ("plate", ["plate", "well"]):
         setup = {"y_key": "perturbation", "e_key": e_key, "control": "control"}
-        z_c = on_new_plates(wells, setup, 0.05)
+        z_c = on_new_plates(wells, setup, 0.05, standardize_by=None)  # all of it is to be learned
         f1[len(e_key)] = [label_probe(z_c, new[column])["f1"] for column in ("plate", "well")]
     one, both = f1[len("plate")], f1[2]
     assert one[0] < 0.15 and both[0] < 0.15

@@ -19,7 +19,6 @@ from scbd.data._screens import BlockStore, open_embedding, storable
 from scbd.data._sources import digest_cells, prefetch
 from scbd.model._environments import EnvironmentMixin
 from scbd.nn._distributed import wait_for_all, world
-from scbd.nn._encoders import Block, on_sphere
 
 if TYPE_CHECKING:
     import os
@@ -91,8 +90,6 @@ class Embedder(NamedTuple):
         }
         if leftover is not None and "c" in values:
             values["c"] = leftover(values["c"], codes)
-            if isinstance(self.module.network("c"), Block):
-                values["c"] = on_sphere(values["c"])
         return {block: found.cpu().numpy() for block, found in values.items()}
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
@@ -145,11 +142,10 @@ class EmbedMixin(EnvironmentMixin):
             ``"embedding"``: z; ``"intermediate"``: r, before the projection, which the paper uses
             for domain generalisation.
         center
-            ``"auto"``: subtract from z_c what its environment does to all cells alike, as inputs are standardised (see
-            ``standardize_by``), and bring it back to the sphere. ``"controls"``: and subtract the mean z of the
-            training cells that are controls, so that a cell's direction says in what it differs from them, and its
-            length by how much; of features this is the default, where ``setup_anndata`` was told of controls. `None`: z
-            as the losses see it, on the unit sphere.
+            ``"auto"``: subtract from z_c what its environment does to all cells alike, as inputs are standardised, see
+            ``standardize_by``. ``"controls"``: and the mean z of the training cells that are controls, so that a cell's
+            direction says in what it differs from them, and its length by how much; of features this is the default,
+            where ``setup_anndata`` was told of controls. `None`: z as the losses see it, on the unit sphere.
         batch_size
             Cells in a forward pass; 512 by default.
         out
