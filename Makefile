@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 # what computes numbers
-NUMERIC := tests/nn tests/metrics tests/baselines/test_corrections.py tests/test_linear_maps.py tests/originals
+NUMERIC := tests/nn tests/metrics tests/baselines/test_corrections.py tests/originals
 
 .PHONY: help demo test numeric lint types coverage benchmark notebooks docs clean
 

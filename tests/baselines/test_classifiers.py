@@ -18,6 +18,8 @@ from scbd.model._train import BestWeights
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
 QUICK |= {"precision": "32-true"}
+# runs of any length have the same rates
+SAME_LR: dict[str, Any] = {"plan_kwargs": {"lr_decay": False}}
 MODELS = [CORALModel, DANNModel, FishModel, GroupDROModel, IRMModel]
 
 
@@ -69,7 +71,7 @@ def test_each_learns_saves_and_loads(model_class, tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
     settings: dict[str, Any] = {"pretrain_steps": 2} if model_class is FishModel else {}
     half, resumed, whole = (make(model_class, **settings) for _ in range(3))
-    how: dict[str, Any] = QUICK | {"plan_kwargs": {"lr_decay": False}}  # the same rates in runs of any length
+    how: dict[str, Any] = QUICK | SAME_LR
     half.train(max_steps=4, checkpoint_dir=tmp_path, **how)
     resumed.train(max_steps=7, checkpoint_dir=tmp_path, resume=True, **how)
     whole.train(max_steps=7, **how)
@@ -170,8 +172,9 @@ def test_irm_may_begin_its_optimiser_anew_where_the_penalty_sets_in(reset, steps
     one, other = (make(IRMModel, anneal_steps=3, reset_optimizer=reset) for _ in range(2))
     one.train(max_steps=5, **QUICK)
     assert ages(one) == {steps}
-    other.train(max_steps=3, checkpoint_dir=tmp_path, **QUICK)
-    other.train(max_steps=5, checkpoint_dir=tmp_path, resume=True, **QUICK)
+    how: dict[str, Any] = QUICK | SAME_LR | {"checkpoint_dir": tmp_path}
+    other.train(max_steps=3, **how)
+    other.train(max_steps=5, resume=True, **how)
     assert ages(other) == {steps}
 
 

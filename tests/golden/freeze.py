@@ -254,7 +254,7 @@ def of_model(model: Any, blocks: str = "cs") -> Entries:
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
-PUBLISHED: dict[str, Any] = {"invariance": "listing", "alpha": 1.0, "smoothing": 0.0}
+PUBLISHED: dict[str, Any] = {"invariance": "listing", "alpha": 1.0, "smoothing": 0.0, "include_self": True}
 BOTH: dict[str, Any] = CELLS | {"e_key": ["plate", "well"]}
 
 

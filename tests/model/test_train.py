@@ -748,7 +748,7 @@ def test_a_linear_map_of_features_trains_on_all_wells_for_a_moment():
     SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
     model = SCBDModel(wells, encoder="linear", n_latent=4)
     model.train(enable_progress_bar=False, accelerator="cpu")
-    assert model.training_settings_["steps"] == 13 and len(model.train_indices) == wells.n_obs
+    assert model.training_settings_["steps"] == 50 and len(model.train_indices) == wells.n_obs
 
 
 @pytest.mark.filterwarnings("ignore:y and e are confounded")

@@ -727,6 +727,6 @@ class FishModel(ClassifierModel):
         self.traits = replace(
             self.traits,
             batch_kwargs={"pretrain_steps": pretrain_steps},
-            plan_kwargs={"meta_lr": meta_lr, "pretrain_steps": pretrain_steps},
+            plan_kwargs={"meta_lr": meta_lr, "pretrain_steps": pretrain_steps, "lr_decay": False},
         )
         self._set_up(encoder, preprocess)

@@ -69,7 +69,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         wells) and 192 (two balanced environments).
     smoothing
         Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
-        of their perturbation need not be forced apart. See :func:`scbd.nn.supervised_contrastive_loss`.
+        of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
+        :func:`scbd.nn.supervised_contrastive_loss`.
     temperature
         Temperature of the contrastive losses.
     image_size
@@ -128,7 +129,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha: Alpha = "auto",
         style_target: StyleTarget | None = "e",
         invariance: Invariance = "variance",
-        smoothing: float = 2 / 3,
+        smoothing: float | None = None,
         temperature: float = 0.1,
         image_size: ImageSize | None = None,
         augment: bool = True,
@@ -156,6 +157,8 @@ class SCBDModel(DecodeMixin, ImageModel):
             many = len(self._registered(Y_REGISTRY)["categories"]) >= _MANY
             matches_sets = many and self._inputs.image_key is not None and further["positives"] == "all"
             further["set_size"] = _SET_SIZE if matches_sets else 1
+        if smoothing is None:  # many cells do not show what was done to them; wells do
+            smoothing = 0.0 if self._inputs.image_key is None else 2 / 3
         self.module = SCBDModule(
             preprocess,
             encoder=encoder,

@@ -56,10 +56,10 @@ _MANY_ROWS = 10_000
 # dimensions of a linear embedding, which costs nothing
 _LINEAR_LATENT = 300
 # settings that have no meaning for features, and for images, with the values that ask for nothing
-_OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto", "augment": True}
+_OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
 # runs of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
-_FEW_STEPS = {"max_epochs": 13, "lr": 1e-3, "batch_size": 512}
+_FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
 _MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
 _SOME_STEPS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
 
@@ -376,7 +376,10 @@ class SetupMixin(BaseModelClass):
             if settings.get(name, default) != default:
                 msg = f"{name}={settings[name]!r} is for {theirs}, and the model was set up with {ours}: leave it out."
                 raise ValueError(msg)
-        own = {name: value for name, value in settings.items() if name not in foreign}
+        # features are not turned, whether or not that is said
+        own = {
+            name: value for name, value in settings.items() if name not in foreign and (of_images or name != "augment")
+        }
         if of_images:
             return Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
         return FeatureScaling(len(registered["features"]), **own)

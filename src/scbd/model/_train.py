@@ -185,13 +185,13 @@ class TrainMixin(PredictMixin):
         max_steps, max_epochs
             Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
             heuristic: 400 epochs up to 20,000 cells, fewer beyond. With the encoder ``"small"`` 300 steps; of features
-            13 epochs with ``"linear"``, 400 steps with others.
+            50 steps with ``"linear"``, 400 with others.
         lr, weight_decay
-            Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"`` and for
-            features; it falls to 0 along half a cosine.
+            Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"``, and for
+            features 0.001 with others than ``"linear"``; it falls to 0 along half a cosine.
         batch_size
-            Cells a batch; larger batches hold more pairs. By default 2,048, with ``"small"`` and ``"linear"`` 512; or
-            all training cells if they are fewer.
+            Cells a batch; larger batches hold more pairs. By default 2,048, with ``"small"`` 512; or all training cells
+            if they are fewer.
         perturbations_per_batch
             Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
             where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
@@ -260,8 +260,7 @@ class TrainMixin(PredictMixin):
         given = dict(locals())
         del given["self"]
         settings, defaults = TrainSettings(**given), dict(self._training_defaults)
-        has_length = max_epochs is not None or max_steps is not None
-        leave = {"batch_size"} | ({"max_steps", "max_epochs"} if has_length else set())  # of the first, see _data
+        leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}  # of the first, see _data
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
         self._finish(self._fit(self.module, replace(settings, **unset)))
 
@@ -386,7 +385,7 @@ class TrainMixin(PredictMixin):
             **{name: getattr(data, name) for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")},
             "first_step": data.first_step,
             # rates fall towards the end
-            "length": data.max_steps if settings.plan.get("lr_decay", True) else None,
+            "length": data.max_steps if {**self.traits.plan_kwargs, **settings.plan}.get("lr_decay", True) else None,
             "validate_every": settings.validate_every,
             "precision": settings.precision,
             "online_head": settings.online_head,

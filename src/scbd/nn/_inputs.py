@@ -156,7 +156,7 @@ class Preprocess(nn.Module):
             Source of the random orientations (on the CPU).
         """
         images = self._prepared(images)
-        if self.augment and self.training:
+        if self.augment and self.training and generator is not None:
             images = random_orientation(images, generator)
         return images.contiguous(memory_format=torch.channels_last)
 
