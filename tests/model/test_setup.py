@@ -202,7 +202,10 @@ def test_inputs_are_found_where_they_are():
 @pytest.mark.parametrize(
     ("of_images", "settings"),
     [
-        *((False, {name: value}) for name, value in (("image_size", 32), ("intensity", "none"), ("encoder", "resnet18"))),
+        *(
+            (False, {name: value})
+            for name, value in (("image_size", 32), ("intensity", "none"), ("encoder", "resnet18"))
+        ),
         *((True, {name: value}) for name, value in (("clip", 5.0), ("whitening", "plda"), ("encoder", "linear"))),
     ],
 )
