@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
 MODEL: dict[str, Any] = {
-    **{"encoder": "small", "n_latent": 128, "style_target": "ye"},
+    **{"encoder": "small", "n_latent": 128, "style_target": "ye", "include_self": True},
     **{"standardize": False, "augment": False},  # colours are to be seen, and digits have an upper side
 }
-TRAINING: dict[str, Any] = {"lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False}
+TRAINING: dict[str, Any] = {
+    **{"lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False},
+    "plan_kwargs": {"lr_decay": False},  # alpha is to act until the end
+}
 # BatchNorm sees the data, weights stay as they are
 UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
 

@@ -97,13 +97,15 @@ def unlikeness(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
     The sum over perturbations of the squared difference of their share of its cells from their ``shares`` of all, less
     what is sampling: about 0 where it holds the same, close to 1 where it holds a single one.
     """
-    found = np.zeros((int(e.max()) + 1, max(len(shares), int(y.max()) + 1)))
-    np.add.at(found, (e, y), 1)
-    counts = found.sum(1, keepdims=True)
-    own = found / counts.clip(1)
-    sampling = (1 - np.square(own).sum(1)) / (counts[:, 0] - 1).clip(1)
-    own[:, : len(shares)] -= shares
-    return np.where(counts[:, 0] > 0, np.square(own).sum(1) - sampling, 0)
+    n_e, n_y = int(e.max()) + 1, max(len(shares), int(y.max()) + 1)
+    pairs, counts = np.unique(e.astype(np.int64) * n_y + y, return_counts=True)  # of the pairs that there are
+    of_e, of_y = np.divmod(pairs, n_y)
+    n_cells = np.bincount(e, minlength=n_e)
+    own = counts / n_cells[of_e]
+    squares = np.bincount(of_e, np.square(own), minlength=n_e)
+    common = np.bincount(of_e, own * np.pad(shares, (0, n_y - len(shares)))[of_y], minlength=n_e)
+    sampling = (1 - squares) / (n_cells - 1).clip(1)
+    return np.where(n_cells > 0, squares - 2 * common + np.square(shares).sum() - sampling, 0)
 
 
 def draw_reference(source: ImageSource, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> Reference:
