@@ -270,11 +270,14 @@ def test_a_run_that_could_not_save_its_model_goes_on_from_the_checkpoint(tmp_pat
 def test_a_run_goes_on_with_the_same_cells_and_settings_alone(tmp_path, monkeypatch):
     out = tmp_path / "run"
     how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    how["train_kwargs"] = constant = TRAIN | {"plan_kwargs": {"lr_decay": False}}
     run(make_cells(), out=out, **how)
     with pytest.raises(ValueError, match="other settings .*smoothing"):
         run(make_cells(), out=out, resume=True, **how | {"model_kwargs": MODEL | {"smoothing": 0.1}})
-    # longer is no other setting
-    longer = how | {"train_kwargs": TRAIN | {"max_steps": 6}}
+    # longer is no other setting, unless rates fall towards the end
+    with pytest.raises(ValueError, match="length: None → 6"):
+        run(make_cells(), out=out, resume=True, **how | {"train_kwargs": TRAIN | {"max_steps": 6}})
+    longer = how | {"train_kwargs": constant | {"max_steps": 6}}
     run(make_cells(), out=out, resume=True, **longer)
     assert json.loads((out / "settings.json").read_text())["training"]["steps"] == 6
     others = make_cells(seed=1)

@@ -205,7 +205,8 @@ def test_every_system_is_trained_in_every_split():
     assert {trial.data["fold"] for trial in trials} == set(range(5))
     of_one = [trial for trial in trials if trial.data["fold"] == 0]
     assert [trial.system for trial in of_one] == ["SCBD", "SCBD", "SCBD", "ERM"]
-    assert [trial.model.get("norm") for trial in of_one] == [None, "instance", None, None]
+    asked = [(trial.model.get("alpha", "auto"), trial.model.get("standardize_by", "auto")) for trial in of_one]
+    assert asked == [("auto", "auto"), (0.0, "auto"), ("auto", None), ("auto", "auto")]
     assert {trial.data["n_wells"] // trial.data["plate_wells"] for trial in trials} == {6}
     assert len(new_plates_cpjump1("small", None)) == 10
 
@@ -216,11 +217,11 @@ def test_everything_that_is_trained_stands_beside_every_correction_on_the_same_c
     systems = {trial.system for trial in trials}
     assert {"ERM", "CORAL", "DANN", "VAE", "iVAE", "mcVAE", "SCBD", "random encoder", "pixel PCA", "obsm"} <= systems
     assert {f"pixel PCA, {c}" for c in ("ComBat", "Harmony", "sphering", "TVN", "WCCN", "LDA", "PLDA")} <= systems
-    assert [trial.model["alpha"] for trial in trials if trial.system == "SCBD" and trial.seed == 0] == [
-        0,
-        0.003,
-        "auto",
-    ]
+    ours = [trial for trial in trials if trial.system == "SCBD" and trial.seed == 0]
+    before = [trial.model["alpha"] for trial in ours if "standardize_by" not in trial.model]
+    today = [trial.model["alpha"] for trial in ours if "standardize_by" in trial.model]
+    assert before == [0, 0.003, "auto"] and today == [0, 0.05, "auto"]
+    assert [trial.model.get("standardize_by") for trial in trials if trial.system == "ERM"] == [None, "auto"] * 3
     assert trials[0].data["n_plate_maps"] > 1 and trials[0].data["well_imbalance"] > 0
 
 
