@@ -45,7 +45,13 @@ def test_training_is_that_of_the_package(page, monkeypatch):
     n_steps, size, alpha = 8, 32, 0.1
     cells = make_cells()
     scbd.SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
-    published = {"invariance": "listing", "smoothing": 0, "set_size": 1, "include_self": True, "augment": False}
+    published: dict[str, Any] = {
+        "invariance": "listing",
+        "smoothing": 0,
+        "set_size": 1,
+        "include_self": True,
+        "augment": False,
+    }
     model = scbd.SCBDModel(cells, encoder="small", n_latent=64, alpha=alpha, standardize=False, **published)
     blocks = [model.module.content, model.module.style]
     start = [{name: value.clone() for name, value in block.state_dict().items()} for block in blocks]

@@ -274,7 +274,8 @@ def test_the_cycle_is_the_distance_of_what_exchanged_pictures_are_embedded_as(st
     found = loss(z_c, z_s, e)
     pictures = model.decode(z_c[:6].detach().numpy(), z_s[-6:].detach().numpy())
     again = module.preprocess.scaled(torch.from_numpy(pictures))
-    within = module.preprocess.environments(again, e[-6:, None])
+    environments: Any = module.preprocess.environments
+    within = environments(again, e[-6:, None])
     missed = (module.content(within) - z_c[:6]).square().sum(1).mean()
     if style_target == "e":
         missed = (missed + (module.style(again) - z_s[-6:]).square().sum(1).mean()) / 2
@@ -306,10 +307,10 @@ def test_a_decoder_learns_to_draw_what_is_embedded_where_it_came_from(trained):
         torch.from_numpy(part)
         for part in (trained.adata.obsm["single_cell_images"], trained._codes(trained.adata, "e"))
     )
-    z = [block.detach() for block in module.blocks(module.prepare(images, e)).z]
+    z_c, z_s = (block.detach() for block in module.blocks(module.prepare(images, e)).z)
     optimizer, missed = torch.optim.Adam(decoder.parameters(), 1e-2), []
     for _ in range(60):
-        loss = Reconstruction(module, decoder, None, cycle=1.0).cycle_loss(*z, e)
+        loss = Reconstruction(module, decoder, None, cycle=1.0).cycle_loss(z_c, z_s, e)
         missed.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

@@ -114,14 +114,15 @@ PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 
     ],
 )
 def test_the_design_decides_what_environments_are_known_by(design, controls, wanted):
-    assert known_by("auto", *design, controls) == wanted
+    y, e = design
+    assert known_by("auto", y, e, controls) == wanted
 
 
 def test_what_is_asked_for_against_the_design_is_done_and_warned_of():
     with pytest.warns(UserWarning, match="different perturbations"):
-        assert known_by("cells", *ARRAYED, None) == ("cells", "cells")
+        assert known_by("cells", ARRAYED[0], ARRAYED[1], None) == ("cells", "cells")
     with pytest.warns(UserWarning, match="98% of the training cells"):
-        assert known_by("controls", *ARRAYED, ARRAYED[0] == 0) == ("controls", "controls")
+        assert known_by("controls", ARRAYED[0], ARRAYED[1], ARRAYED[0] == 0) == ("controls", "controls")
 
 
 @given(seed=st.integers(0, 99), n_y=st.integers(1, 6), n_e=st.integers(1, 5))
@@ -229,8 +230,9 @@ def test_what_was_learned_is_saved_and_goes_on(cells, model, tmp_path):
     loaded.adata = both
     loaded.train(max_steps=2, batch_size=48, accelerator="cpu", enable_progress_bar=False)
     rows, _ = loaded._environment_codes(both)
-    assert loaded.module.preprocess.environments.known(torch.from_numpy(rows)).all()
-    assert loaded.module.preprocess.environments.known(torch.tensor([[0], [1], [2]])).all()
+    environments: Any = loaded.module.preprocess.environments
+    assert environments.known(torch.from_numpy(rows)).all()
+    assert environments.known(torch.tensor([[0], [1], [2]])).all()
 
 
 def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):

@@ -95,7 +95,7 @@ def columns_of(model: SCBDModel, e: torch.Tensor) -> list[torch.Tensor]:
 
 def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> Prepared:
     """What a model makes of images when it knows their environments, of each column, all of whose cells differ."""
-    scaling = model.module.preprocess.environments
+    scaling: Any = model.module.preprocess.environments
     rng = torch.Generator().manual_seed(0)
     n_codes = int(codes.max()) + 1
     differs = torch.randn(n_codes, codes.shape[1], 2, generator=rng)
@@ -306,7 +306,8 @@ def test_a_linear_encoder_begins_as_the_map_it_starts_from():
     r = model.get_latent_representation(representation="intermediate")
     scaled = model.module.preprocess(torch.from_numpy(model.adata.X))
     plate = model.adata.obs["plate"].cat.codes.to_numpy(copy=True)
-    within = model.module.preprocess.environments(scaled, torch.from_numpy(plate).long()[:, None])
+    environments: Any = model.module.preprocess.environments
+    within = environments(scaled, torch.from_numpy(plate).long()[:, None])
     np.testing.assert_allclose(r, model.module.content.transform(within).numpy(), atol=1e-5)
     r_s = model.get_latent_representation(block="s", representation="intermediate")
     np.testing.assert_allclose(r_s, model.module.style.transform(scaled).numpy(), atol=1e-5)
