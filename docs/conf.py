@@ -54,15 +54,19 @@ nitpick_ignore = [
     ("py:class", name)
     for name in (
         "AlphaSelection",
+        "EnvironmentScaling",
         "ImageSource",
         "InputKind",
         "Objective",
         "OnlineHead",
+        "Prepared",
         "RemovableHandle",
         "Sample",
         "scbd.data._loading.BatchLoader",
         "scbd.data._sources.InputKind",
         "scbd.model._contract.Network",
+        "scbd.model._contract.Reference",
+        "scbd.nn._inputs.EnvironmentScaling",
         "scbd.model._contract.Sample",
         "scbd.nn._variance.ExplainedVariance",
     )
