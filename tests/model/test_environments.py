@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
+from scbd.model._decode import Reconstruction
 from scbd.model._environments import known_by, unlikeness
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -265,8 +266,26 @@ def test_what_cannot_be_is_said_before_any_work(cells, asked, message):
         SCBDModel(cells, encoder="small", standardize_by=asked)
 
 
-def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model):
+def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model, monkeypatch):
     """z_s is to say it: the target is the image as it was, standardised over all cells."""
-    model.train_decoder(max_steps=2, width=4, accelerator="cpu", enable_progress_bar=False)
-    drawn, whole = model.reconstruct(indices=[0, 1]), prepared(model, cells)[0][:2]
-    assert drawn.shape == whole.shape
+    decoder = model.module.make_decoder("gaussian", 4)
+    drawn: list[torch.Tensor] = []
+
+    def look(target: torch.Tensor, z_c: torch.Tensor, z_s: torch.Tensor) -> torch.Tensor:
+        drawn.append(target)
+        return z_c.sum()
+
+    monkeypatch.setattr(decoder, "negative_log_likelihood", look)
+    codes = torch.from_numpy(model._environment_codes(cells)[0][:8, 0])
+    y = torch.from_numpy(cells.obs["gene"].cat.codes.to_numpy(dtype=np.int64)[:8])
+    Reconstruction(model.module, decoder, None)(torch.from_numpy(cells.obsm[IMAGE_KEY][:8]), y, codes)
+    whole, within = prepared(model, cells)
+    np.testing.assert_allclose(drawn[0].numpy(), whole[:8], atol=1e-6)
+    assert np.abs(whole[:8] - within[:8]).mean() > 0.1
+
+
+def test_what_is_asked_of_z_s_alone_looks_at_no_environment(cells, model, caplog):
+    new = photographed(cells)
+    new = new[new.obs["gene"] != CONTROL].copy()
+    model.get_latent_representation(new, block="s")
+    assert not caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, IVAEModel, VAEModel
-from scbd.model import TrainingPlan
 from scbd.model._plan import OnlineHead
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -112,6 +110,9 @@ def test_rates_fall_along_half_a_cosine_in_each_run(tmp_path):
     steady = Rates()
     make_model().train(**QUICK, plan_kwargs={"lr_decay": False}, callbacks=[steady])
     assert steady.seen == [1e-4] * 6
+    accumulated = Rates()
+    make_model().train(**QUICK, accumulate_grad_batches=2, callbacks=[accumulated])
+    np.testing.assert_allclose(accumulated.seen, np.repeat(expected, 2), rtol=1e-6)
 
 
 def moved(before, after):
@@ -303,24 +304,3 @@ def test_a_classifier_has_a_head_already():
     model.train(**QUICK, online_head=True)
     assert model.can_predict and not model.online_head_
     assert "train_online_head" not in model.history
-
-
-@pytest.mark.parametrize("decays", [True, False])
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_rates_fall_to_nothing_along_half_a_cosine(decays, accumulated):
-    rates: list[float] = []
-
-    class Noted(TrainingPlan):
-        def on_before_optimizer_step(self, optimizer):
-            rates.append(optimizer.param_groups[0]["lr"])
-
-    class NotedModel(SCBDModel):
-        traits = replace(SCBDModel.traits, plan=Noted)
-
-    cells = make_cells()
-    NotedModel.setup_anndata(cells, y_key="gene", e_key="well")
-    model = NotedModel(cells, encoder="small", n_latent=4)
-    how = {"accumulate_grad_batches": accumulated, "plan_kwargs": {"lr_decay": decays}}
-    model.train(max_steps=5, batch_size=24, lr=0.01, accelerator="cpu", enable_progress_bar=False, **how)
-    fall = (1 + np.cos(np.pi * np.arange(5) / 5)) / 2 if decays else np.ones(5)
-    np.testing.assert_allclose(rates, 0.01 * fall, atol=1e-12)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scbd.data._sources import ImageSource
-    from scbd.model._contract import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +130,6 @@ def draw_sample(
     e: np.ndarray,
     controls: np.ndarray | None,
     positions: np.ndarray | None,
-    reference: Reference | None = None,
     *,
     seed: int,
 ) -> Sample:
@@ -146,8 +144,6 @@ def draw_sample(
     y, e, controls, positions
         Of all cells, see :class:`Sample`. Of features, controls are drawn beside the others: they may be few among all,
         and features are scaled by them.
-    reference
-        Cells that environments are known by.
     seed
         Of the draw.
     """
@@ -163,7 +159,6 @@ def draw_sample(
         e[drawn],
         None if controls is None else controls[drawn],
         None if positions is None else positions[drawn],
-        reference,
     )
 
 

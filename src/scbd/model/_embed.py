@@ -52,6 +52,7 @@ class Embedder(NamedTuple):
     centers: Mapping[BlockName, np.ndarray]
     """What is subtracted from a block."""
     environments: Environments | None
+    """Which z_c is to know nothing of."""
 
     def width(self, block: BlockName) -> int:
         """Dimension of a block."""
@@ -85,12 +86,14 @@ class Embedder(NamedTuple):
         if self.environments is not None:
             of_cells, within, leftover = self.environments
             codes = torch.from_numpy(of_cells[part]).to(self.module.device)
-        values = {
-            block: self.module.embed(inputs, block, self.representation, codes, within).float() for block in self.blocks
-        }
-        if leftover is not None and "c" in values:
-            values["c"] = leftover(values["c"], codes)
-        return {block: found.cpu().numpy() for block, found in values.items()}
+        values = {}
+        for block in self.blocks:
+            how = (codes, within) if block == "c" else ()
+            found = self.module.embed(inputs, block, self.representation, *how).float()
+            if leftover is not None and block == "c":
+                found = leftover(found, codes)
+            values[block] = found.cpu().numpy()
+        return values
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
         """Of all that embeddings depend on, the weights and the cells, and of further settings."""
@@ -296,8 +299,9 @@ class EmbedMixin(EnvironmentMixin):
         source, names = self._source(adata), [self._block(block) for block in blocks]
         kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
         centers = self._centers(center, kind)
-        leftover = center is not None and kind == "embedding" and "c" in names
-        environments = self._environments(adata, leftover=leftover)
+        environments = None
+        if "c" in names:
+            environments = self._environments(adata, leftover=center is not None and kind == "embedding")
         return Embedder(self.module, source, names, kind, centers, environments)
 
     def _block(self, block: str) -> BlockName:

@@ -37,9 +37,9 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
     with torch.no_grad():
         r_c = torch.cat([module.embed(part.to(module.device), "c", "intermediate", e) for part, e in parts])
         h = module.content.project(r_c).cpu()
-        z_c = on_sphere(h)
-        matched = module.matched(z_c, labels, h if module.set_size > 1 else None)
-        supervised = module.supervised(z_c, labels, environments, h if module.set_size > 1 else None)
+        z_c, of_sets = on_sphere(h), h if module.set_size > 1 else None
+        matched = module.matched(z_c, labels, of_sets)
+        supervised = module.supervised(z_c, labels, environments, of_sets)
         every: list[Environments] = [*module.side_by_side(environments), *Numbers.columns(batch.get("numbers"))]
         seen = invariance_statistic([z_c], every, labels)
     health = {

@@ -65,8 +65,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         Form of the invariance loss. ``"variance"``: what the environment explains at equal label, at every stage of the
         encoder; alpha is the price of one standard error of it, in nats, see
         :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
-        ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None``, with alpha 1 (34
-        wells) and 192 (two balanced environments).
+        ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None, augment=False``, with
+        alpha 1 (34 wells) and 192 (two balanced environments), at a rate that does not fall.
     smoothing
         Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
         of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
@@ -77,8 +77,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         Resize images to this many pixels a side while training; a pair ``(height, width)`` if they are not square.
         `None` keeps the stored size. Cost grows with the area.
     augment
-        Whether training images are flipped and rotated by right angles at random, each by itself: leave it out where
-        orientation has a meaning, as that of digits.
+        Whether training images are flipped and rotated by right angles at random, each by itself: `False`
+        where orientation has a meaning, as that of digits.
     standardize_by
         By which cells the inputs of each environment are standardised, channel by channel or feature by feature:
         ``"controls"``, or all of its ``"cells"``, which takes perturbations out as well where environments hold

@@ -308,7 +308,8 @@ class TrainMixin(PredictMixin):
             reference = self._reference(adata, source, train, y) if known else None
             if not self.module.is_fitted:
                 controls, positions = self._controls(adata), self._positions(adata)
-                self.module.fit(draw_sample(source, train, y, e, controls, positions, reference, seed=data.seed))
+                sample = draw_sample(source, train, y, e, controls, positions, seed=data.seed)
+                self.module.fit(sample._replace(reference=reference))
             elif reference is not None:
                 self.module.learn_environments(reference)
             with self._apart(), self._forgotten() if contrastive else nullcontext():

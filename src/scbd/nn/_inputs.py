@@ -155,14 +155,10 @@ class Preprocess(nn.Module):
         generator
             Source of the random orientations (on the CPU).
         """
-        images = self._prepared(images)
+        images = self.scaled_inputs(images)
         if self.augment and self.training and generator is not None:
             images = random_orientation(images, generator)
         return images.contiguous(memory_format=torch.channels_last)
-
-    def scaled_inputs(self, images: Tensor) -> Tensor:
-        """Stored images as :meth:`forward` makes them, without what is random: what environments are learned from."""
-        return self._prepared(images)
 
     def within(self, prepared: Tensor, images: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
         """Prepared images ``(B, C, H, W)`` standardised within environments ``codes (B, K)``."""
@@ -170,7 +166,7 @@ class Preprocess(nn.Module):
 
     def measured(self, images: Tensor) -> Tensor:
         """Stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, as they lie; float32."""
-        return self.intensities(self._prepared(images))
+        return self.intensities(self.scaled_inputs(images))
 
     def intensities(self, images: Tensor) -> Tensor:
         """What prepared images ``(B, C, H, W)`` were before they were standardised."""
@@ -180,7 +176,8 @@ class Preprocess(nn.Module):
         """Intensities ``(B, C, H, W)``, as :meth:`intensities` returns them, standardised again."""
         return self._standardized(intensities.clone())
 
-    def _prepared(self, images: Tensor) -> Tensor:
+    def scaled_inputs(self, images: Tensor) -> Tensor:
+        """Stored images as :meth:`forward` makes them, without what is random: what environments are learned from."""
         return self._looked_up(images) if self._worth_a_table(images) else self._standardized(self._transform(images))
 
     def _standardized(self, images: Tensor) -> Tensor:
@@ -350,11 +347,7 @@ class FeatureScaling(nn.Module):
 
     def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Prepare stored features ``(B, F)`` of any dtype, float32."""
-        return self._cut(self.scaled_inputs(features))
-
-    def scaled_inputs(self, features: Tensor) -> Tensor:
-        """Stored features ``(B, F)`` before anything is cut off: what environments are learned from."""
-        return self.scaled(features)
+        return self._cut(self.scaled(features))
 
     def scaled(self, features: Tensor) -> Tensor:
         """Features ``(B, F)``, stored or as :meth:`intensities` returns them, scaled and not cut off; float32."""
@@ -364,9 +357,12 @@ class FeatureScaling(nn.Module):
         # divided by infinity, what was constant stays out of everything
         return (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
 
+    # what environments are learned from; of images, what is stored is no intensity yet
+    scaled_inputs = scaled
+
     def within(self, prepared: Tensor, features: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
         """Stored features ``(B, F)`` standardised within environments ``codes (B, K)``, and cut off only then."""
-        return self._cut(environments(self.scaled_inputs(features), codes))
+        return self._cut(environments(self.scaled(features), codes))
 
     def _cut(self, scaled: Tensor) -> Tensor:
         if self.clip is None or not self.standardize:
@@ -641,9 +637,16 @@ class ChannelSums:
         self._counts += torch.bincount(groups, minlength=len(self._counts))
 
     @property
-    def n_cells(self) -> float:
-        """How many so far."""
-        return float(self._counts.sum())
+    def n_cells(self) -> list[int]:
+        """How many so far, of each group."""
+        return self._counts.long().tolist()
+
+    def of(self, group: int) -> ChannelSums:
+        """Those of one group of which there are cells."""
+        assert self._sums is not None
+        alone = ChannelSums()
+        alone._sums, alone._counts = self._sums[group, None], self._counts[group, None]
+        return alone
 
     def moments(self) -> Moments:
         """Of all cells so far. The mean is that of cells; where groups hold fewer than two on average, all are one.
@@ -795,26 +798,25 @@ class EnvironmentScaling(nn.Module):
             wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0) & ~self.known(codes)[:, column]
             if not bool(wanted.any()):
                 continue
-            n_codes = int(codes[:, column].max()) + 1
-            apart, everywhere, start = [ChannelSums() for _ in range(n_codes)], ChannelSums(n_codes), 0
+            sums, start = ChannelSums(int(codes[:, column].max()) + 1), 0
             ahead = torch.where(torch.arange(n_columns, device=codes.device) < column, codes, -1)
             for batch in batches():
                 part = slice(start, start := start + len(batch))
                 values = self(batch, ahead[part])
                 chosen = wanted[part] & values.flatten(1).isfinite().all(1)
-                values, of_cells = values[chosen], codes[part, column][chosen]
-                everywhere.add(values, of_cells)
-                for code in of_cells.unique().tolist():
-                    apart[code].add(values[of_cells == code])
-            if not everywhere.n_cells:
+                sums.add(values[chosen], codes[part, column][chosen])
+            if not any(sums.n_cells):
                 continue
             if not bool(self.reference[column].any()):
-                self.reference[column] = torch.stack(everywhere.moments()).to(self.reference)
+                self.reference[column] = torch.stack(sums.moments()).to(self.reference)
             reference = Moments(*self.reference[column].cpu().double())
-            for code, sums in enumerate(apart):
-                if sums.n_cells > 1:
-                    row, aligned = code * n_columns + column, align(reference, sums.moments(), scale=self.scale)
-                    self.n_cells[row], self.shift[row] = int(sums.n_cells), aligned.shift.to(self.shift)
+            for code, n_cells in enumerate(sums.n_cells):
+                if n_cells > 1:
+                    row, aligned = (
+                        code * n_columns + column,
+                        align(reference, sums.of(code).moments(), scale=self.scale),
+                    )
+                    self.n_cells[row], self.shift[row] = n_cells, aligned.shift.to(self.shift)
                     self.ratio[row] = aligned.ratio.to(self.ratio)
 
     def forward(self, values: Tensor, codes: Tensor) -> Tensor:
