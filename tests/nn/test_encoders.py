@@ -243,7 +243,9 @@ def test_encoders_keep_their_numbers_and_names(name):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
     for (parameter, one), two in zip(plain.named_parameters(), ours.parameters(), strict=True):
         assert one.grad is not None
-        torch.testing.assert_close(one.grad, two.grad, rtol=1e-6, atol=1e-9, msg=parameter)
+        # against the largest of the parameter: single entries are what is left where large terms cancel
+        scale = one.grad.abs().max().item()
+        torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=1e-8 * scale, msg=parameter)
 
 
 def test_no_padding_is_multiplied():
