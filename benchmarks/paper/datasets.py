@@ -7,6 +7,9 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.ndimage import gaussian_filter
 
 from paper import loaders
 from scbd import datasets
@@ -20,9 +23,6 @@ from scbd.data._sources import digest_cells
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-
-    import pandas as pd
-    from anndata import AnnData
 
 # compounds that are never trained on, beside those with several positions
 _UNSEEN = 100
@@ -262,6 +262,70 @@ def simulated_screen_plates(*, seed: int = 0, fold: int = 0, **screen: Any) -> A
     return cells
 
 
+def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000, effect_size: float = 1.0) -> AnnData:
+    """A small screen that is drawn by other code than scbd's own: nothing of scbd was chosen on it.
+
+    Forty genes in ten complexes, controls, and six wells that hold all of them and differ in gain, shading and blur.
+    Outlines are waves around a circle, vesicles are spots, what a gene does is seen in half of its cells.
+
+    Parameters
+    ----------
+    seed
+        Of all there is.
+    n_cells
+        Crops of 3 × 64 × 64 pixels, uint8.
+    effect_size
+        Of genes, in standard deviations between cells.
+
+    Returns
+    -------
+    Cells with ``obs["gene"]``, ``obs["well"]``, and ``obs["split"]``, ``"test"`` for a third of each gene's cells, of a
+    quarter of the genes for all; and the cells' traits as ``obsm["X_oracle"]``.
+    """
+    rng = np.random.default_rng([seed, 46])
+    size, n_genes, n_complexes, n_wells, n_traits = 64, 40, 10, 6, 6
+    effects = effect_size * rng.normal(size=(n_complexes, n_traits)).repeat(n_genes // n_complexes, axis=0)
+    effects = np.vstack([np.zeros(n_traits), effects + 0.25 * effect_size * rng.normal(size=effects.shape)])
+    gene = np.where(rng.random(n_cells) < 0.12, 0, 1 + np.arange(n_cells) % n_genes)
+    well = rng.integers(n_wells, size=n_cells)
+    traits = rng.normal(size=(n_cells, n_traits)) + effects[gene] * (rng.random((n_cells, 1)) < 0.5)
+    gain, blur = rng.lognormal(0, 0.4, (n_wells, 3)), rng.uniform(0.3, 2.0, n_wells)
+    shading = rng.uniform(-0.5, 0.5, (n_wells, 2))
+    across = np.linspace(-1, 1, size)
+    images = np.empty((n_cells, 3, size, size), dtype=np.uint8)
+    for cell, (area, waves, lobes, vesicles, spread, grain) in enumerate(traits):
+        where = well[cell]
+        y, x = across[:, None] - 0.1 * rng.normal(), across - 0.1 * rng.normal()
+        radius, angle = np.hypot(x, y), np.arctan2(y, x) + rng.uniform(0, 2 * np.pi)
+        outline = 0.65 * (1 + (0.1 + 0.03 * waves) * np.sin(3 * angle) + (0.06 + 0.03 * lobes) * np.sin(5 * angle))
+        nucleus = 1 / (1 + np.exp(25 * (radius - 0.28 * np.exp(0.12 * area))))
+        body = 1 / (1 + np.exp(15 * (radius - outline)))
+        texture = gaussian_filter(rng.normal(size=(size, size)), 1.5)
+        spots = np.zeros((size, size))
+        for _ in range(rng.poisson(8 * np.exp(0.3 * vesicles))):
+            far, turn = (0.3 + 0.06 * spread) * (1 + 0.3 * rng.normal()), rng.uniform(0, 2 * np.pi)
+            spots += np.exp(-((x - far * np.cos(turn)) ** 2 + (y - far * np.sin(turn)) ** 2) / 0.004)
+        seen = np.stack([nucleus * (1 + (0.8 + 0.3 * grain) * texture), body * (1 - 0.5 * nucleus), body * spots])
+        seen = gaussian_filter(seen, (0, blur[where], blur[where])) * gain[where][:, None, None]
+        seen = 60 * seen * (1 + shading[where, 0] * across[:, None] + shading[where, 1] * across) + 8
+        images[cell] = rng.poisson(seen.clip(0)).clip(0, 255)
+    names = np.array(["nontargeting", *(f"gene {g}" for g in range(n_genes))])
+    obs = pd.DataFrame({"gene": names[gene], "well": [f"well {w}" for w in well]}, index=np.arange(n_cells).astype(str))
+    known = stratified_split([names[gene], obs["well"].to_numpy()], train_size=0.65, validation_size=0.02, seed=seed)
+    held = hold_out_perturbations(names[gene], share=0.25, validation_share=0, keep="nontargeting", seed=seed).test
+    split = np.full(n_cells, "test", dtype=object)
+    for name in ("train", "validation"):
+        split[getattr(known, name)] = name
+    split[held] = "test"
+    obs["split"] = split
+    complexes = [f"complex {g // (n_genes // n_complexes)}" for g in range(n_genes)]
+    network = pd.DataFrame({"source": complexes, "target": names[1:]})
+    network.attrs["kind"] = "sets"
+    return AnnData(
+        obs=obs, obsm={IMAGE_KEY: images, "X_oracle": traits.astype(np.float32)}, uns={"truth": {"network": network}}
+    )
+
+
 def environments_hidden(
     loader: Callable[..., AnnData], y_key: str, e_key: str | None = None, **inputs: Any
 ) -> Callable[..., AnnData]:
@@ -312,6 +376,12 @@ DATASETS: dict[str, Dataset] = {
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
     "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
     "cpjump1": _wells(cpjump1_fold, setup=_WELLS),
+    "drawn_screen_fold": _screen(
+        drawn_screen_fold,
+        has_files=False,
+        relations=_SIMULATED["relations"],
+        setup={"control": "nontargeting"},
+    ),
     "funk22": _screen(datasets.funk22, guide_key="sgRNA", relations=lambda adata: datasets.corum()),
     "funk22_cellprofiler": _screen(
         loaders.funk22_cellprofiler, guide_key="sgRNA", relations=lambda adata: datasets.corum()
@@ -319,7 +389,9 @@ DATASETS: dict[str, Dataset] = {
     "pacs": Dataset(loaders.pacs, "class", "domain"),
     "rxrx1": Dataset(loaders.rxrx1, "sirna", "experiment"),
     "simulated_screen": _screen(datasets.simulated_screen, **_SIMULATED),
-    "simulated_screen_fold": _screen(simulated_screen_fold, group_key="plate", **_SIMULATED),
+    "simulated_screen_fold": _screen(
+        simulated_screen_fold, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
+    ),
     "simulated_screen_plates": _screen(
         simulated_screen_plates, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
     ),

@@ -121,7 +121,7 @@ def discriminants(
     *,
     shrinkage: float = 0.0,
     n_components: int | None = None,
-    gains: bool = False,
+    noise: np.ndarray | None = None,
     n_features: int | None = None,
 ) -> np.ndarray:
     r"""Axes in which labels differ most, of the covariance of label means in a space that is white within labels.
@@ -134,9 +134,10 @@ def discriminants(
         Of that towards a multiple of the identity, from 0 to 1.
     n_components
         How many axes; all by default.
-    gains
-        Scale each axis by :math:`b / (b + 1)`, with :math:`b` its variance between labels: the share of what is seen
-        there that belongs to the label (probabilistic discriminants). Otherwise axes count alike.
+    noise
+        Covariance ``(D, D)`` of what is seen of a label around what it is. Each axis is scaled by :math:`b / (b + w)`,
+        with :math:`b` its variance between labels and :math:`w` that of the noise: the share of what is seen there that
+        belongs to the label (probabilistic discriminants). Without it, axes count alike.
     n_features
         Directions that its trace is shared by; D by default, more where others were left out that have none of it.
 
@@ -148,7 +149,10 @@ def discriminants(
     shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / (n_features or size) * np.eye(size)
     variances, axes = np.linalg.eigh(shrunk)
     variances, axes = variances[::-1].clip(min=0)[:n_components], axes[:, ::-1][:, :n_components]
-    return axes * (variances / (variances + 1)) if gains else axes
+    if noise is None:
+        return axes
+    total = variances + ((noise @ axes) * axes).sum(0)
+    return axes * np.divide(variances, total, out=np.zeros_like(total), where=total > 0)
 
 
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:

@@ -136,6 +136,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "simulated_screen_fold": {"n_cells": 600, "n_wells": 8, "plate_wells": 6, "n_plate_maps": 1}
     | {"image_size": 16, "n_complexes": 3, "genes_per_complex": 3},
     "simulated_screen_plates": {"n_cells": 600, "n_complexes": 3},
+    "drawn_screen_fold": {"n_cells": 600},
 }
 SMALLER |= {
     "colored_mnist_hidden": SMALLER["colored_mnist"] | {"n_inferred": 2},

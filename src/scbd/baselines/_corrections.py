@@ -686,7 +686,8 @@ def plda(
     check_number("shrinkage", shrinkage, most=1)
     table = read_table(features, fit=fit, controls=controls)
     within = within_map(table, labels, Positions(positions, position_weight), regularization)
-    return _along(table, within, discriminants(_between(within), shrinkage=shrinkage, gains=True))
+    between = _between(within)
+    return _along(table, within, discriminants(between, shrinkage=shrinkage, noise=np.eye(len(between))))
 
 
 def _between(within: Within) -> np.ndarray:
