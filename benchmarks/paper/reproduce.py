@@ -34,7 +34,7 @@ cmnist cmnist-systems camelyon17 camelyon17-systems counterfactuals funk22 funk2
 pacs-systems vlcs vlcs-systems cmnist-ablations camelyon17-ablations
 cmnist-variance cmnist-alphas pacs-alphas cmnist-long cmnist-map cmnist-lengths rxrx1
 screen screen-variance screen-alphas screen-map screen-systems screen-lengths screen-neighbours screen-rivals
-screen-wells screen-drawn effect-pictures
+screen-wells screen-drawn screen-titration effect-pictures
 cpjump1 cpjump1-settings cpjump1-ablations breinig2015
 new-plates new-plates-cpjump1 hidden-cmnist hidden-screen hidden-cpjump1
 """

@@ -155,6 +155,18 @@ def screen_drawn(budget: Budget, n_seeds: int | None) -> list[Trial]:
     return _trials(systems, cells, range(seeds_of(n_seeds, budget, 3, 3)), "drawn_screen_fold")
 
 
+def screen_titration(budget: Budget, n_seeds: int | None) -> list[Trial]:
+    """The hard screen with few cells a gene, and with many."""
+    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("obsm", {"obsm_key": "X_oracle"}, {}),
+        *((name, model, {}) for name, model in corrected_pixels(("standardised on controls", "TVN, WCCN"))),
+        *_trained(budget, ("ERM",), ("auto",)),
+    ]
+    sizes = (2_000, 4_000) if budget == "smoke" else (5_000, 10_000, 20_000, 40_000, 80_000, 160_000)
+    screen, seeds = RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 2, 3))
+    return [trial for n in sizes for trial in _trials(systems, screen | {"n_cells": n}, seeds)]
+
+
 def _trials(
     systems: Iterable[tuple[str, dict[str, Any], dict[str, Any]]],
     screen: dict[str, Any],
@@ -192,6 +204,25 @@ def rivals_report(frame: pd.DataFrame, out: Path) -> str:
                 ax.get_legend().remove()
         save_figure(figure, out / f"{name}.png")
     return table(lines, ["name"], RIVAL_SCORES | HEALTH)
+
+
+def titration_report(frame: pd.DataFrame, out: Path) -> str:
+    """A line a system and number of cells that a gene has in all; two scores against that number."""
+    import matplotlib.pyplot as plt
+
+    n_genes = RIVAL_SCREEN["n_complexes"] * RIVAL_SCREEN["genes_per_complex"]
+    frame = frame.assign(name=names_of(frame).replace("obsm", "truth"))
+    frame["cells a gene"] = (frame["n_cells"] / n_genes).round().astype(int)
+    lines = by_variant(frame, RIVAL_SCORES)
+    lines = lines[lines["variant"] != CHANCE].sort_values(["name", "cells a gene"], kind="stable")
+    drawn = lines[(lines["variant"] == "") | (lines["system"] == "ERM")]
+    figure = plt.figure(figsize=(11, 4), layout="constrained")
+    scores = {"relationship_average_precision": "average precision of complexes", "y_probe_auroc": "AUROC of the gene"}
+    for ax, (score, label) in zip(figure.subplots(1, len(scores)), scores.items(), strict=True):
+        plots.by_group(drawn, "cells a gene", score, "name", ax=ax)
+        ax.set(ylabel=label)
+    save_figure(figure, out / "cells.png")
+    return table(lines, ["name", "cells a gene"], RIVAL_SCORES)
 
 
 # ComBat and Harmony see the cells that are scored, too
@@ -295,6 +326,7 @@ EXPERIMENTS = {
     "screen-rivals": Experiment(screen_rivals, rivals_report),
     "screen-wells": Experiment(screen_wells, rivals_report),
     "screen-drawn": Experiment(screen_drawn, rivals_report),
+    "screen-titration": Experiment(screen_titration, titration_report),
     "screen-systems": Experiment(screen_systems, screen_systems_report),
     "cmnist-lengths": Experiment(cmnist_lengths, lengths_report),
     "screen-lengths": Experiment(screen_lengths, lengths_report),
