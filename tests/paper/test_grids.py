@@ -220,7 +220,7 @@ def test_everything_that_is_trained_stands_beside_every_correction_on_the_same_c
     trained = [trial for trial in trials if trial.system in SYSTEMS]
     assert {trial.model["standardize_by"] for trial in trained} == {"auto"}  # the same inputs
     ours = [trial.model["alpha"] for trial in trials if trial.system == "SCBD" and trial.seed == 0]
-    assert ours == [0, "auto", 0.2]
+    assert ours == [0, "auto", 0.05]
     assert trials[0].data["n_plate_maps"] > 1 and trials[0].data["well_imbalance"] > 0
 
 

@@ -76,7 +76,7 @@ _CORRECTIONS = (
 # today's defaults, whatever they were in rows of before
 _INPUTS: dict[str, Any] = {"standardize_by": "auto"}
 # z_c that shows less of the well than by default
-_STRICT = 0.2
+_STRICT = 0.05
 _SETTINGS: dict[str, dict[str, Any]] = {"Harmony": {"Harmony": {"n_components": None}}}
 RIVAL_SCORES = {
     "relationship_average_precision": Column("average precision", digits=3),
