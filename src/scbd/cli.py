@@ -121,7 +121,7 @@ class Model:
     n_latent: int | None = None
     style_target: Literal["e", "ye", "none"] = "e"
     invariance: Literal["variance", "listing", "formula", "mean", "mass"] = "variance"
-    smoothing: float | None = None
+    smoothing: float = 2 / 3
     image_size: int | None = None
     augment: Annotated[bool, Parameter(negative="--no-augment")] = True
     standardize_by: Literal["auto", "controls", "cells", "none"] = "auto"

@@ -175,7 +175,7 @@ def alpha_where(cells: np.ndarray, gene: np.ndarray, plate: np.ndarray, **kwargs
     adata.obs["gene"], adata.obs["plate"] = pd.Categorical(gene.astype(str)), pd.Categorical(plate.astype(str))
     SCBDModel.setup_anndata(adata, y_key="gene", e_key="plate", layer="X")
     scvi.settings.seed = 0
-    model = SCBDModel(adata, encoder="mlp", smoothing=0, style_target=None, **kwargs)
+    model = SCBDModel(adata, encoder="mlp", whitening=None, smoothing=0, style_target=None, **kwargs)
     model.train(**QUICK | {"max_steps": 60, "lr": 3e-3, "batch_size": 256})
     return model
 

@@ -339,7 +339,7 @@ def test_encoders_and_whitenings(encoder, whitening):
     model = of_wells(encoder=encoder, whitening=whitening)
     model.train(**WHOLE | {"max_steps": 2})
     assert np.isfinite(model.get_latent_representation()).all()
-    kind = ("plda" if encoder == "linear" else None) if whitening == "auto" else whitening
+    kind = {"linear": "plda", "mlp": "within"}.get(str(encoder)) if whitening == "auto" else whitening
     assert getattr(model.module.content.transform, "kind", None) == kind
 
 

@@ -50,7 +50,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         Of images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (tiny images, quick runs); of
         features, ``"linear"``, which begins as the identity, or ``"mlp"``; or any module from inputs to features.
         ``"auto"`` is ``"resnet18"`` of images where :meth:`setup_anndata` found an accelerator, else ``"small"``; of
-        features ``"linear"`` below 10,000 rows, ``"mlp"`` from there on.
+        features ``"mlp"`` where there are ten rows or more for each feature, else ``"linear"``.
     n_latent
         Dimension of both embeddings. By default 64, and for ``"linear"`` 300 at most, or without whitening as many as
         there are features. The paper uses 64 for batch correction, 128 for domain generalisation.
@@ -69,8 +69,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha 1 (34 wells) and 192 (two balanced environments), at a rate that does not fall.
     smoothing
         Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
-        of their perturbation need not be forced apart. By default 2/3 for images, 0 for features. See
-        :func:`scbd.nn.supervised_contrastive_loss`.
+        of their perturbation need not be forced apart. See :func:`scbd.nn.supervised_contrastive_loss`.
     temperature
         Temperature of the contrastive losses.
     image_size
@@ -92,13 +91,13 @@ class SCBDModel(DecodeMixin, ImageModel):
         ``intensity``: how pixel values are transformed, see :class:`scbd.nn.Preprocess`; ``standardize`` (`True`):
         whether channels, or features, are brought to one scale; ``clip`` (20): standard deviations at which scaled
         features are cut off. ``whitening``: what features pass before each encoder, ``"within"``, ``"controls"``,
-        ``"lda"``, ``"plda"`` or `None` (by default ``"plda"`` before ``"linear"``), with ``whitening_kwargs``, see
-        :class:`scbd.nn.InputTransform`. ``norm``: of encoders of images by name, see :func:`scbd.nn.build_encoder`.
-        ``set_size``: so many cells of a perturbation are averaged, before the sphere, into one point that the
-        supervised loss matches, beside the cells themselves; what single cells do not show, sets of weak cells may. By
-        default 4 for images of 30 perturbations or more, else 1.
-        ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`False`, as the paper's
-        formula; the published code counts it), see :func:`scbd.nn.supervised_contrastive_loss`.
+        ``"lda"``, ``"plda"`` or `None` (by default ``"plda"`` before ``"linear"``, ``"within"`` before ``"mlp"``), with
+        ``whitening_kwargs``, see :class:`scbd.nn.InputTransform`. ``norm``: of encoders of images by name, see
+        :func:`scbd.nn.build_encoder`. ``set_size``: so many cells of a perturbation are averaged, before the sphere,
+        into one point that the supervised loss matches, beside the cells themselves; what single cells do not show,
+        sets of weak cells may. By default 4 where there are 30 perturbations or more and the encoder is no linear map,
+        else 1. ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`False`, as the
+        paper's formula; the published code counts it), see :func:`scbd.nn.supervised_contrastive_loss`.
 
     Raises
     ------
@@ -129,7 +128,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha: Alpha = "auto",
         style_target: StyleTarget | None = "e",
         invariance: Invariance = "variance",
-        smoothing: float | None = None,
+        smoothing: float = 2 / 3,
         temperature: float = 0.1,
         image_size: ImageSize | None = None,
         augment: bool = True,
@@ -155,10 +154,8 @@ class SCBDModel(DecodeMixin, ImageModel):
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
         if further["set_size"] == "auto":
             many = len(self._registered(Y_REGISTRY)["categories"]) >= _MANY
-            matches_sets = many and self._inputs.image_key is not None and further["positives"] == "all"
+            matches_sets = many and encoder != "linear" and further["positives"] == "all"
             further["set_size"] = _SET_SIZE if matches_sets else 1
-        if smoothing is None:  # many cells do not show what was done to them; wells do
-            smoothing = 0.0 if self._inputs.image_key is None else 2 / 3
         self.module = SCBDModule(
             preprocess,
             encoder=encoder,

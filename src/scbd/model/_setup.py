@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     WhiteningChoice = Whitening | Literal["auto"] | None
 
-# rows of features from which a network with hidden layers has enough to learn from
-_MANY_ROWS = 10_000
+# rows for each feature from which a network with hidden layers has enough to learn from
+_ROWS_A_FEATURE = 10
 # dimensions of a linear embedding, which costs nothing
 _LINEAR_LATENT = 300
 # settings that have no meaning for features, and for images, with the values that ask for nothing
@@ -60,7 +60,7 @@ _OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
 # runs of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
 _FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
-_MORE_STEPS = {"max_steps": 400, "lr": 1e-3}
+_MORE_STEPS = {"max_steps": 200, "lr": 1e-3}
 _SOME_STEPS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
 
 
@@ -385,13 +385,13 @@ class SetupMixin(BaseModelClass):
         return FeatureScaling(len(registered["features"]), **own)
 
     def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
-        """What ``"auto"`` stands for: for images by the machine, for features by the number of rows."""
+        """What ``"auto"`` stands for: for images by the machine, for features by the number of rows for each."""
         registered = self._registered_inputs
         if not isinstance(encoder, str) or encoder != "auto":
             return encoder
         if self._inputs.image_key is not None:
             return "resnet18" if registered["accelerated"] else "small"
-        return "mlp" if registered["n_rows"] >= _MANY_ROWS else "linear"
+        return "mlp" if registered["n_rows"] >= _ROWS_A_FEATURE * len(registered["features"]) else "linear"
 
     def _transform(
         self,
@@ -400,7 +400,7 @@ class SetupMixin(BaseModelClass):
         n_latent: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> InputTransform | None:
-        """What features pass before an encoder; ``"auto"`` is ``"plda"`` before ``"linear"``, else nothing.
+        """What features pass before an encoder; by default ``"plda"`` if it is ``"linear"``, ``"within"`` if ``"mlp"``.
 
         Raises
         ------
@@ -411,7 +411,8 @@ class SetupMixin(BaseModelClass):
         if of_images and whitening not in ("auto", None):
             msg = f"whitening={whitening!r} is for features, and the model was set up with images: leave it out."
             raise ValueError(msg)
-        kind = ("plda" if encoder == "linear" else None) if whitening == "auto" else whitening
+        by_encoder: dict[Any, Whitening] = {"linear": "plda", "mlp": "within"}
+        kind = (by_encoder.get(encoder) if isinstance(encoder, str) else None) if whitening == "auto" else whitening
         transform = None
         if kind is not None and not of_images:
             n_features, own = len(self._registered_inputs["features"]), dict(settings or {})
