@@ -90,6 +90,8 @@ def test_a_trial_means_what_it_meant_when_it_was_measured():
     for name in ("batch correction of new cells", "domain generalization", "counterfactuals"):
         model, training = as_measured(Trial(name, "", "SCBD"), {"lr": 1e-3})
         assert model == before and training == {"lr": 1e-3, "plan_kwargs": {"lr_decay": False}}
+    of_cells = as_measured(Trial("labels across environments", "", "SCBD"), {})
+    assert of_cells[0]["whitening"] is None and of_cells[0]["smoothing"] == 0 and of_cells[1]["max_steps"] == 400
     today = Trial("batch correction of new cells", "", "SCBD", model={"standardize_by": "auto"})
     assert as_measured(today, {}) == ({"standardize_by": "auto"}, {})
     for name in ("new environments", "unseen perturbations", "unseen perturbations, environments hidden"):

@@ -146,7 +146,6 @@ def breinig2015(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("SCBD", {"alpha": 0.0}),
         ("SCBD", {"positives": "other_environments"}),
         ("SCBD", {"positives": "other_environments", "alpha": 0.0}),
-        ("SCBD", {"encoder": "linear"}),
         ("ERM", {}),
         ("DANN", {}),
     ]
