@@ -121,7 +121,7 @@ def discriminants(
     *,
     shrinkage: float = 0.0,
     n_components: int | None = None,
-    noise: np.ndarray | None = None,
+    gains: bool = False,
     n_features: int | None = None,
 ) -> np.ndarray:
     r"""Axes in which labels differ most, of the covariance of label means in a space that is white within labels.
@@ -134,10 +134,9 @@ def discriminants(
         Of that towards a multiple of the identity, from 0 to 1.
     n_components
         How many axes; all by default.
-    noise
-        Covariance ``(D, D)`` of what is seen of a label around what it is. Each axis is scaled by :math:`b / (b + w)`,
-        with :math:`b` its variance between labels and :math:`w` that of the noise: the share of what is seen there that
-        belongs to the label (probabilistic discriminants). Without it, axes count alike.
+    gains
+        Scale each axis by :math:`b / (b + 1)`, with :math:`b` its variance between labels: the share of what is seen
+        there that belongs to the label (probabilistic discriminants). Otherwise axes count alike.
     n_features
         Directions that its trace is shared by; D by default, more where others were left out that have none of it.
 
@@ -149,10 +148,7 @@ def discriminants(
     shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / (n_features or size) * np.eye(size)
     variances, axes = np.linalg.eigh(shrunk)
     variances, axes = variances[::-1].clip(min=0)[:n_components], axes[:, ::-1][:, :n_components]
-    if noise is None:
-        return axes
-    total = variances + ((noise @ axes) * axes).sum(0)
-    return axes * np.divide(variances, total, out=np.zeros_like(total), where=total > 0)
+    return axes * (variances / (variances + 1)) if gains else axes
 
 
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:

@@ -686,8 +686,7 @@ def plda(
     check_number("shrinkage", shrinkage, most=1)
     table = read_table(features, fit=fit, controls=controls)
     within = within_map(table, labels, Positions(positions, position_weight), regularization)
-    between = _between(within)
-    return _along(table, within, discriminants(between, shrinkage=shrinkage, noise=np.eye(len(between))))
+    return _along(table, within, discriminants(_between(within), shrinkage=shrinkage, gains=True))
 
 
 def _between(within: Within) -> np.ndarray:

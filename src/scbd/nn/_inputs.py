@@ -413,9 +413,8 @@ class InputTransform(nn.Module):
         After ``"within"``, the directions in which the means of labels differ most, alike in length (linear
         discriminants, shrunken); of L labels there are L - 1, and what is asked for beyond is 0.
     ``"plda"``
-        The same, each times :math:`b / (b + w / n)`, with :math:`b` the variance of labels and :math:`w` that of cells
-        within them: what is to be expected of a label, given the mean of its :math:`n` cells (probabilistic
-        discriminants, of means). What sampling does to means is not counted as :math:`b`.
+        The same, each times :math:`b / (b + 1)`, the share of its variance that belongs to labels (probabilistic
+        discriminants).
 
     The mean of the controls, where they are known, else of all cells, is mapped to 0. Where the means of all labels are
     the same, as those of plates that were standardised one by one, the discriminants have no direction to choose, and
@@ -546,38 +545,29 @@ class InputTransform(nn.Module):
         spread = self._spread(features, labels, controls, positions)
         matrix = whitening(spread, self.regularization)
         n_components = self.output_shape[0]
-        between, noise = self._between(features, labels, matrix)
+        between = self._between(features, labels, matrix)
         if between is not None:
+            gains, n_features = self.kind == "plda", len(self.matrix)
             matrix = matrix @ discriminants(
-                between, shrinkage=_SHRINKAGE, n_components=n_components, noise=noise, n_features=len(self.matrix)
+                between, shrinkage=_SHRINKAGE, n_components=n_components, gains=gains, n_features=n_features
             )
-            if (
-                noise is None
-            ):  # beyond what so many labels differ in, directions are of nothing, and as long as the others
+            if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
         elif n_components < len(self.matrix):
             # of whitened cells, the directions in which there is more than variation within labels
             matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
         return matrix
 
-    def _between(
-        self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray
-    ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Covariance of the whitened means of labels, if discriminants are asked for and labels differ in anything.
-
-        And that of what sampling does to these means, where directions are weighed by it.
-        """
+    def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
+        """Covariance of the whitened means of labels, if discriminants are asked for and labels differ in anything."""
         if self.kind not in ("lda", "plda"):
-            return None, None
-        _, means, counts = label_means(features, labels)
+            return None
+        _, means, _ = label_means(features, labels)
         if len(means) < 2:
             msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
             raise ValueError(msg)
-        between, noise = matrix.T @ covariance(means) @ matrix, None
-        if self.kind == "plda":
-            noise = (1 / counts).mean() * (matrix.T @ within_covariance(features, labels) @ matrix)
-            between -= noise
-        return (between, noise) if np.trace(between) > _ALIKE * len(self.matrix) else (None, None)
+        between = matrix.T @ covariance(means) @ matrix
+        return between if np.trace(between) > _ALIKE * len(self.matrix) else None
 
     def _spread(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
