@@ -124,8 +124,6 @@ CHANGED_SCORES = {
 }
 # the same of features alone
 CHANGED_FEATURES = {"batch correction of new cells": 1}  # they learn from training cells, not from those scored
-# the same of what is trained: inputs by environment, the map before the encoder and the encoder itself
-TRAINED_OTHERWISE = {"unseen perturbations": 1}
 
 
 def version_of(system: str, model: Mapping[str, Any], protocol: str = "", *, knows_controls: bool = False) -> int:
@@ -133,7 +131,6 @@ def version_of(system: str, model: Mapping[str, Any], protocol: str = "", *, kno
     rules = RULES_OF_ALPHA + RULES_OF_ALPHA_WITH_CONTROLS * knows_controls
     by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
     changed = CHANGED_SCORES.get(protocol, 0) + CHANGED_FEATURES.get(protocol, 0) * is_computed(system)
-    changed += TRAINED_OTHERWISE.get(protocol.partition(",")[0], 0) * (system in SYSTEMS)
     return VERSIONS.get(system, VERSIONS.get(parts_of(system)[0], 1)) + rules * by_rule + changed
 
 
@@ -189,27 +186,31 @@ def with_head(training: Mapping[str, Any]) -> dict[str, Any]:
 
 # how protocols are called that test in an environment of which nothing may be learned, be it how bright its images are
 _UNSEEN = ("domain generalization", "counterfactuals")
+# rows of features from which an encoder was a network, and cells of a batch
+_MANY_ROWS, _CELLS = 10_000, 2_048
 # protocols that were measured with today's defaults whatever their trials say
-_TODAY = ("new environments", *TRAINED_OTHERWISE)
+_TODAY = ("new environments",)
 
 
-def as_measured(trial: Trial, training: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def as_measured(trial: Trial, training: Mapping[str, Any], adata: AnnData) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of a trial's model, and of its ``train``.
 
     A trial that does not say by which cells inputs are standardised is of a time when that was by all, and other
     defaults were others, too: its row says what it said then. Where the test environment is unseen this is what is
     asked, whatever the default: nothing of its inputs may be learned, and digits and photographs are not turned.
     """
-    model, how = dict(trial.model), dict(training)
+    model, how, of_images = dict(trial.model), dict(training), "single_cell_images" in adata.obsm
     if trial.protocol.startswith(_TODAY) or "standardize_by" in model and not trial.protocol.startswith(_UNSEEN):
         return model, how
-    of_cells = trial.protocol == "labels across environments"  # features of cells, for a network
-    model = {"standardize_by": None} | ({"whitening": None} if of_cells else {"augment": False}) | model
+    model = {"standardize_by": None} | ({"augment": False} if of_images else {}) | model
     if trial.system == "SCBD":
-        model = {"set_size": 1, "include_self": True} | ({"smoothing": 0.0} if of_cells else {}) | model
-    if of_cells:
-        how = {"max_steps": 400} | how
+        model = {"set_size": 1, "include_self": True, "smoothing": 2 / 3 if of_images else 0.0} | model
     how["plan_kwargs"] = {"lr_decay": False} | dict(how.get("plan_kwargs") or {})
+    encoder = model.get("encoder", "linear" if adata.n_obs < _MANY_ROWS else "mlp")
+    if not of_images and encoder == "linear":
+        how = {"max_steps": 50, "lr": 1e-4, "batch_size": min(_CELLS, int((adata.obs["split"] == "train").sum()))} | how
+    elif not of_images:
+        model, how = {"whitening": None} | model, {"max_steps": 400} | how
     return model, how
 
 
@@ -242,7 +243,7 @@ def trained(trial: Trial, adata: AnnData, dataset: Dataset, checkpoints: Path, *
     seed_everything(trial.seed)
     system = SYSTEMS[trial.system]
     system.setup_anndata(adata, **dataset.columns)
-    arguments, how = as_measured(trial, training or trial.training)
+    arguments, how = as_measured(trial, training or trial.training, adata)
     model = system(adata, **arguments)
     # trials are known by what they say, and keep the names that rows were made under
     for group, names in {"batch_kwargs": ("neighbours", "preload"), "plan_kwargs": ("encoder_lr",)}.items():

@@ -93,8 +93,8 @@ def cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     trials = []
     for fold in range(_FOLDS[budget]):
         trials += [_wells(system, 0, fold, model, {}) for system, model in _RIVALS]
-        trials += [_wells("SCBD", seed, fold, {}, {}) for seed in seeds]
-        trials += [_wells(system, seed, fold, {}, {}) for system in _CLASSIFIERS for seed in seeds]
+        trained = ("SCBD", *_CLASSIFIERS)
+        trials += [_wells(system, seed, fold, {"standardize_by": "auto"}, {}) for system in trained for seed in seeds]
     return trials
 
 
