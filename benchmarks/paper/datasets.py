@@ -410,6 +410,8 @@ DATASETS |= {
         loader=environments_hidden(cpjump1_fold, "Metadata_broad_sample", layer="X"),
         setup=_WELLS | {"e_key": INFERRED},
     ),
+    # where environments are to be found, nobody says which cells are controls
+    "simulated_screen_untold": replace(DATASETS["simulated_screen_fold"], setup={}),
     "simulated_screen_hidden": replace(
         DATASETS["simulated_screen_fold"],
         loader=environments_hidden(simulated_screen_fold, "gene"),

@@ -214,7 +214,9 @@ def test_settings_of_the_other_kind_of_inputs_are_refused(of_images, settings):
         make_model(**settings) if of_images else of_wells(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"encoder": "mlp", "whitening": None}, {"whitening": "controls"}, {"whitening": None}])
+@pytest.mark.parametrize(
+    "settings", [{"encoder": "mlp", "whitening": None}, {"whitening": "controls"}, {"whitening": None}]
+)
 def test_positions_that_nobody_looks_at_are_told(settings):
     with pytest.warns(UserWarning, match="position_key is not used"):
         of_wells(keys={"control": "DMSO", "position_key": "well"}, **settings)

@@ -55,6 +55,13 @@ _CELLS: dict[str, dict[str, Any]] = {
     "small": {"n_cells": 30_000},
     "paper": {"n_cells": 200_000, "image_size": 64},
 }
+
+
+def screen_of(budget: Budget) -> dict[str, Any]:
+    """Arguments of the hard screen."""
+    return RIVAL_SCREEN | _CELLS[budget]
+
+
 # what principal components are followed by, in turn
 _CORRECTIONS = (
     "centred",
@@ -113,7 +120,7 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("iVAE", _INPUTS | {"n_latent": 64}, bound),
         ("mcVAE", _INPUTS | {"n_latent": 64} | warm_up, bound),
     ]
-    return _trials(systems, RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 3, 3)))
+    return _trials(systems, screen_of(budget), range(seeds_of(n_seeds, budget, 3, 3)))
 
 
 def _trained(
@@ -140,7 +147,7 @@ def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *_trained(budget, ("ERM",), (0.0, "auto")),
     ]
     wells = {"n_wells": 384, "plate_wells": 24}
-    return _trials(systems, RIVAL_SCREEN | _CELLS[budget] | wells, range(seeds_of(n_seeds, budget, 3, 3)))
+    return _trials(systems, screen_of(budget) | wells, range(seeds_of(n_seeds, budget, 3, 3)))
 
 
 def screen_drawn(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -163,7 +170,7 @@ def screen_titration(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *_trained(budget, ("ERM",), ("auto",)),
     ]
     sizes = (2_000, 4_000) if budget == "smoke" else (5_000, 10_000, 20_000, 40_000, 80_000, 160_000)
-    screen, seeds = RIVAL_SCREEN | _CELLS[budget], range(seeds_of(n_seeds, budget, 2, 3))
+    screen, seeds = screen_of(budget), range(seeds_of(n_seeds, budget, 2, 3))
     return [trial for n in sizes for trial in _trials(systems, screen | {"n_cells": n}, seeds)]
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from paper.grids.comparisons import RIVAL_SCORES, screen_rivals
+from paper.grids.comparisons import RIVAL_SCORES, screen_of
 from paper.grids.generalization import cmnist_alphas
 from paper.grids.profiles import PROFILE_SCORES
 from paper.grids.shared import (
     OURS,
+    SIZES,
     Budget,
     Experiment,
     seeds_of,
@@ -56,7 +57,15 @@ def hidden_cmnist(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 def hidden_screen(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """A hard screen: wells known, inferred as so many and as fewer, plates known and the rest inferred, and none."""
-    trials = [t for t in screen_rivals(budget, n_seeds) if t.system == "SCBD" and t.model["alpha"] in (0.0, "auto")]
+    encoder, training = SIZES[budget]
+    model = OURS | {"encoder": encoder["encoder"], "n_latent": 64}
+    training |= {"weight_decay": 0.01, "load_best": False}
+    protocol, dataset = "new cells and perturbations", "simulated_screen_untold"
+    trials = [
+        Trial(protocol, dataset, "SCBD", seed, screen_of(budget), model | {"alpha": alpha}, training)
+        for seed in range(seeds_of(n_seeds, budget, 3, 3))
+        for alpha in (0.0, "auto")
+    ]
     n_wells = trials[0].data["n_wells"]
     hidden = {"simulated_screen_hidden": (n_wells, 8), "simulated_screen_half_hidden": (n_wells // 2,)}
     return _known_and_hidden(trials, hidden)
