@@ -84,7 +84,7 @@ def wells() -> dict[str, pd.DataFrame]:
         "Harmony": frame[(systems == "Harmony") & on_features],
         "PLDA": frame[(systems == "PLDA") & on_features],
         "ERM, same first map": frame[systems == "ERM"],
-        DEFAULT: frame[systems == "SCBD"],
+        DEFAULT: frame[(systems == "SCBD") & (frame["standardize_by"] == "auto")],
         "Harmony on PLDA": frame[(systems == "Harmony") & (frame["on"] == "PLDA")],
     }
 

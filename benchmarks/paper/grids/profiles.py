@@ -67,7 +67,7 @@ _CLASSIFIERS = ("ERM", "DANN")
 # settings that a row of a table tells, where they were asked for
 _TOLD = (
     *("on_controls", "regularization", "by_position", "on", "n_components"),
-    *("encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "positives", "lr", "max_steps"),
+    *("standardize_by", "encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "positives", "lr", "max_steps"),
 )
 
 PROFILE_SCORES = {
@@ -93,8 +93,9 @@ def cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     trials = []
     for fold in range(_FOLDS[budget]):
         trials += [_wells(system, 0, fold, model, {}) for system, model in _RIVALS]
-        trained = ("SCBD", *_CLASSIFIERS)
-        trials += [_wells(system, seed, fold, {"standardize_by": "auto"}, {}) for system in trained for seed in seeds]
+        # all plates hold the same compounds: all wells of a plate know it better than its controls do
+        trained = [("SCBD", "auto"), ("SCBD", "cells"), *((name, "auto") for name in _CLASSIFIERS)]
+        trials += [_wells(name, seed, fold, {"standardize_by": by}, {}) for name, by in trained for seed in seeds]
     return trials
 
 
