@@ -67,7 +67,8 @@ _CLASSIFIERS = ("ERM", "DANN")
 # settings that a row of a table tells, where they were asked for
 _TOLD = (
     *("on_controls", "regularization", "by_position", "on", "n_components"),
-    *("standardize_by", "encoder", "whitening", "whitening_kwargs", "alpha", "smoothing", "positives", "lr", "max_steps"),
+    *("standardize_by", "encoder", "whitening", "whitening_kwargs"),
+    *("alpha", "smoothing", "positives", "lr", "max_steps"),
 )
 
 PROFILE_SCORES = {
