@@ -262,7 +262,7 @@ def simulated_screen_plates(*, seed: int = 0, fold: int = 0, **screen: Any) -> A
     return cells
 
 
-def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000, effect_size: float = 1.0) -> AnnData:
+def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000) -> AnnData:
     """A small screen that is drawn by other code than scbd's own: nothing of scbd was chosen on it.
 
     Forty genes in ten complexes, controls, and six wells that hold all of them and differ in gain, shading and blur.
@@ -274,8 +274,6 @@ def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000, effect_size: float
         Of all there is.
     n_cells
         Crops of 3 × 64 × 64 pixels, uint8.
-    effect_size
-        Of genes, in standard deviations between cells.
 
     Returns
     -------
@@ -284,8 +282,8 @@ def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000, effect_size: float
     """
     rng = np.random.default_rng([seed, 46])
     size, n_genes, n_complexes, n_wells, n_traits = 64, 40, 10, 6, 6
-    effects = effect_size * rng.normal(size=(n_complexes, n_traits)).repeat(n_genes // n_complexes, axis=0)
-    effects = np.vstack([np.zeros(n_traits), effects + 0.25 * effect_size * rng.normal(size=effects.shape)])
+    effects = rng.normal(size=(n_complexes, n_traits)).repeat(n_genes // n_complexes, axis=0)
+    effects = np.vstack([np.zeros(n_traits), effects + 0.25 * rng.normal(size=effects.shape)])
     gene = np.where(rng.random(n_cells) < 0.12, 0, 1 + np.arange(n_cells) % n_genes)
     well = rng.integers(n_wells, size=n_cells)
     traits = rng.normal(size=(n_cells, n_traits)) + effects[gene] * (rng.random((n_cells, 1)) < 0.5)

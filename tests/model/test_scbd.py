@@ -412,8 +412,9 @@ def test_cells_of_many_perturbations_are_matched_in_sets(n_genes, settings, size
     assert SCBDModel(cells, encoder="small", **settings).module.set_size == size
 
 
-def test_rows_of_features_are_matched_one_by_one():
+@pytest.mark.parametrize(("encoder", "size"), [("linear", 1), ("mlp", 4)])
+def test_a_linear_map_matches_rows_one_by_one(encoder, size):
     cells = cells_of_genes(30)
     cells.obsm["X"] = cells.obsm.pop("single_cell_images")[:, 0, :2].reshape(cells.n_obs, -1).astype("float32")
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", obsm_key="X")
-    assert SCBDModel(cells).module.set_size == 1
+    assert SCBDModel(cells, encoder=encoder).module.set_size == size

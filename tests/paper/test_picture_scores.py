@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_screen
 
 from paper import picture_scores
@@ -24,6 +25,7 @@ def images_of(adata, rows):
 
 @pytest.fixture(scope="module")
 def reader(digits):
+    torch.manual_seed(0)  # its first weights are torch's next, whatever test came before
     rows = (digits.obs["split"] == "train").to_numpy()
     return DigitReader(images_of(digits, rows), digits.obs["digit"].astype(int).to_numpy()[rows])
 
@@ -32,7 +34,7 @@ def reader(digits):
 def test_the_reader_of_digits_does_not_see_colour(digits, reader, part):
     rows = (digits.obs["split"] == part).to_numpy()
     images, digit = images_of(digits, rows), digits.obs["digit"].astype(int).to_numpy()[rows]
-    assert np.mean(reader(images) == digit) > 0.95  # three digits in a hundred, by the last bits of a processor
+    assert np.mean(reader(images) == digit) > 0.97
     np.testing.assert_array_equal(reader(0.3 * images), reader(images))
 
 

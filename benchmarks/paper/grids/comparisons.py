@@ -55,13 +55,6 @@ _CELLS: dict[str, dict[str, Any]] = {
     "small": {"n_cells": 30_000},
     "paper": {"n_cells": 200_000, "image_size": 64},
 }
-
-
-def screen_of(budget: Budget) -> dict[str, Any]:
-    """Arguments of the hard screen."""
-    return RIVAL_SCREEN | _CELLS[budget]
-
-
 # what principal components are followed by, in turn
 _CORRECTIONS = (
     "centred",
@@ -80,10 +73,6 @@ _CORRECTIONS = (
     "TVN, WCCN",
 )
 # components have one unit: no further ones are taken of them
-# today's defaults, whatever they were in rows of before
-_INPUTS: dict[str, Any] = {"standardize_by": "auto"}
-# z_c that shows less of the well than by default
-_STRICT = 0.05
 _SETTINGS: dict[str, dict[str, Any]] = {"Harmony": {"Harmony": {"n_components": None}}}
 RIVAL_SCORES = {
     "relationship_average_precision": Column("average precision", digits=3),
@@ -102,6 +91,15 @@ _PROBES = {
     "e_probe_quadratic_f1": "quadratic probe",
     "e_probe_neighbours_f1": "neighbours",
 }
+# today's defaults, which trials that do not name this do not have
+_INPUTS: dict[str, Any] = {"standardize_by": "auto"}
+# z_c that shows less of the well than by default
+_STRICT = 0.05
+
+
+def screen_of(budget: Budget) -> dict[str, Any]:
+    """Arguments of the hard screen."""
+    return RIVAL_SCREEN | _CELLS[budget]
 
 
 def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 _ROWS_A_FEATURE = 10
 # dimensions of a linear embedding, which costs nothing
 _LINEAR_LATENT = 300
+# what features pass before an encoder by default
+_BEFORE: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
 # settings that have no meaning for features, and for images, with the values that ask for nothing
 _OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
@@ -412,8 +414,7 @@ class SetupMixin(BaseModelClass):
         if of_images and whitening not in ("auto", None):
             msg = f"whitening={whitening!r} is for features, and the model was set up with images: leave it out."
             raise ValueError(msg)
-        by_encoder: dict[Any, Whitening] = {"linear": "plda", "mlp": "within"}
-        kind = (by_encoder.get(encoder) if isinstance(encoder, str) else None) if whitening == "auto" else whitening
+        kind = _BEFORE.get(encoder) if whitening == "auto" else whitening
         transform = None
         if kind is not None and not of_images:
             n_features, own = len(self._registered_inputs["features"]), dict(settings or {})
