@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # a point, in units of the temperature, which is the scale on which the losses see distances
 _COLLAPSED_SPREAD = 0.25
+# of what training cells show of the labels, so much or more should validation cells show
+_BY_HEART = 0.5
 # cells in a forward pass
 _CELLS = 512
 
@@ -56,6 +58,11 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
         warning = (
             f"z_c has collapsed to nearly one point (spread {health['spread']:.3f}, from 0 to 1): train for longer, "
             f"with a smaller alpha (it is {health['final_alpha']:g}) or another lr."
+        )
+    elif module.auto_alpha is not None and (kept := float(module.auto_alpha.kept)) < _BY_HEART:
+        warning = (
+            f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what it tells of their "
+            "perturbations. Train for fewer steps, or with more cells."
         )
     elif learned <= 0:
         warning = (
