@@ -504,6 +504,8 @@ def test_checkpoints_do_not_pass_through_the_folder_for_temporary_files(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt"]
 
 
+# where a test before it has started jax; the process that is made trains without
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path, monkeypatch):
     def breaks_off(checkpoint, file):
         if checkpoint["global_step"] == 4:
