@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
 from scbd.model._decode import Reconstruction
-from scbd.model._environments import known_by, unlikeness
+from scbd.model._environments import known_by, of_new, unlikeness
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 CONTROL = "gene_0"
@@ -98,6 +98,11 @@ def codes(y, e):
 SAME = codes(np.tile(np.arange(20), 40), np.repeat(np.arange(4), 200))
 ARRAYED = codes(np.repeat(np.arange(40), 20), np.repeat(np.arange(40), 20))
 DOZENS = codes(np.arange(3_000) % 1_000, np.repeat(np.arange(10), 300))  # plates of 300 genes each
+# a tenth are controls; each of three plate maps has its own third of ninety genes
+THIRDS = codes(
+    np.where(np.arange(1_800) % 10, 1 + np.arange(1_800) % 30 + 30 * (np.arange(1_800) // 600), 0),
+    np.repeat(np.arange(3), 600),
+)
 PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 100)
 
 
@@ -105,7 +110,10 @@ PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 
     ("design", "controls", "wanted"),
     [
         (SAME, None, ("cells", "cells")),
-        (SAME, SAME[0] == 0, ("controls", "cells")),
+        (SAME, SAME[0] == 0, ("cells", "cells")),
+        (THIRDS, THIRDS[0] == 0, ("controls", "cells")),
+        (THIRDS, None, ("cells", "cells")),
+        (DOZENS, DOZENS[0] % 10 == 0, ("controls", "cells")),
         (PHENOTYPES, PHENOTYPES[0] == 0, ("controls", "controls")),
         (SAME, (SAME[0] == 0) & (SAME[1] == 0), ("cells", "cells")),
         (ARRAYED, None, (None, None)),
@@ -159,11 +167,10 @@ def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
 
 
 def test_environments_of_z_c_have_one_mean_unless_told_otherwise(cells, model):
-    controls, well = (cells.obs["gene"] == CONTROL).to_numpy(), cells.obs["well"].to_numpy()
-    apart = {}
+    well, apart = cells.obs["well"].to_numpy(), {}
     for center in ("auto", None):
         z = model.get_latent_representation(center=center)
-        means = np.stack([z[controls & (well == name)].mean(0) for name in np.unique(well)])
+        means = np.stack([z[well == name].mean(0) for name in np.unique(well)])
         apart[center] = np.linalg.norm(means - means.mean(0))
     assert apart["auto"] < 0.2 * apart[None]
     np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
@@ -181,11 +188,53 @@ def test_a_new_camera_changes_nothing_where_controls_come_along(cells, kind):
     assert np.linalg.norm(model.get_latent_representation(blind) - z, axis=1).mean() > 0.5 * size
 
 
-def test_controls_tell_of_new_wells_that_hold_other_perturbations(cells, model):
+GENES = np.tile(np.arange(40), 5)  # of which 0 is the control
+OTHERS = np.arange(200) + 40
+
+
+@pytest.mark.parametrize(
+    ("y", "wanted"),
+    [
+        ([*GENES, *OTHERS], "those trained on"),
+        ([*GENES, *[-1] * 50], "those trained on"),
+        ([0] * 10 + [3] * 90, "none"),
+        ([0] * 4 + [-1] * 96, "none"),
+        ([0] * 10 + [*OTHERS], "none"),
+        ([3] * 50 + [4] * 50, "none"),
+        ([-1] * 100, "all"),
+        (OTHERS, "all"),
+    ],
+    ids=["and others", "and unlabelled", "one", "controls alone", "other", "two", "unlabelled", "dozens, no controls"],
+)
+def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
+    """Beside a well that holds the same."""
+    y, e = codes([*y, *GENES], [0] * len(y) + [1] * len(GENES))
+    of_new_well = e == 0
+    found = of_new(e < 2, y, e, y == 0, np.full(40, 1 / 40), 0.95)
+    assert found[e == 1].all()
+    expected = {"all": of_new_well, "none": y < -1, "those trained on": (y >= 0) & (y < 40)}[wanted]
+    np.testing.assert_array_equal(found[of_new_well], expected[of_new_well])
+
+
+@pytest.mark.parametrize("by", ["controls", "cells"])
+def test_controls_tell_of_new_wells_that_hold_other_perturbations(by):
+    """Those of the training are known by controls, or by all of their cells, which are the same in each."""
+    cells = make_cells(480, dtype="float32")
+    images, well = cells.obsm[IMAGE_KEY], cells.obs["well"].cat.codes.to_numpy()[:, None, None, None]
+    images[..., :4] = images[..., 4:8]  # wells differ by brightness and contrast alone
+    cells.obsm[IMAGE_KEY] = (images * (1 + 0.4 * well) + 25 * well).astype(np.float32)
+    model = trained(cells, standardize_by="controls" if by == "controls" else "auto")
+    assert model.standardized_by_ == {"well": by}
     chosen = np.flatnonzero(cells.obs["gene"].isin([CONTROL, "gene_3"]))
     z = model.get_latent_representation(indices=chosen)
-    found = model.get_latent_representation(photographed(cells[chosen].copy()))
-    assert np.linalg.norm(found - z, axis=1).mean() < 0.1 * np.linalg.norm(z - z.mean(0), axis=1).mean()
+    new = photographed(cells[chosen].copy())
+    found = model.get_latent_representation(new)
+    size = np.linalg.norm(z - z.mean(0), axis=1).mean()
+    assert np.linalg.norm(found - z, axis=1).mean() < 0.1 * size
+    # without controls there is no telling what is the camera and what the gene
+    alone = model.get_latent_representation(new[(new.obs["gene"] != CONTROL).to_numpy()].copy())
+    of_gene = (cells.obs["gene"].iloc[chosen] != CONTROL).to_numpy()
+    assert np.linalg.norm(alone - z[of_gene], axis=1).mean() > 0.5 * size
 
 
 def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, model, caplog):
@@ -243,12 +292,12 @@ def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):
         SCBDModel.setup_anndata(wells, "compound", ["plate", "well"], layer="X", control="DMSO")
     model = SCBDModel(wells, encoder="linear", whitening=None)
     model.train(max_steps=1, accelerator="cpu", enable_progress_bar=False)
-    assert model.standardized_by_ == {"plate": "controls"}
-    controls, plate = (wells.obs["compound"] == "DMSO").to_numpy(), wells.obs["plate"].to_numpy()
+    assert model.standardized_by_ == {"plate": "cells"}
+    plate = wells.obs["plate"].to_numpy()
     values = torch.from_numpy(np.asarray(wells.X, dtype=np.float32))
     whole, within = model.module.prepare(values, torch.from_numpy(model._environment_codes(wells)[0]))
     spread = [
-        np.ptp([part.numpy()[controls & (plate == name)].mean(0) for name in np.unique(plate)], axis=0).mean()
+        np.ptp([part.numpy()[plate == name].mean(0) for name in np.unique(plate)], axis=0).mean()
         for part in (whole, within)
     ]
     assert spread[1] < 0.5 * spread[0]

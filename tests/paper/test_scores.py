@@ -216,7 +216,7 @@ def scored(tmp_path, fold: int = 1, **model: Any) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*not converged")
 def test_a_new_plate_is_scored_by_each_way_to_embed_it(tmp_path):
     scores = scored(tmp_path)
-    own = ["standardised by its own controls", "standardised by its own controls, z not centred"]
+    own = ["standardised by its own cells", "standardised by its own cells, z not centred"]
     corrected = ["z standardised on controls", "z standardised"] + ["z Harmony"] * bool(find_spec("harmonypy"))
     ways = [*own, "as training cells", *corrected]
     assert list(scores) == [f"{way}: {score}" for way in ways for score in ("y AUROC", "y F1", "new or old")]

@@ -119,6 +119,13 @@ class Reference(NamedTuple):
     """Their environments, int64 ``(N, K)``: of each column, or of the one that columns were crossed to."""
     used: np.ndarray
     """Whether a column's environments are known by a cell, boolean ``(N, K)``."""
+    controls: np.ndarray | None = None
+    """Where they are known by all cells: controls, which new environments of other perturbations are known by."""
+
+    def of_cells(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All but the inputs, as :meth:`scbd.nn.EnvironmentScaling.learn` takes it."""
+        controls = None if self.controls is None else torch.from_numpy(self.controls)
+        return torch.from_numpy(self.codes), torch.from_numpy(self.used), controls
 
 
 class Prepared(NamedTuple):
@@ -280,8 +287,7 @@ class EmbeddingModule(Objective):
         assert environments is not None
         environments.learn(
             lambda: (self.preprocess.scaled_inputs(batch.to(self.device)) for batch in reference.batches()),
-            torch.from_numpy(reference.codes),
-            torch.from_numpy(reference.used),
+            *reference.of_cells(),
         )
 
     def prepare(

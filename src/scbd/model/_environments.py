@@ -34,6 +34,8 @@ StandardizeBy = Literal["auto", KnownBy] | None
 _CONTROLS, _MOST_CELLS = 4, 0.9
 # how much perturbations may differ: above, what they do would be taken for what an environment does
 _UNLIKE = 0.05
+# environments hold the same perturbations, if they have so much in common: some differ by chance
+_SAME = 0.75
 # cells that an environment is known by: these, or fewer where all would be more than so many, but not fewer than that
 _EACH, _ALL, _LEAST = 256, 65_536, 32
 _BLOCK = 512
@@ -60,9 +62,9 @@ def known_by(
     Parameters
     ----------
     asked
-        ``"auto"`` takes controls if nine tenths of the cells lie in environments with four or more of them; else all
-        cells, if environments hold the same perturbations in about the same numbers, or so many different ones that
-        none makes a difference to their mean. Where both would do, z_c asks those that know its mean better.
+        ``"auto"`` takes all cells, if environments hold the same perturbations; else controls, if nine tenths of the
+        cells lie in environments with four or more of them; else all cells, if environments hold so many different
+        perturbations that none makes a difference to their mean. There, z_c asks whichever know its mean better.
     y, e
         Codes of perturbation and environment of the training cells, ``(N,)``.
     controls
@@ -74,10 +76,12 @@ def known_by(
         If what was asked for takes perturbations out with environments, or leaves environments as they are.
     """
     have = 0.0 if controls is None else float((np.bincount(e[controls], minlength=e.max() + 1)[e] >= _CONTROLS).mean())
-    unlike = float(np.bincount(e) / len(e) @ unlikeness(y, e, np.bincount(y) / len(y)))
+    unlike = float(_shares(e) @ unlikeness(y, e, _shares(y)))
     if asked == "auto":
+        same = unlike < _UNLIKE and float(_shares(e) @ in_common(y, e, _shares(y))) >= _SAME
         all_cells: KnownBy | None = "cells" if unlike < _UNLIKE else None
-        return ("controls", all_cells or "controls") if have >= _MOST_CELLS else (all_cells, all_cells)
+        by_controls = have >= _MOST_CELLS and not same
+        return ("controls", all_cells or "controls") if by_controls else (all_cells, all_cells)
     if asked == "controls" and have < _MOST_CELLS:
         _warn(
             f"standardize_by='controls': {1 - have:.0%} of the training cells lie in environments with fewer than "
@@ -97,18 +101,81 @@ def unlikeness(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
     The sum over perturbations of the squared difference of their share of its cells from their ``shares`` of all, less
     what is sampling: about 0 where it holds the same, close to 1 where it holds a single one.
     """
-    n_e, n_y = int(e.max()) + 1, max(len(shares), int(y.max()) + 1)
-    pairs, counts = np.unique(e.astype(np.int64) * n_y + y, return_counts=True)  # of the pairs that there are
-    of_e, of_y = np.divmod(pairs, n_y)
-    n_cells = np.bincount(e, minlength=n_e)
-    own = counts / n_cells[of_e]
-    squares = np.bincount(of_e, np.square(own), minlength=n_e)
-    common = np.bincount(of_e, own * np.pad(shares, (0, n_y - len(shares)))[of_y], minlength=n_e)
+    own, of_y, of_e, shares = _own_shares(y, e, shares)
+    n_cells = np.bincount(e)
+    squares = np.bincount(of_e, np.square(own), minlength=len(n_cells))
+    common = np.bincount(of_e, own * shares[of_y], minlength=len(n_cells))
     sampling = (1 - squares) / (n_cells - 1).clip(1)
     return np.where(n_cells > 0, squares - 2 * common + np.square(shares).sum() - sampling, 0)
 
 
-def draw_reference(source: ImageSource, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> Reference:
+def in_common(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """How much of an environment holds the same perturbations as all cells do, by their ``shares``, ``(E,)``.
+
+    The sum over perturbations of the smaller of both shares: 1 where they are the same.
+    """
+    own, of_y, of_e, shares = _own_shares(y, e, shares)
+    return np.bincount(of_e, np.minimum(own, shares[of_y]), minlength=int(e.max(initial=-1)) + 1)
+
+
+def _own_shares(
+    y: np.ndarray, e: np.ndarray, shares: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of the pairs of perturbation and environment that there are: its share of the environment, and both; all shares.
+
+    The latter with zeros for perturbations of which they do not know.
+    """
+    n_y = max(len(shares), int(y.max(initial=-1)) + 1)
+    pairs, counts = np.unique(e.astype(np.int64) * n_y + y, return_counts=True)
+    of_e, of_y = np.divmod(pairs, n_y)
+    return counts / np.bincount(e)[of_e], of_y, of_e, np.pad(shares, (0, n_y - len(shares)))
+
+
+def _shares(codes: np.ndarray) -> np.ndarray:
+    return np.bincount(codes) / max(1, len(codes))
+
+
+def of_new(
+    cells: np.ndarray, y: np.ndarray, e: np.ndarray, controls: np.ndarray, shares: np.ndarray, same: float
+) -> np.ndarray:
+    """Those of the cells of new environments that these are known by, where others were known by all cells.
+
+    Where those of the training hold the same perturbations: of a new one that holds them, too, the cells of these. Of
+    one that holds others, all cells, if no perturbation makes a difference to their mean, and there are no controls.
+
+    Parameters
+    ----------
+    cells
+        Those of new environments, boolean ``(N,)``.
+    y, e, controls
+        Codes of perturbation (-1: not known) and environment, and which cells are controls, ``(N,)``.
+    shares
+        Of the perturbations in training.
+    same
+        How much environments of the training have in common.
+    """
+    labelled = np.flatnonzero(cells & (y >= 0))
+    if not len(labelled):
+        return cells
+    n_e, shares = int(e.max()) + 1, np.pad(shares, (0, max(0, int(y.max()) + 1 - len(shares))))
+    known = labelled[shares[y[labelled]] > 0]
+    alike = np.zeros(n_e, dtype=bool)
+    if same >= _SAME:
+        of_known = y[known], e[known], shares
+        found = (in_common(*of_known) >= _SAME * same) & (unlikeness(*of_known) < _UNLIKE)
+        alike[: len(found)] = found
+    of_labelled = e[labelled]
+    by_all = unlikeness(y[labelled], of_labelled, shares) < _UNLIKE
+    by_all = np.pad(by_all, (0, n_e - len(by_all)), constant_values=True)
+    by_all &= np.bincount(of_labelled, controls[labelled], n_e) < _CONTROLS
+    trained_on = np.zeros(len(cells), dtype=bool)
+    trained_on[known] = True
+    return cells & np.where(alike[e], trained_on, by_all[e])
+
+
+def draw_reference(
+    source: ImageSource, rows: np.ndarray, codes: np.ndarray, used: np.ndarray, controls: np.ndarray | None = None
+) -> Reference:
     """Some of the cells that environments are known by, the same number of each environment of a column.
 
     Parameters
@@ -117,10 +184,20 @@ def draw_reference(source: ImageSource, rows: np.ndarray, codes: np.ndarray, use
         Inputs of all cells.
     rows
         Those to choose from.
-    codes, used
+    codes, used, controls
         Of all cells, see :class:`Reference`.
     """
-    rng, drawn = np.random.default_rng(0), [np.empty(0, dtype=np.int64)]
+    rng, masks = np.random.default_rng(0), [used] if controls is None else [used, controls]
+    drawn = [_drawn(rng, rows, codes, mask) for mask in masks]
+    chosen = np.unique(np.concatenate(drawn))
+    blocks = np.array_split(chosen, -(-len(chosen) // _BLOCK)) if len(chosen) else []
+    kept = [mask[chosen] & np.isin(chosen, some)[:, None] for mask, some in zip(masks, drawn, strict=True)]
+    return Reference(lambda: (torch.from_numpy(source.read(block)) for block in blocks), codes[chosen], *kept)
+
+
+def _drawn(rng: np.random.Generator, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Of the rows that are used in a column, the same number of each environment."""
+    drawn = [np.empty(0, dtype=np.int64)]
     for column, use in zip(codes.T, used.T, strict=True):
         usable = rng.permutation(rows[use[rows]])
         usable = usable[np.argsort(column[usable], kind="stable")]
@@ -128,9 +205,7 @@ def draw_reference(source: ImageSource, rows: np.ndarray, codes: np.ndarray, use
         most = int(np.clip(_ALL // max(1, len(counts)), _LEAST, _EACH))
         place = np.arange(len(usable)) - np.repeat(first, counts)
         drawn.append(usable[place < most])
-    chosen = np.unique(np.concatenate(drawn))
-    blocks = np.array_split(chosen, -(-len(chosen) // _BLOCK)) if len(chosen) else []
-    return Reference(lambda: (torch.from_numpy(source.read(block)) for block in blocks), codes[chosen], used[chosen])
+    return np.concatenate(drawn)
 
 
 class EnvironmentMixin(SetupMixin):
@@ -140,6 +215,7 @@ class EnvironmentMixin(SetupMixin):
     could_be_known_by_: dict[str, KnownBy]
     centered_by_: dict[str, KnownBy]
     label_shares_: np.ndarray
+    in_common_: dict[str, float]
     leftover_: dict[str, np.ndarray]
     _asked: StandardizeBy
 
@@ -206,15 +282,25 @@ class EnvironmentMixin(SetupMixin):
             found = {name: known_by(asked, y[rows], of[rows], of_rows) for name, of in zip(names, codes.T, strict=True)}
             self.standardized_by_ = {name: by for name, (by, _) in found.items() if by is not None}
             self.could_be_known_by_ = {name: by for name, (_, by) in found.items() if by is not None}
-            self.label_shares_ = np.bincount(y[rows]) / len(rows)
-        return draw_reference(source, rows, codes, self._used(self.standardized_by_, codes, controls))
+            self.label_shares_ = shares = _shares(y[rows])
+            self.in_common_ = {
+                name: float(_shares(of[rows]) @ in_common(y[rows], of[rows], shares))
+                for name, of in zip(names, codes.T, strict=True)
+            }
+        return draw_reference(source, rows, codes, *self._used(self.standardized_by_, codes, controls))
 
-    def _used(self, by: Mapping[str, KnownBy], codes: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
-        """Which cells a column's environments are known by, boolean ``(N, K)``."""
+    def _used(
+        self, by: Mapping[str, KnownBy], codes: np.ndarray, controls: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which cells a column's environments are known by, boolean ``(N, K)``; and controls, where these are all."""
         none = np.zeros(len(codes), dtype=bool)
         of = {"controls": none if controls is None else controls, "cells": ~none, None: none}
-        columns = map(column_name, self._environment_columns)
-        return np.stack([of[by.get(name)] for name in columns], 1) & (codes >= 0)
+        kinds = [by.get(column_name(columns)) for columns in self._environment_columns]
+        used = np.stack([of[kind] for kind in kinds], 1) & (codes >= 0)
+        if controls is None or "cells" not in kinds:
+            return used, None
+        beside = np.array([kind == "cells" for kind in kinds])
+        return used, used & beside & controls[:, None]
 
     def _environments(self, adata: AnnData, *, leftover: bool) -> Environments | None:
         """What is known of the environments of a table, new ones among them; `None` where they play no part.
@@ -248,22 +334,21 @@ class EnvironmentMixin(SetupMixin):
     def _new_reference(
         self, adata: AnnData, by: Mapping[str, KnownBy], new: np.ndarray, codes: np.ndarray
     ) -> Reference:
-        """Cells that new environments are known by; none of those whose perturbations are not those of the training.
-
-        Of all cells of such an environment, the mean says more of its perturbations than of itself. Where these are not
-        known, there is no telling.
-        """
-        used = self._used(by, codes, self._controls(adata)) & new
+        """Cells that new environments are known by, as far as their perturbations are known; else all of them."""
+        used, beside = self._used(by, codes, self._controls(adata))
+        used &= new
         registered = self._registered(Y_REGISTRY)
         if all(column in adata.obs for column in registered["columns"]):
             labels = label_values(adata.obs, registered["columns"], allow_missing=True)
             y, _ = label_codes(labels, registered["categories"])
             for column, name in enumerate(map(column_name, self._environment_columns)):
-                rows = np.flatnonzero(used[:, column] & (y >= 0))
-                if by.get(name) == "cells" and len(rows):
-                    unlike = unlikeness(y[rows], codes[rows, column], self.label_shares_)
-                    used[rows, column] = unlike[codes[rows, column]] < _UNLIKE
-        return draw_reference(self._source(adata), np.flatnonzero(used.any(1)), codes, used)
+                if by.get(name) == "cells":
+                    controls = np.zeros(len(y), dtype=bool) if beside is None else beside[:, column]
+                    of = used[:, column], y, codes[:, column], controls
+                    used[:, column] = of_new(*of, self.label_shares_, self.in_common_[name])
+        beside = None if beside is None else beside & new & ~used
+        rows = used if beside is None else used | beside
+        return draw_reference(self._source(adata), np.flatnonzero(rows.any(1)), codes, used, beside)
 
     def _learn_leftover(self) -> None:
         """Learn from training cells what environments still do to all of z_c alike."""
@@ -278,7 +363,7 @@ class EnvironmentMixin(SetupMixin):
             choices.append(self.could_be_known_by_)
         for by in choices:
             outputs = EnvironmentScaling(self.module.width("c", "embedding"), codes.shape[1], scale=False)
-            reference = draw_reference(source, self.train_indices, codes, self._used(by, codes, controls))
+            reference = draw_reference(source, self.train_indices, codes, *self._used(by, codes, controls))
             batches = partial(embeddings, self.module, reference, inputs)
             _learn(outputs.to(self.module.device), batches, reference)
             errors.append(float(outputs.reference[:, Moments._fields.index("mean_error")].sum()))
@@ -288,7 +373,7 @@ class EnvironmentMixin(SetupMixin):
 
 
 def _learn(scaling: EnvironmentScaling, batches: Callable[[], Iterator[torch.Tensor]], of: Reference) -> None:
-    scaling.learn(batches, torch.from_numpy(of.codes), torch.from_numpy(of.used))
+    scaling.learn(batches, *of.of_cells())
 
 
 def embeddings(

@@ -754,14 +754,16 @@ class EnvironmentScaling(nn.Module):
         column ``k`` is in row ``j * K + k``.
     shift, ratio
         Buffers ``(R + 1, C)``: :math:`m_e` and :math:`s_e`, 0 and 1 of those that were not learned, as in the last row.
-    reference
-        Buffer ``(K, 4, C)``: the :class:`Moments` that the environments of a column are brought to.
+    reference, of_controls
+        Buffers ``(K, 4, C)``: the :class:`Moments` that the environments of a column are brought to, and those that
+        controls have then, where environments are known by other cells; 0 where none were there to learn from.
     """
 
     n_cells: Tensor
     shift: Tensor
     ratio: Tensor
     reference: Tensor
+    of_controls: Tensor
 
     def __init__(self, n_channels: int, n_columns: int = 1, *, scale: bool = True) -> None:
         super().__init__()
@@ -769,14 +771,21 @@ class EnvironmentScaling(nn.Module):
         self.register_buffer("n_cells", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("shift", torch.zeros(1, n_channels))
         self.register_buffer("ratio", torch.ones(1, n_channels))
-        self.register_buffer("reference", torch.zeros(n_columns, len(Moments._fields), n_channels))
+        for name in ("reference", "of_controls"):
+            self.register_buffer(name, torch.zeros(n_columns, len(Moments._fields), n_channels))
 
     def known(self, codes: Tensor) -> Tensor:
         """Whether environments ``(B, K)`` were learned, boolean ``(B, K)``."""
         return torch.cat([self.n_cells, self.n_cells.new_zeros(1)])[self._rows(codes)] > 0
 
     @torch.no_grad()
-    def learn(self, batches: Callable[[], Iterable[Tensor]], codes: Tensor, used: Tensor) -> None:
+    def learn(
+        self,
+        batches: Callable[[], Iterable[Tensor]],
+        codes: Tensor,
+        used: Tensor,
+        controls: Tensor | None = None,
+    ) -> None:
         """Learn environments that are not known yet; the first time, what all are brought to as well.
 
         An environment with fewer than two cells to learn from is not learned; those that are not finite are left out.
@@ -789,35 +798,53 @@ class EnvironmentScaling(nn.Module):
             Their environments, int64 ``(N, K)``.
         used
             Which of them an environment is known by, boolean ``(N, K)``.
+        controls
+            Which of them are controls that an environment is known by where there are no others, boolean ``(N, K)``:
+            they are brought to what the controls of the first time had become.
         """
         if not len(codes):
             return
-        n_columns, codes = len(self.reference), codes.to(self.shift.device)
+        codes = codes.to(self.shift.device)
         self._make_room(int(codes.max()) + 1)
-        for column in range(n_columns):
-            wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0) & ~self.known(codes)[:, column]
-            if not bool(wanted.any()):
-                continue
-            sums, start = ChannelSums(int(codes[:, column].max()) + 1), 0
-            ahead = torch.where(torch.arange(n_columns, device=codes.device) < column, codes, -1)
-            for batch in batches():
-                part = slice(start, start := start + len(batch))
-                values = self(batch, ahead[part])
-                chosen = wanted[part] & values.flatten(1).isfinite().all(1)
-                sums.add(values[chosen], codes[part, column][chosen])
-            if not any(sums.n_cells):
-                continue
-            if not bool(self.reference[column].any()):
-                self.reference[column] = torch.stack(sums.moments()).to(self.reference)
-            reference = Moments(*self.reference[column].cpu().double())
-            for code, n_cells in enumerate(sums.n_cells):
-                if n_cells > 1:
-                    row, aligned = (
-                        code * n_columns + column,
-                        align(reference, sums.of(code).moments(), scale=self.scale),
-                    )
-                    self.n_cells[row], self.shift[row] = n_cells, aligned.shift.to(self.shift)
-                    self.ratio[row] = aligned.ratio.to(self.ratio)
+        for column in range(len(self.reference)):
+            self._learn_column(column, batches, codes, used, self.reference)
+            if controls is not None:
+                self._learn_column(column, batches, codes, controls, self.of_controls)
+
+    def _learn_column(
+        self,
+        column: int,
+        batches: Callable[[], Iterable[Tensor]],
+        codes: Tensor,
+        used: Tensor,
+        references: Tensor,
+    ) -> None:
+        """Bring new environments of a column to a reference; or learn it, of environments that are known if any are."""
+        known, first = self.known(codes)[:, column], not bool(references[column].any())
+        wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0)
+        wanted &= known if first and bool(known.any()) else ~known
+        if not bool(wanted.any()):
+            return
+        sums, start = ChannelSums(int(codes[:, column].max()) + 1), 0
+        until = torch.where(torch.arange(codes.shape[1], device=codes.device) <= column, codes, -1)
+        for batch in batches():
+            part = slice(start, start := start + len(batch))
+            chosen = wanted[part] & batch.flatten(1).isfinite().all(1).to(codes.device)
+            sums.add(self(batch, until[part])[chosen], codes[part, column][chosen])
+        if not any(sums.n_cells):
+            return
+        if first:
+            references[column] = torch.stack(sums.moments()).to(references)
+        reference = Moments(*references[column].cpu().double())
+        learned = set(codes[known, column].tolist())
+        for code, n_cells in enumerate(sums.n_cells):
+            if n_cells > 1 and code not in learned:
+                row, aligned = (
+                    code * len(self.reference) + column,
+                    align(reference, sums.of(code).moments(), scale=self.scale),
+                )
+                self.n_cells[row] = n_cells
+                self.shift[row], self.ratio[row] = aligned.shift.to(self.shift), aligned.ratio.to(self.ratio)
 
     def forward(self, values: Tensor, codes: Tensor) -> Tensor:
         """Values ``(B, C, H, W)`` or ``(B, C)`` of cells of environments ``codes (B, K)``; -1 for one not known."""
