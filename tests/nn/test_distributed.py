@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import socket
 
 import torch
@@ -45,7 +46,9 @@ def test_two_processes_learn_from_the_joint_batch(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(one_process, (port, str(tmp_path)), nprocs=WORLD)
+    # by a name that processes find: a package that is installed may be called tests, too
+    job = importlib.import_module("nn.test_distributed").one_process
+    multiprocessing.spawn(job, (port, str(tmp_path)), nprocs=WORLD)
     model = network()
     loss = objective(model(cells()[0]), *cells()[1:])
     loss.backward()
