@@ -16,6 +16,7 @@ from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
 from scbd.model._decode import Reconstruction
 from scbd.model._environments import known_by, of_new, unlikeness
+from scbd.nn._inputs import EnvironmentScaling
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 CONTROL = "gene_0"
@@ -235,6 +236,17 @@ def test_controls_tell_of_new_wells_that_hold_other_perturbations(by):
     alone = model.get_latent_representation(new[(new.obs["gene"] != CONTROL).to_numpy()].copy())
     of_gene = (cells.obs["gene"].iloc[chosen] != CONTROL).to_numpy()
     assert np.linalg.norm(alone - z[of_gene], axis=1).mean() > 0.5 * size
+
+
+def test_controls_of_a_new_well_tell_nothing_where_none_were_trained_on():
+    """There is nothing that they could be brought to."""
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.normal(size=(60, 3)).astype(np.float32))
+    codes_of, all_cells = torch.arange(60)[:, None] % 3, torch.ones(60, 1, dtype=torch.bool)
+    scaling = EnvironmentScaling(3)
+    scaling.learn(lambda: [values], codes_of, all_cells, ~all_cells)
+    scaling.learn(lambda: [values + 100], torch.full((60, 1), 3), ~all_cells, all_cells)
+    assert scaling.known(torch.tensor([[0], [1], [2], [3]]))[:, 0].tolist() == [True] * 3 + [False]
 
 
 def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, model, caplog):

@@ -61,8 +61,8 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
         )
     elif module.auto_alpha is not None and (kept := float(module.auto_alpha.kept)) < _BY_HEART:
         warning = (
-            f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what it tells of their "
-            "perturbations. Train for fewer steps, or with more cells."
+            f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what training cells show of "
+            "the perturbations. Train with more cells, or for fewer steps; with few cells a classifier may do better."
         )
     elif learned <= 0:
         warning = (

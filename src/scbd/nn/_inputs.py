@@ -819,10 +819,10 @@ class EnvironmentScaling(nn.Module):
         used: Tensor,
         references: Tensor,
     ) -> None:
-        """Bring new environments of a column to a reference; or learn it, of environments that are known if any are."""
+        """Bring new environments of a column to a reference; learn it first, that of controls of environments known."""
         known, first = self.known(codes)[:, column], not bool(references[column].any())
         wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0)
-        wanted &= known if first and bool(known.any()) else ~known
+        wanted &= known if first and references is self.of_controls else ~known
         if not bool(wanted.any()):
             return
         sums, start = ChannelSums(int(codes[:, column].max()) + 1), 0
