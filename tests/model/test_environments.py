@@ -178,9 +178,10 @@ def test_environments_of_z_c_have_one_mean_unless_told_otherwise(cells, model):
 
 
 @pytest.mark.parametrize("kind", [SCBDModel, ERMModel, VAEModel])
-def test_a_new_camera_changes_nothing_where_controls_come_along(cells, kind):
-    """The same cells, brighter and in wells of other names: known by the controls among them."""
-    model, new = trained(cells, kind), photographed(cells)
+@pytest.mark.parametrize("by", ["controls", "cells"])
+def test_a_new_camera_changes_nothing(cells, kind, by):
+    """The same cells, brighter and in wells of other names: known by the controls among them, or by all."""
+    model, new = trained(cells, kind, standardize_by=by), photographed(cells)
     z, found = model.get_latent_representation(), model.get_latent_representation(new)
     blind = new.copy()
     del blind.obs["well"]
@@ -213,7 +214,9 @@ def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
     of_new_well = e == 0
     found = of_new(e < 2, y, e, y == 0, np.full(40, 1 / 40), 0.95)
     assert found[e == 1].all()
-    expected = {"all": of_new_well, "none": y < -1, "those trained on": (y >= 0) & (y < 40)}[wanted]
+    expected = {"all": of_new_well, "none": np.zeros(len(y), dtype=bool), "those trained on": (y >= 0) & (y < 40)}[
+        wanted
+    ]
     np.testing.assert_array_equal(found[of_new_well], expected[of_new_well])
 
 
@@ -298,7 +301,7 @@ def test_what_was_learned_is_saved_and_goes_on(cells, model, tmp_path):
 
 
 def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):
-    """Plates and positions side by side: plates hold controls, a position a single perturbation."""
+    """Plates and positions side by side: plates hold the same compounds, a position a single one."""
     wells = make_wells(n_compounds=20, n_plates=6)
     with pytest.warns(UserWarning, match="confounded"):
         SCBDModel.setup_anndata(wells, "compound", ["plate", "well"], layer="X", control="DMSO")

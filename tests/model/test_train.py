@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -504,27 +507,32 @@ def test_checkpoints_do_not_pass_through_the_folder_for_temporary_files(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt"]
 
 
-# where a test before it has started jax; the process that is made trains without
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path, monkeypatch):
-    def breaks_off(checkpoint, file):
-        if checkpoint["global_step"] == 4:
-            file.write(b"half")
-            os._exit(9)  # as SIGKILL would
-        save(checkpoint, file)
+# in a process of its own: a copy of this one may have threads of jax, which a test before started
+CUT_OFF = """
+import os, sys
+sys.path[:0] = [{tests!r}]
+import torch
+torch.set_num_threads(1)
+from small_models import QUICK, make_model
 
-    save = torch.save
-    monkeypatch.setattr(torch, "save", breaks_off)
+save = torch.save
+
+def breaks_off(checkpoint, file):
+    if checkpoint["global_step"] == 4:
+        file.write(b"half")
+        os._exit(9)  # as SIGKILL would
+    save(checkpoint, file)
+
+torch.save = breaks_off
+make_model().train(**QUICK | {{"validate_every": 2, "checkpoint_dir": {out!r}}})
+"""
+
+
+def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path):
     how: dict[str, Any] = QUICK | {"validate_every": 2, "checkpoint_dir": tmp_path}
-    worker = os.fork()
-    if not worker:
-        try:
-            make_model().train(**how)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 9
+    code = CUT_OFF.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
     assert len(list(tmp_path.glob(".last.ckpt.*.partial"))) == 1
-    monkeypatch.undo()
     state = find_state(tmp_path, resume=True)
     assert state is not None and state.step == 2
     resumed, whole = make_model(), make_model()

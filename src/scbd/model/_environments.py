@@ -78,7 +78,7 @@ def known_by(
     have = 0.0 if controls is None else float((np.bincount(e[controls], minlength=e.max() + 1)[e] >= _CONTROLS).mean())
     unlike = float(_shares(e) @ unlikeness(y, e, _shares(y)))
     if asked == "auto":
-        same = unlike < _UNLIKE and float(_shares(e) @ in_common(y, e, _shares(y))) >= _SAME
+        same = unlike < _UNLIKE and all_in_common(y, e) >= _SAME
         all_cells: KnownBy | None = "cells" if unlike < _UNLIKE else None
         by_controls = have >= _MOST_CELLS and not same
         return ("controls", all_cells or "controls") if by_controls else (all_cells, all_cells)
@@ -116,6 +116,11 @@ def in_common(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """
     own, of_y, of_e, shares = _own_shares(y, e, shares)
     return np.bincount(of_e, np.minimum(own, shares[of_y]), minlength=int(e.max(initial=-1)) + 1)
+
+
+def all_in_common(y: np.ndarray, e: np.ndarray) -> float:
+    """The same over all cells: the mean of :func:`in_common` of their environments."""
+    return float(_shares(e) @ in_common(y, e, _shares(y)))
 
 
 def _own_shares(
@@ -282,11 +287,8 @@ class EnvironmentMixin(SetupMixin):
             found = {name: known_by(asked, y[rows], of[rows], of_rows) for name, of in zip(names, codes.T, strict=True)}
             self.standardized_by_ = {name: by for name, (by, _) in found.items() if by is not None}
             self.could_be_known_by_ = {name: by for name, (_, by) in found.items() if by is not None}
-            self.label_shares_ = shares = _shares(y[rows])
-            self.in_common_ = {
-                name: float(_shares(of[rows]) @ in_common(y[rows], of[rows], shares))
-                for name, of in zip(names, codes.T, strict=True)
-            }
+            self.label_shares_ = _shares(y[rows])
+            self.in_common_ = {name: all_in_common(y[rows], of[rows]) for name, of in zip(names, codes.T, strict=True)}
         return draw_reference(source, rows, codes, *self._used(self.standardized_by_, codes, controls))
 
     def _used(

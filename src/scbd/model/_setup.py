@@ -167,9 +167,9 @@ class SetupMixin(BaseModelClass):
             or float64, in memory, memory-mapped or in Zarr. Features are known by ``var_names``, or by the columns of a
             :class:`pandas.DataFrame` in ``obsm``, in any order.
         control
-            The perturbation of the controls, or several. They tell what an environment does by itself: see
-            ``standardize_by`` of the model. Features are scaled to what controls vary by, and their embeddings centred
-            on them.
+            The perturbation of the controls, or several. They tell what an environment does by itself, where
+            environments hold different perturbations: see ``standardize_by`` of the model. Features are scaled to what
+            controls vary by, and their embeddings centred on them.
         position_key
             Column of ``obs`` with the position on the plate (the well), or a list. With ``control`` and a ``whitening``
             of the model, what controls differ by from position to position is taken out of features.

@@ -821,8 +821,9 @@ class EnvironmentScaling(nn.Module):
     ) -> None:
         """Bring new environments of a column to a reference; learn it first, that of controls of environments known."""
         known, first = self.known(codes)[:, column], not bool(references[column].any())
+        of_known = first and references is self.of_controls
         wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0)
-        wanted &= known if first and references is self.of_controls else ~known
+        wanted &= known if of_known else ~known
         if not bool(wanted.any()):
             return
         sums, start = ChannelSums(int(codes[:, column].max()) + 1), 0
@@ -835,10 +836,11 @@ class EnvironmentScaling(nn.Module):
             return
         if first:
             references[column] = torch.stack(sums.moments()).to(references)
+        if of_known:
+            return
         reference = Moments(*references[column].cpu().double())
-        learned = set(codes[known, column].tolist())
         for code, n_cells in enumerate(sums.n_cells):
-            if n_cells > 1 and code not in learned:
+            if n_cells > 1:
                 row, aligned = (
                     code * len(self.reference) + column,
                     align(reference, sums.of(code).moments(), scale=self.scale),
