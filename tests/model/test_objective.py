@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from small_models import QUICK, make_model
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scbd
 from scbd import SCBDModel
@@ -195,3 +197,14 @@ def test_a_single_block_has_no_style_and_half_the_parameters(cells):
     assert "z_c alone" in repr(single) and "z_s" not in repr(single)
     with pytest.raises(ValueError, match="has a single block, which carries the perturbation: use block='c'"):
         single.get_latent_representation(block="s")
+
+
+def test_what_is_known_of_labels_is_asked_wherever_the_labels_lie(cells):
+    """The health of a model on a GPU is measured on labels that never left the processor."""
+    module = make_model(cells).module
+    with FakeTensorMode():
+        module.controls = torch.zeros(1, dtype=torch.int64, device="cuda")
+        module.covariates = torch.zeros(3, 2, dtype=torch.int64, device="cuda")
+        labels: Any = torch.zeros(4, dtype=torch.int64)
+        assert module.perturbed(SimpleNamespace(labels=labels)).device.type == "cpu"
+        assert module.columns(labels).device.type == "cpu"

@@ -205,7 +205,7 @@ class SCBDModule(EmbeddingModule):
 
         What z_c has learned is asked of these: where most wells are controls, their share would hide that of others.
         """
-        return None if self.controls is None else ~torch.isin(y.labels, self.controls)
+        return None if self.controls is None else ~torch.isin(y.labels, self.controls.to(y.labels.device))
 
     def environments(self, e: np.ndarray) -> np.ndarray:
         """Codes of each environment ``(N, C)``, no two environments having one in common."""
