@@ -11,11 +11,12 @@ import torch
 from conftest import IMAGE_KEY, make_cells, make_wells
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
 from scbd.model._decode import Reconstruction
-from scbd.model._environments import known_by, of_new, unlikeness
+from scbd.model._environments import in_common, known_by, telling_cells, unlikeness
 from scbd.nn._inputs import EnvironmentScaling
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -148,11 +149,30 @@ def test_unlikeness_is_the_squared_distance_of_shares_less_sampling(seed, n_y, n
         assert found == pytest.approx(naive)
 
 
+@given(seed=st.integers(0, 99), n_y=st.integers(1, 6), n=st.integers(1, 30), n_e=st.integers(1, 3))
+def test_what_environments_have_in_common_is_a_part_of_what_they_have_by_chance(seed, n_y, n, n_e):
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet(np.ones(n_y))
+    y, e = rng.integers(n_y, size=n * n_e), np.repeat(np.arange(n_e), n)
+    by_chance = sum(stats.binom.pmf(k, n, p) * min(p, k / n) for p in shares for k in range(n + 1))
+    for environment, found in enumerate(in_common(y, e, shares)):
+        naive = sum(min(p, np.mean(y[e == environment] == k)) for k, p in enumerate(shares))
+        assert found == pytest.approx(min(naive / max(by_chance, 0.7), 1))
+
+
 def test_by_chance_shares_differ_no_more_in_small_environments():
     rng = np.random.default_rng(0)
     shares = np.array([0.5, 0.3, 0.2])
     found = [unlikeness(rng.choice(3, 8, p=shares), np.zeros(8, dtype=int), shares)[0] for _ in range(4_000)]
     assert abs(np.mean(found)) < 0.005
+
+
+@pytest.mark.parametrize("cells_of_each", [1, 2, 20])
+def test_environments_hold_the_same_however_few_cells_they_hold_of_each_perturbation(cells_of_each):
+    rng = np.random.default_rng(0)
+    e = np.repeat(np.arange(40), 100 * cells_of_each)
+    y = rng.integers(100, size=len(e))
+    assert known_by("auto", y, e, y < 6) == ("cells", "cells")
 
 
 def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
@@ -204,15 +224,21 @@ OTHERS = np.arange(200) + 40
         ([0] * 10 + [*OTHERS], "none"),
         ([3] * 50 + [4] * 50, "none"),
         ([-1] * 100, "all"),
+        ([1, 2, 3, 4, 5, *[-1] * 200], "all"),
+        ([1, 2, 3, 4, 5, *OTHERS], "all"),
         (OTHERS, "all"),
     ],
-    ids=["and others", "and unlabelled", "one", "controls alone", "other", "two", "unlabelled", "dozens, no controls"],
+    ids=[
+        *["and others", "and unlabelled", "one", "controls alone", "other", "two", "unlabelled"],
+        *["few labels", "few of many", "dozens, no controls"],
+    ],
 )
 def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
     """Beside a well that holds the same."""
     y, e = codes([*y, *GENES], [0] * len(y) + [1] * len(GENES))
     of_new_well = e == 0
-    found = of_new(e < 2, y, e, y == 0, np.full(40, 1 / 40), 0.95)
+    found, controls = telling_cells(y, e, y == 0, np.full(40, 1 / 40), 0.95)
+    np.testing.assert_array_equal(controls, y == 0)
     assert found[e == 1].all()
     expected = {"all": of_new_well, "none": np.zeros(len(y), dtype=bool), "those trained on": (y >= 0) & (y < 40)}[
         wanted
@@ -221,7 +247,7 @@ def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
 
 
 @pytest.mark.parametrize("by", ["controls", "cells"])
-def test_controls_tell_of_new_wells_that_hold_other_perturbations(by):
+def test_controls_tell_of_new_wells_that_hold_other_perturbations(by, tmp_path):
     """Those of the training are known by controls, or by all of their cells, which are the same in each."""
     cells = make_cells(480, dtype="float32")
     images, well = cells.obsm[IMAGE_KEY], cells.obs["well"].cat.codes.to_numpy()[:, None, None, None]
@@ -235,10 +261,90 @@ def test_controls_tell_of_new_wells_that_hold_other_perturbations(by):
     found = model.get_latent_representation(new)
     size = np.linalg.norm(z - z.mean(0), axis=1).mean()
     assert np.linalg.norm(found - z, axis=1).mean() < 0.1 * size
+    model.save(str(tmp_path / "model"))
+    loaded = SCBDModel.load(str(tmp_path / "model"), cells)
+    np.testing.assert_array_equal(loaded.get_latent_representation(new), found)
     # without controls there is no telling what is the camera and what the gene
     alone = model.get_latent_representation(new[(new.obs["gene"] != CONTROL).to_numpy()].copy())
     of_gene = (cells.obs["gene"].iloc[chosen] != CONTROL).to_numpy()
     assert np.linalg.norm(alone - z[of_gene], axis=1).mean() > 0.5 * size
+
+
+def in_wells(n_wells: int, n: int):
+    """Cells in wells that differ in nothing."""
+    cells = make_cells(n, dtype="float32")
+    cells.obsm[IMAGE_KEY][..., :4] = cells.obsm[IMAGE_KEY][..., 4:8]
+    cells.obs["well"] = pd.Categorical([f"well_{i % n_wells}" for i in range(n)])
+    return cells
+
+
+def dim(cells, well: str):
+    """Another camera for one well."""
+    new = cells.copy()
+    new.obsm[IMAGE_KEY][(new.obs["well"] == well).to_numpy()] *= 0.4
+    return new
+
+
+def others_alone(cells, well: str):
+    """Controls and one perturbation in a well."""
+    other = (cells.obs["well"] == well) & ~cells.obs["gene"].isin([CONTROL, "gene_3"])
+    return cells[~other.to_numpy()].copy()
+
+
+def test_a_well_of_the_training_that_holds_others_is_known_by_its_controls():
+    """And the wells that hold the same by all of their cells, whatever stands in that one."""
+    cells = in_wells(6, 960)
+    odd = dim(others_alone(cells, "well_5"), "well_5")
+    model = trained(odd, steps=1)
+    assert model.standardized_by_ == {"well": "cells"}
+    _, within = prepared(model, odd)
+    well, gene = odd.obs["well"].to_numpy(), odd.obs["gene"].to_numpy()
+    of_controls = [moments(within, (well == name) & (gene == CONTROL)) for name in ("well_0", "well_5")]
+    np.testing.assert_allclose(of_controls[1], of_controls[0], atol=0.15)
+    # what the perturbation does stays
+    done = [
+        (moments(within, (well == name) & (gene == "gene_3"))[0] - mean)
+        for name, (mean, _) in zip(("well_0", "well_5"), of_controls, strict=True)
+    ]
+    np.testing.assert_allclose(done[1], done[0], atol=0.15)
+    assert np.abs(done[0]).max() > 0.3
+
+
+def test_wells_of_other_perturbations_that_training_goes_on_with_are_known_by_controls():
+    cells = in_wells(4, 640)
+    first = cells[(cells.obs["well"] != "well_3").to_numpy()].copy()
+    first.obs["well"] = first.obs["well"].cat.remove_unused_categories()
+    model = trained(first, steps=1)
+    second = dim(others_alone(cells, "well_3"), "well_3")
+    model.adata = second
+    model.train(max_steps=1, batch_size=48, accelerator="cpu", enable_progress_bar=False)
+    _, within = prepared(model, second)
+    well, control = second.obs["well"].to_numpy(), (second.obs["gene"] == CONTROL).to_numpy()
+    of_controls = [moments(within, (well == name) & control) for name in ("well_0", "well_3")]
+    np.testing.assert_allclose(of_controls[1], of_controls[0], atol=0.15)
+
+
+def test_new_environments_of_one_column_are_known_by_controls_beside_another_column():
+    """The first column is known by all cells, the second by controls; both shift."""
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.normal(size=(6_000, 3)))
+    control = torch.arange(6_000) % 4 == 0
+    values[~control] += 2.0
+    codes_of = torch.stack([torch.arange(6_000) // 4 % 3, torch.arange(6_000) // 12 % 2], 1)
+    shifts = torch.tensor([0.0, 1.0, -2.0, 5.0]), torch.tensor([0.0, 3.0])
+
+    def seen(codes_of: torch.Tensor) -> torch.Tensor:
+        return values + shifts[0][codes_of[:, :1]] + shifts[1][codes_of[:, 1:]]
+
+    used = torch.stack([torch.ones(6_000, dtype=torch.bool), control], 1)
+    beside = torch.stack([control, torch.zeros(6_000, dtype=torch.bool)], 1)
+    scaling = EnvironmentScaling(3, 2)
+    scaling.learn(lambda: [seen(codes_of)], codes_of, used, beside)
+    new = codes_of.clone()
+    new[:, 0] = 3
+    scaling.learn(lambda: [seen(new)], new, torch.zeros_like(used), beside)
+    assert scaling.known(new).all()
+    torch.testing.assert_close(scaling(seen(new), new), scaling(seen(codes_of), codes_of), atol=0.1, rtol=0.0)
 
 
 def test_controls_of_a_new_well_tell_nothing_where_none_were_trained_on():
@@ -256,7 +362,7 @@ def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, m
     new = photographed(cells)
     new = new[new.obs["gene"] != CONTROL].copy()
     found = model.get_latent_representation(new, center=None)
-    assert "3 environments are new (new well_0, new well_1, new well_2)" in caplog.text
+    assert "3 environments are left as they are (new well_0, new well_1, new well_2)" in caplog.text
     blind = new.copy()
     del blind.obs["well"]
     np.testing.assert_array_equal(found, model.get_latent_representation(blind, center=None))
@@ -269,7 +375,7 @@ def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog)
     assert model.standardized_by_ == {"well": "cells"}
     alone = new[new.obs["gene"] == "gene_3"].copy()
     found = model.get_latent_representation(alone)
-    assert "are new" in caplog.text
+    assert "are left as they are" in caplog.text
     blind = alone.copy()
     del blind.obs["well"]
     np.testing.assert_array_equal(found, model.get_latent_representation(blind))

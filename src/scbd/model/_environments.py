@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from scipy import stats
 
 from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY, as_columns, column_values, label_codes, label_values
 from scbd._checks import head
@@ -36,6 +37,9 @@ _CONTROLS, _MOST_CELLS = 4, 0.9
 _UNLIKE = 0.05
 # environments hold the same perturbations, if they have so much in common: some differ by chance
 _SAME = 0.75
+# what cells drawn at random have in common with all: if less, as of a plate that holds half of the perturbations once,
+# there are too few of each to tell
+_BY_CHANCE = 0.7
 # cells that an environment is known by: these, or fewer where all would be more than so many, but not fewer than that
 _EACH, _ALL, _LEAST = 256, 65_536, 32
 _BLOCK = 512
@@ -62,9 +66,10 @@ def known_by(
     Parameters
     ----------
     asked
-        ``"auto"`` takes all cells, if environments hold the same perturbations; else controls, if nine tenths of the
-        cells lie in environments with four or more of them; else all cells, if environments hold so many different
-        perturbations that none makes a difference to their mean. There, z_c asks whichever know its mean better.
+        ``"auto"`` takes all cells, if most environments hold the same perturbations; else controls, if nine tenths of
+        the cells lie in environments with four or more of them; else all cells, if most environments hold so many
+        different perturbations that none makes a difference to their mean. There, z_c asks whichever know its mean
+        better. An environment that differs from most is known by its controls, see :func:`telling_cells`.
     y, e
         Codes of perturbation and environment of the training cells, ``(N,)``.
     controls
@@ -76,10 +81,10 @@ def known_by(
         If what was asked for takes perturbations out with environments, or leaves environments as they are.
     """
     have = 0.0 if controls is None else float((np.bincount(e[controls], minlength=e.max() + 1)[e] >= _CONTROLS).mean())
-    unlike = float(_shares(e) @ unlikeness(y, e, _shares(y)))
+    unlike = unlikeness(y, e, _shares(y))[e]
     if asked == "auto":
-        same = unlike < _UNLIKE and all_in_common(y, e) >= _SAME
-        all_cells: KnownBy | None = "cells" if unlike < _UNLIKE else None
+        all_cells: KnownBy | None = "cells" if np.median(unlike) < _UNLIKE else None
+        same = all_cells is not None and all_in_common(y, e) >= _SAME
         by_controls = have >= _MOST_CELLS and not same
         return ("controls", all_cells or "controls") if by_controls else (all_cells, all_cells)
     if asked == "controls" and have < _MOST_CELLS:
@@ -87,7 +92,7 @@ def known_by(
             f"standardize_by='controls': {1 - have:.0%} of the training cells lie in environments with fewer than "
             f"{_CONTROLS} controls, which say little of them: name more controls, or use a coarser e_key."
         )
-    if asked == "cells" and unlike >= _UNLIKE:
+    if asked == "cells" and unlike.mean() >= _UNLIKE:
         _warn(
             "standardize_by='cells': environments hold different perturbations, and what these do is taken out of the "
             "inputs with what environments do. Use 'auto', which would not, or a coarser e_key."
@@ -112,15 +117,24 @@ def unlikeness(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
 def in_common(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """How much of an environment holds the same perturbations as all cells do, by their ``shares``, ``(E,)``.
 
-    The sum over perturbations of the smaller of both shares: 1 where they are the same.
+    The sum over perturbations of the smaller of both shares, as a part of what it is on average where the cells of the
+    environment are drawn at random from all; 1 at most.
     """
     own, of_y, of_e, shares = _own_shares(y, e, shares)
-    return np.bincount(of_e, np.minimum(own, shares[of_y]), minlength=int(e.max(initial=-1)) + 1)
+    n_cells = np.bincount(e)
+    found = np.bincount(of_e, np.minimum(own, shares[of_y]), minlength=len(n_cells))
+    sizes, of_size = np.unique(n_cells, return_inverse=True)
+    kinds, n_of_kind = np.unique(shares, return_counts=True)
+    # a share of n cells is below the share p of all by p (1 - p) P(X = floor(n p)) on average, X of n - 1 cells
+    others = (sizes - 1).clip(0)[:, None]
+    below = kinds * (1 - kinds) * stats.binom.pmf(np.floor(sizes[:, None] * kinds), others, kinds)
+    by_chance = ((kinds - below) @ n_of_kind)[of_size]
+    return np.minimum(found / by_chance.clip(_BY_CHANCE), 1)
 
 
 def all_in_common(y: np.ndarray, e: np.ndarray) -> float:
-    """The same over all cells: the mean of :func:`in_common` of their environments."""
-    return float(_shares(e) @ in_common(y, e, _shares(y)))
+    """The same over all cells: what half of them have at least in common in their environments."""
+    return float(np.median(in_common(y, e, _shares(y))[e]))
 
 
 def _own_shares(
@@ -140,42 +154,50 @@ def _shares(codes: np.ndarray) -> np.ndarray:
     return np.bincount(codes) / max(1, len(codes))
 
 
-def of_new(
-    cells: np.ndarray, y: np.ndarray, e: np.ndarray, controls: np.ndarray, shares: np.ndarray, same: float
-) -> np.ndarray:
-    """Those of the cells of new environments that these are known by, where others were known by all cells.
+def telling_cells(
+    y: np.ndarray, e: np.ndarray, controls: np.ndarray, shares: np.ndarray, same: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cells that tell of their environments where these are known by all cells, and controls that tell of others.
 
-    Where those of the training hold the same perturbations: of a new one that holds them, too, the cells of these. Of
-    one that holds others, all cells, if no perturbation makes a difference to their mean, and there are no controls.
+    Where environments of the training hold the same perturbations: of one that holds them, too, the cells of these; of
+    another its controls; without controls all cells, if no perturbation makes a difference to their mean. Where those
+    of the training do not, the last comes first. All cells of one in which few have labels.
 
     Parameters
     ----------
-    cells
-        Those of new environments, boolean ``(N,)``.
     y, e, controls
         Codes of perturbation (-1: not known) and environment, and which cells are controls, ``(N,)``.
     shares
         Of the perturbations in training.
     same
         How much environments of the training have in common.
+
+    Returns
+    -------
+    Two masks of cells, boolean ``(N,)``.
     """
-    labelled = np.flatnonzero(cells & (y >= 0))
-    if not len(labelled):
-        return cells
-    n_e, shares = int(e.max()) + 1, np.pad(shares, (0, max(0, int(y.max()) + 1 - len(shares))))
-    known = labelled[shares[y[labelled]] > 0]
-    alike = np.zeros(n_e, dtype=bool)
+    n_e = int(e.max(initial=-1)) + 1
+    n_cells = np.bincount(e)
+    labelled = y >= 0
+    known = np.isin(y, np.flatnonzero(shares))
+
+    def of_each(function: Callable[..., np.ndarray], chosen: np.ndarray) -> np.ndarray:
+        values = function(y[chosen], e[chosen], shares)
+        return np.pad(values, (0, n_e - len(values)))
+
+    def few(chosen: np.ndarray) -> np.ndarray:
+        n_chosen = np.bincount(e[chosen], minlength=n_e)
+        return (n_chosen < _LEAST) & (2 * n_chosen < n_cells)
+
+    alike = (of_each(in_common, known) >= _SAME * same) & (of_each(unlikeness, known) < _UNLIKE) & ~few(known)
+    by_all = few(labelled) | (of_each(unlikeness, labelled) < _UNLIKE)
+    controls = controls & (np.bincount(e[controls], minlength=n_e) >= _CONTROLS)[e]
+    have = np.bincount(e[controls], minlength=n_e) > 0
     if same >= _SAME:
-        of_known = y[known], e[known], shares
-        found = (in_common(*of_known) >= _SAME * same) & (unlikeness(*of_known) < _UNLIKE)
-        alike[: len(found)] = found
-    of_labelled = e[labelled]
-    by_all = unlikeness(y[labelled], of_labelled, shares) < _UNLIKE
-    by_all = np.pad(by_all, (0, n_e - len(by_all)), constant_values=True)
-    by_all &= np.bincount(of_labelled, controls[labelled], n_e) < _CONTROLS
-    trained_on = np.zeros(len(cells), dtype=bool)
-    trained_on[known] = True
-    return cells & np.where(alike[e], trained_on, by_all[e])
+        by_all &= ~have
+    else:
+        alike[:] = False
+    return np.where(alike[e], known, by_all[e]), controls
 
 
 def draw_reference(
@@ -278,31 +300,55 @@ class EnvironmentMixin(SetupMixin):
             names.append([*values, *unknown])
         return np.stack(codes, 1), names
 
-    def _reference(self, adata: AnnData, source: ImageSource, rows: np.ndarray, y: np.ndarray) -> Reference:
+    def _reference(self, adata: AnnData, source: ImageSource, rows: np.ndarray) -> Reference:
         """Training cells that environments are known by; the first time, it is decided which cells these are."""
         codes, _ = self._environment_codes(adata)
-        controls, names = self._controls(adata), list(map(column_name, self._environment_columns))
         if not hasattr(self, "standardized_by_"):
-            asked, of_rows = self._asked, None if controls is None else controls[rows]
-            found = {name: known_by(asked, y[rows], of[rows], of_rows) for name, of in zip(names, codes.T, strict=True)}
+            controls, y, of_rows = self._controls(adata), self._label_codes(adata)[rows], codes[rows]
+            names = list(map(column_name, self._environment_columns))
+            decide = partial(known_by, self._asked, y, controls=None if controls is None else controls[rows])
+            found = {name: decide(of) for name, of in zip(names, of_rows.T, strict=True)}
             self.standardized_by_ = {name: by for name, (by, _) in found.items() if by is not None}
             self.could_be_known_by_ = {name: by for name, (_, by) in found.items() if by is not None}
-            self.label_shares_ = _shares(y[rows])
-            self.in_common_ = {name: all_in_common(y[rows], of[rows]) for name, of in zip(names, codes.T, strict=True)}
-        return draw_reference(source, rows, codes, *self._used(self.standardized_by_, codes, controls))
+            self.label_shares_ = _shares(y)
+            self.in_common_ = {name: all_in_common(y, of) for name, of in zip(names, of_rows.T, strict=True)}
+        return self._known_by(self.standardized_by_, adata, source, codes, rows)
 
-    def _used(
-        self, by: Mapping[str, KnownBy], codes: np.ndarray, controls: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Which cells a column's environments are known by, boolean ``(N, K)``; and controls, where these are all."""
-        none = np.zeros(len(codes), dtype=bool)
-        of = {"controls": none if controls is None else controls, "cells": ~none, None: none}
-        kinds = [by.get(column_name(columns)) for columns in self._environment_columns]
-        used = np.stack([of[kind] for kind in kinds], 1) & (codes >= 0)
-        if controls is None or "cells" not in kinds:
-            return used, None
-        beside = np.array([kind == "cells" for kind in kinds])
-        return used, used & beside & controls[:, None]
+    def _label_codes(self, adata: AnnData) -> np.ndarray:
+        """Codes of the perturbations, int64 ``(N,)``; new ones count on behind those registered, -1: not known."""
+        registered = self._registered(Y_REGISTRY)
+        if not all(column in adata.obs for column in registered["columns"]):
+            return np.full(adata.n_obs, -1)
+        labels = label_values(adata.obs, registered["columns"], allow_missing=True)
+        return label_codes(labels, registered["categories"])[0]
+
+    def _known_by(
+        self,
+        by: Mapping[str, KnownBy],
+        adata: AnnData,
+        source: ImageSource,
+        codes: np.ndarray,
+        rows: np.ndarray,
+        of: np.ndarray | None = None,
+    ) -> Reference:
+        """Those of the rows that a column's environments are known by; ``of`` some, boolean ``(N, K)``."""
+        y, named = self._label_codes(adata), self._controls(adata)
+        controls = np.zeros(len(codes), dtype=bool) if named is None else named
+        used, beside = np.zeros(codes.shape, dtype=bool), np.zeros(codes.shape, dtype=bool)
+        for column, name in enumerate(map(column_name, self._environment_columns)):
+            known = rows[codes[rows, column] >= 0]
+            if of is not None:
+                known = known[of[known, column]]
+            if by.get(name) == "controls":
+                used[known, column] = controls[known]
+            elif by.get(name) == "cells" and self._asked == "cells":
+                used[known, column] = True
+            elif by.get(name) == "cells":
+                cells = y[known], codes[known, column], controls[known]
+                used[known, column], beside[known, column] = telling_cells(
+                    *cells, self.label_shares_, self.in_common_[name]
+                )
+        return draw_reference(source, rows, codes, used, beside if beside.any() else None)
 
     def _environments(self, adata: AnnData, *, leftover: bool) -> Environments | None:
         """What is known of the environments of a table, new ones among them; `None` where they play no part.
@@ -324,33 +370,15 @@ class EnvironmentMixin(SetupMixin):
         new = asked & (codes >= 0) & ~inputs.known(of_cells).cpu().numpy()
         if new.any():
             inputs = copy.deepcopy(inputs)
-            known = self._new_reference(adata, self.standardized_by_, new, codes)
+            source, rows = self._source(adata), np.flatnonzero(new.any(1))
+            known = self._known_by(self.standardized_by_, adata, source, codes, rows, new)
             scaled = self.module.preprocess.scaled_inputs
             _learn(inputs, lambda: (scaled(batch.to(device)) for batch in known.batches()), known)
             _say(new & ~inputs.known(of_cells).cpu().numpy(), codes, names)
             if outputs is not None:
-                there = self._new_reference(adata, self.centered_by_, new, codes)
+                there = self._known_by(self.centered_by_, adata, source, codes, rows, new)
                 _learn(outputs, partial(embeddings, self.module, there, inputs), there)
         return Environments(codes, inputs, outputs)
-
-    def _new_reference(
-        self, adata: AnnData, by: Mapping[str, KnownBy], new: np.ndarray, codes: np.ndarray
-    ) -> Reference:
-        """Cells that new environments are known by, as far as their perturbations are known; else all of them."""
-        used, beside = self._used(by, codes, self._controls(adata))
-        used &= new
-        registered = self._registered(Y_REGISTRY)
-        if all(column in adata.obs for column in registered["columns"]):
-            labels = label_values(adata.obs, registered["columns"], allow_missing=True)
-            y, _ = label_codes(labels, registered["categories"])
-            for column, name in enumerate(map(column_name, self._environment_columns)):
-                if by.get(name) == "cells":
-                    controls = np.zeros(len(y), dtype=bool) if beside is None else beside[:, column]
-                    of = used[:, column], y, codes[:, column], controls
-                    used[:, column] = of_new(*of, self.label_shares_, self.in_common_[name])
-        beside = None if beside is None else beside & new & ~used
-        rows = used if beside is None else used | beside
-        return draw_reference(self._source(adata), np.flatnonzero(rows.any(1)), codes, used, beside)
 
     def _learn_leftover(self) -> None:
         """Learn from training cells what environments still do to all of z_c alike."""
@@ -359,16 +387,17 @@ class EnvironmentMixin(SetupMixin):
         if environments is None:
             return
         codes, inputs, _ = environments
-        errors, source, controls = [], self._source(self.adata), self._controls(self.adata)
+        errors, source = [], self._source(self.adata)
         choices = [self.standardized_by_]
         if self.could_be_known_by_ != self.standardized_by_:
             choices.append(self.could_be_known_by_)
         for by in choices:
             outputs = EnvironmentScaling(self.module.width("c", "embedding"), codes.shape[1], scale=False)
-            reference = draw_reference(source, self.train_indices, codes, *self._used(by, codes, controls))
+            reference = self._known_by(by, self.adata, source, codes, self.train_indices)
             batches = partial(embeddings, self.module, reference, inputs)
             _learn(outputs.to(self.module.device), batches, reference)
-            errors.append(float(outputs.reference[:, Moments._fields.index("mean_error")].sum()))
+            error = float(outputs.reference[:, Moments._fields.index("mean_error")].sum())
+            errors.append(error if outputs.reference.any() else np.inf)
             if errors[-1] == min(errors):
                 self.centered_by_ = by
                 self.leftover_ = {name: values.cpu().numpy() for name, values in outputs.state_dict().items()}
@@ -403,14 +432,14 @@ def _restored(saved: Mapping[str, np.ndarray]) -> EnvironmentScaling:
 
 
 def _say(unknown: np.ndarray, codes: np.ndarray, names: Sequence[Sequence[Any]]) -> None:
-    """Name new environments that are left as they are, boolean ``(N, K)``."""
+    """Name environments that are left as they are, those of cells that are marked, boolean ``(N, K)``."""
     left: list[str] = []
     for column, values in enumerate(names):
         left += [str(values[code]) for code in np.unique(codes[unknown[:, column], column])]
     if left:
         message = (
-            "%d environments are new (%s), and no cells say what they do to all alike: controls, or as many "
-            "perturbations as in the training. Their cells are standardised over all training cells alone."
+            "%d environments are left as they are (%s), standardised over all training cells alone: they hold too few "
+            "controls, and not the perturbations of the training, to tell what they do to all cells alike."
         )
         logger.warning(message, len(left), head(left))
 

@@ -62,7 +62,7 @@ def measure(module: SCBDModule, batch: dict[str, Tensor]) -> tuple[dict[str, flo
     elif module.auto_alpha is not None and (kept := float(module.auto_alpha.kept)) < _BY_HEART:
         warning = (
             f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what training cells show of "
-            "the perturbations. Train with more cells, or for fewer steps; with few cells a classifier may do better."
+            "the perturbations. Look at new cells alone. More cells help; with few, a classifier may do better."
         )
     elif learned <= 0:
         warning = (

@@ -81,11 +81,12 @@ class SCBDModel(DecodeMixin, ImageModel):
     standardize_by
         By which cells the inputs of each environment are standardised, channel by channel or feature by feature:
         ``"controls"``, or all of its ``"cells"``, which takes perturbations out as well where environments hold
-        different ones. ``"auto"``: all cells, where environments hold the same perturbations; else controls, where nine
-        tenths of the cells lie in environments with four or more of them; else all cells, where environments hold
-        dozens of perturbations each; else, and with `None` (the published form), inputs are standardised over all
-        environments together. A new environment of other perturbations is known by its controls. What is left in z_c
-        is taken out in the same way, see :meth:`get_latent_representation`. z_s sees inputs as they are.
+        different ones. ``"auto"``: all cells, where most environments hold the same perturbations; else controls, where
+        nine tenths of the cells lie in environments with four or more of them; else all cells, where most environments
+        hold dozens of perturbations; else, and with `None` (the published form), inputs are standardised over all
+        environments together. An environment of other perturbations than most goes by its controls, and so does a new
+        one. What is left in z_c is taken out in the same way, see :meth:`get_latent_representation`. z_s sees inputs
+        as they are.
     registry
         Used by :meth:`load` for a model without data.
     **module_kwargs

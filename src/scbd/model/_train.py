@@ -305,7 +305,7 @@ class TrainMixin(PredictMixin):
                 warn_of_singletons(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
             known = self.module.preprocess.environments is not None
-            reference = self._reference(adata, source, train, y) if known else None
+            reference = self._reference(adata, source, train) if known else None
             if not self.module.is_fitted:
                 controls, positions = self._controls(adata), self._positions(adata)
                 sample = draw_sample(source, train, y, e, controls, positions, seed=data.seed)

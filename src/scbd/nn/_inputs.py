@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -804,47 +805,46 @@ class EnvironmentScaling(nn.Module):
         """
         if not len(codes):
             return
-        codes = codes.to(self.shift.device)
+        device = self.shift.device
+        codes, used, controls = codes.to(device), used.to(device), None if controls is None else controls.to(device)
         self._make_room(int(codes.max()) + 1)
         for column in range(len(self.reference)):
-            self._learn_column(column, batches, codes, used, self.reference)
+            sums = partial(self._sums, column, batches, codes)
+            new = sums(used & ~self.known(codes))
+            self._first(self.reference[column], new)
+            self._bring(column, new, self.reference)
             if controls is not None:
-                self._learn_column(column, batches, codes, controls, self.of_controls)
+                if not self.of_controls[column].any():
+                    self._first(self.of_controls[column], sums(controls & self.known(codes)))
+                if self.of_controls[column].any():
+                    self._bring(column, sums(controls & ~self.known(codes)), self.of_controls)
 
-    def _learn_column(
-        self,
-        column: int,
-        batches: Callable[[], Iterable[Tensor]],
-        codes: Tensor,
-        used: Tensor,
-        references: Tensor,
-    ) -> None:
-        """Bring new environments of a column to a reference; learn it first, that of controls of environments known."""
-        known, first = self.known(codes)[:, column], not bool(references[column].any())
-        of_known = first and references is self.of_controls
-        wanted = used[:, column].to(codes.device) & (codes[:, column] >= 0)
-        wanted &= known if of_known else ~known
-        if not bool(wanted.any()):
-            return
-        sums, start = ChannelSums(int(codes[:, column].max()) + 1), 0
+    def _sums(self, column: int, batches: Callable[[], Iterable[Tensor]], codes: Tensor, wanted: Tensor) -> ChannelSums:
+        """Of the environments of a column, over wanted cells, boolean ``(N, K)``, as the columns before leave them."""
+        of = codes[:, column]
+        chosen, sums, start = wanted[:, column] & (of >= 0), ChannelSums(int(of.max()) + 1), 0
+        if not chosen.any():
+            return sums
         until = torch.where(torch.arange(codes.shape[1], device=codes.device) <= column, codes, -1)
         for batch in batches():
             part = slice(start, start := start + len(batch))
-            chosen = wanted[part] & batch.flatten(1).isfinite().all(1).to(codes.device)
-            sums.add(self(batch, until[part])[chosen], codes[part, column][chosen])
-        if not any(sums.n_cells):
-            return
-        if first:
-            references[column] = torch.stack(sums.moments()).to(references)
-        if of_known:
-            return
+            finite = chosen[part] & batch.flatten(1).isfinite().all(1).to(codes.device)
+            sums.add(self(batch, until[part])[finite], of[part][finite])
+        return sums
+
+    @staticmethod
+    def _first(reference: Tensor, sums: ChannelSums) -> None:
+        """Keep what the first cells have, to which those of new environments are brought."""
+        if not reference.any() and any(sums.n_cells):
+            reference.copy_(torch.stack(sums.moments()))
+
+    def _bring(self, column: int, sums: ChannelSums, references: Tensor) -> None:
+        """Bring environments of a column to its reference."""
         reference = Moments(*references[column].cpu().double())
         for code, n_cells in enumerate(sums.n_cells):
             if n_cells > 1:
-                row, aligned = (
-                    code * len(self.reference) + column,
-                    align(reference, sums.of(code).moments(), scale=self.scale),
-                )
+                row = code * len(self.reference) + column
+                aligned = align(reference, sums.of(code).moments(), scale=self.scale)
                 self.n_cells[row] = n_cells
                 self.shift[row], self.ratio[row] = aligned.shift.to(self.shift), aligned.ratio.to(self.ratio)
 
