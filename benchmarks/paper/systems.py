@@ -122,6 +122,11 @@ CHANGED_SCORES = {
     "counterfactuals": 1,  # a reader of digits that errs on one original in a hundred, not one in twenty
     "new environments": 2,  # they are standardised by their own controls, and no longer adapted to
 }
+# the same of some systems: a classifier met few labels in a batch, and meets what shuffling gives; Fish, validating
+CHANGED_BATCHES = {
+    "domain generalization": ("ERM", "Fish"),
+    **dict.fromkeys(("unseen perturbations", "labels across environments"), ("ERM",)),
+}
 # the same of features alone
 CHANGED_FEATURES = {"batch correction of new cells": 1}  # they learn from training cells, not from those scored
 
@@ -131,6 +136,7 @@ def version_of(system: str, model: Mapping[str, Any], protocol: str = "", *, kno
     rules = RULES_OF_ALPHA + RULES_OF_ALPHA_WITH_CONTROLS * knows_controls
     by_rule = system == "SCBD" and model.get("alpha", "auto") == "auto"
     changed = CHANGED_SCORES.get(protocol, 0) + CHANGED_FEATURES.get(protocol, 0) * is_computed(system)
+    changed += system in CHANGED_BATCHES.get(protocol, ())
     return VERSIONS.get(system, VERSIONS.get(parts_of(system)[0], 1)) + rules * by_rule + changed
 
 

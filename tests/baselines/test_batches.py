@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import make_cells
 
-from scbd.baselines._batches import AlternatingBatches, EnvironmentBatches
+from scbd import SCBDModel, baselines
+from scbd.baselines._batches import AlternatingBatches, EnvironmentBatches, PairedBatches
 from scbd.data import ArraySource, ImageDataModule, PerturbationSampler, Split
 from scbd.data._loading import BatchLoader
 
@@ -98,3 +101,34 @@ def test_environments_with_cells_enough_are_drawn_as_perturbations_are():
 def test_any_sizes_fill_any_batch(sizes, batch_size):
     data, e = of_sizes(sizes, batch_size=batch_size)
     assert {len(batch) for batch in data.train_sampler} == {batch_size}
+
+
+@pytest.mark.filterwarnings("ignore:z_c has")
+@pytest.mark.parametrize("kind", [SCBDModel, baselines.ERMModel, baselines.VAEModel, baselines.IVAEModel])
+@pytest.mark.parametrize("asked", ["auto", 2, None])
+def test_models_without_a_contrastive_loss_shuffle_unless_told_otherwise(kind: Any, asked, monkeypatch):
+    """And what is said of a run is what was done."""
+    cells, seen = make_cells(160, (2, 32, 32)), []
+    kind.setup_anndata(cells, y_key="gene", e_key="well")
+    model = kind(cells, **({} if kind in (baselines.VAEModel, baselines.IVAEModel) else {"encoder": "small"}))
+    batch = BatchLoader.batch
+
+    def spy(self: BatchLoader, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        found = batch(self, rows)
+        seen.append(len(found["y"].unique()))
+        return found
+
+    monkeypatch.setattr(BatchLoader, "batch", spy)
+    how: dict[str, Any] = {"train_size": 1.0, "accelerator": "cpu", "enable_progress_bar": False}
+    model.train(max_steps=3, batch_size=16, perturbations_per_batch=asked, **how)
+    drawn = {"auto": 2 if kind is SCBDModel else None}.get(asked, asked)
+    assert model.training_settings_["perturbations_per_batch"] == drawn
+    assert (max(seen) == 2) == (drawn == 2)
+
+
+@pytest.mark.parametrize("batches", [EnvironmentBatches, AlternatingBatches, PairedBatches])
+def test_batches_of_their_own_are_no_batches_of_perturbations(batches: Any):
+    how = {"control": 0} if batches is PairedBatches else {}
+    assert make(batches, **how).perturbations_per_batch is None
+    with pytest.raises(ValueError, match="perturbations_per_batch=3: this model draws its batches"):
+        make(batches, perturbations_per_batch=3, **how)

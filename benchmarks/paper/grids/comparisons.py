@@ -39,7 +39,7 @@ from scbd import datasets
 from scbd._files import save_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -97,6 +97,11 @@ _INPUTS: dict[str, Any] = {"standardize_by": "auto"}
 _STRICT = 0.05
 
 
+def _as_scbd(batch_size: int) -> dict[str, Any]:
+    """Batches as SCBD has them; by default, models without a contrastive loss shuffle."""
+    return {"perturbations_per_batch": batch_size // 8}
+
+
 def screen_of(budget: Budget) -> dict[str, Any]:
     """Arguments of the hard screen."""
     return RIVAL_SCREEN | _CELLS[budget]
@@ -107,27 +112,33 @@ def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     # decoders are slow: twice the time of a contrastive run at a fifth of its images, at the small budget
     steps, size = {"smoke": (20, 64), "small": (400, 256), "paper": (SIZES["paper"][1]["max_steps"], 1024)}[budget]
     bound = {"max_steps": steps, "batch_size": size, "lr": 1e-3, "weight_decay": 0.01, "load_best": False}
+    drawn = bound | _as_scbd(size)
     warm_up = {"kl_warmup_steps": steps // 2}
     systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("obsm", {"obsm_key": "X_oracle"}, {}),
         ("pixel PCA", {"n_components": 64}, {}),
         *((name, model, {}) for name, model in corrected_pixels(_CORRECTIONS)),
-        *_trained(budget, ("ERM", "CORAL", "DANN"), (0.0, "auto", _STRICT)),
+        *_trained(budget, ("ERM", "CORAL", "DANN"), (0.0, "auto", _STRICT), _as_scbd),
         ("random encoder", _INPUTS | {"encoder": SIZES[budget][0]["encoder"], "alpha": 0.0}, UNTRAINED),
-        ("VAE", _INPUTS | {"n_latent": 64}, bound),
-        ("iVAE", _INPUTS | {"n_latent": 64}, bound),
+        ("VAE", _INPUTS | {"n_latent": 64}, drawn),
+        ("iVAE", _INPUTS | {"n_latent": 64}, drawn),
         ("mcVAE", _INPUTS | {"n_latent": 64} | warm_up, bound),
     ]
     return _trials(systems, screen_of(budget), range(seeds_of(n_seeds, budget, 3, 3)))
 
 
 def _trained(
-    budget: Budget, rivals: Sequence[str], alphas: Sequence[float | str]
+    budget: Budget,
+    rivals: Sequence[str],
+    alphas: Sequence[float | str],
+    batches: Callable[[int], dict[str, Any]] = lambda _: {},
 ) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Classifiers and SCBD as they come; of blocks z_c alone."""
+    """Classifiers and SCBD as they come; of blocks z_c alone; ``batches`` those of ERM, by their size."""
     inputs = _INPUTS | {"encoder": SIZES[budget][0]["encoder"]}
     length: dict[str, Any] = {"max_steps": 20, "batch_size": 64} if budget == "smoke" else {}
-    systems = [(name, inputs | ({} if name == "ERM" else {"penalty": 1.0}), length) for name in rivals]
+    drawn = length | batches(length.get("batch_size", 512))
+    rows = {"ERM": ({}, drawn)} | dict.fromkeys(("CORAL", "DANN"), ({"penalty": 1.0}, length))
+    systems = [(name, inputs | model, how) for name, (model, how) in rows.items() if name in rivals]
     return systems + [("SCBD", inputs | {"style_target": None, "alpha": alpha}, length) for alpha in alphas]
 
 
@@ -142,7 +153,7 @@ def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("obsm", {"obsm_key": "X_oracle"}, {}),
         ("pixel PCA", {"n_components": 64}, {}),
         ("pixel PCA, TVN", {"n_components": 64, "e_key": "plate"}, {}),  # most wells have no two controls
-        *_trained(budget, ("ERM",), (0.0, "auto")),
+        *_trained(budget, ("ERM",), (0.0, "auto"), _as_scbd),
     ]
     wells = {"n_wells": 384, "plate_wells": 24}
     return _trials(systems, screen_of(budget) | wells, range(seeds_of(n_seeds, budget, 3, 3)))
@@ -165,7 +176,7 @@ def screen_titration(budget: Budget, n_seeds: int | None) -> list[Trial]:
     systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("obsm", {"obsm_key": "X_oracle"}, {}),
         *((name, model, {}) for name, model in corrected_pixels(("standardised on controls", "TVN, WCCN"))),
-        *_trained(budget, ("ERM",), ("auto",)),
+        *_trained(budget, ("ERM",), ("auto",), _as_scbd),
     ]
     sizes = (2_000, 4_000) if budget == "smoke" else (5_000, 10_000, 20_000, 40_000, 80_000, 160_000)
     screen, seeds = screen_of(budget), range(seeds_of(n_seeds, budget, 2, 3))
@@ -249,9 +260,9 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("pixel PCA, TVN", wells, NEW_CELLS),
         *((name, model, NEW_CELLS) for name, model in corrected_pixels(_CHEAP)),
         ("ERM", {"encoder": published["encoder"]}, contrastive),
-        ("VAE", {"n_latent": 64}, bound),
-        ("iVAE", {"n_latent": 64, "style_posterior": "xe"}, bound),
-        ("iVAE", {"n_latent": 64, "style_posterior": "x"}, bound),
+        ("VAE", {"n_latent": 64}, bound | _as_scbd(size)),
+        ("iVAE", {"n_latent": 64, "style_posterior": "xe"}, bound | _as_scbd(size)),
+        ("iVAE", {"n_latent": 64, "style_posterior": "x"}, bound | _as_scbd(size)),
         ("mcVAE", {"n_latent": 32, "kl_warmup_steps": bound["max_steps"] // 2}, bound),
         *(("SCBD", block | {"alpha": alpha}, contrastive) for alpha in (0.0, 1.0, 8.0)),
         *(("SCBD", block | OURS | {"alpha": alpha}, contrastive) for alpha in (0.0, 0.003, 0.01, 0.03, "auto")),

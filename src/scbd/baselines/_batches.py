@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from scbd.data._loading import Stage
 
@@ -19,7 +18,38 @@ if TYPE_CHECKING:
 _CELLS_WANTED = 8
 
 
-class EnvironmentBatches(ImageDataModule):
+class ShuffledBatches(ImageDataModule):
+    """Plainly shuffled, unless P × K is asked for: no loss here compares cells of a perturbation with each other."""
+
+    def _choose_perturbations_per_batch(self) -> None:
+        """Choose none."""
+
+
+class OwnBatches(ShuffledBatches):
+    """Base of those that draw cells in a way of their own.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        See :class:`scbd.data.ImageDataModule`.
+
+    Raises
+    ------
+    ValueError
+        If asked for P × K, which would not be done.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.perturbations_per_batch is not None:
+            msg = (
+                f"perturbations_per_batch={self.perturbations_per_batch}: this model draws its batches in a way of its "
+                "own. Leave it out."
+            )
+            raise ValueError(msg)
+
+
+class EnvironmentBatches(OwnBatches):
     """The same number of cells from each of many environments: all, or as many as give eight cells each.
 
     An environment with fewer cells gives some of them twice: no environment makes batches smaller, or stays away.
@@ -77,7 +107,7 @@ class AlternatingSampler(ShuffleSampler):
         return rng.choice(group, size=self.batch_size, replace=len(group) < self.batch_size, shuffle=False)
 
 
-class AlternatingBatches(ImageDataModule):
+class AlternatingBatches(OwnBatches):
     """Training batches of one environment each, after plain ones; validation is shuffled plainly.
 
     Parameters
@@ -174,7 +204,7 @@ class PairedSampler(BatchSampler):
         )
 
 
-class PairedBatches(ImageDataModule):
+class PairedBatches(OwnBatches):
     """As many controls as perturbed cells in each batch; validation passes the larger group once.
 
     Parameters

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from scbd._anndata import E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, check_weight
-from scbd.baselines._batches import AlternatingBatches, AlternatingSampler, EnvironmentBatches
+from scbd.baselines._batches import AlternatingBatches, AlternatingSampler, EnvironmentBatches, ShuffledBatches
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses
 from scbd.model._plan import TrainingPlan
@@ -154,6 +154,7 @@ class ClassifierModel(ImageModel):
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
     traits = replace(
         ImageModel.traits,
+        batches=ShuffledBatches,
         fixed_labels=(Y_REGISTRY,),  # the head's
         next_step="predict(), or get_latent_representation()",
     )

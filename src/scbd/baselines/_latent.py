@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from scbd._anndata import E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, head
-from scbd.baselines._batches import PairedBatches
+from scbd.baselines._batches import PairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses, Prepared
 from scbd.model._plan import TrainingPlan
@@ -152,6 +152,7 @@ class LatentModel(ImageModel):
     module: LatentModule
     traits = replace(
         ImageModel.traits,
+        batches=ShuffledBatches,
         plan=LatentPlan,
         findings={**ImageModel.traits.findings, "latent_health_": pd.DataFrame},
     )

@@ -194,7 +194,8 @@ class TrainMixin(PredictMixin):
             if they are fewer.
         perturbations_per_batch
             Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
-            where it gives a cell about eight partners of its perturbation, P × 8 otherwise.
+            where it gives a cell about eight partners of its perturbation, P × 8 otherwise; classifiers and
+            latent-variable models shuffle, or draw environments or pairs.
         split
             A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
             By default a random split, stratified by y and e; or that of the model's earlier run on the same cells.
