@@ -342,10 +342,21 @@ _BY_ENVIRONMENT = {
     "SUN09": ("74.7 ± 3.0", "72.2 ± 0.5", "71.7 ± 1.4", "73.1 ± 0.7", "72.2 ± 0.5", "70.1 ± 0.7"),
     "VOC2007": ("71.4 ± 1.3", "76.4 ± 1.5", "75.8 ± 0.4", "78.3 ± 0.3", "76.4 ± 1.5", "78.4 ± 0.9"),
 }
+# as the paper says it: of IRM on VLCS its domains have 77.8
+_AVERAGE = {
+    "pacs": ("83.9", "85.7", "86.0", "84.6", "84.4", "84.1"),
+    "vlcs": ("77.0", "77.4", "77.7", "78.7", "78.1", "77.2"),
+}
 
 
 def published_of(dataset: str, environment: str = "") -> dict[str, str]:
     """By the names of rows; where forms of SCBD are told apart, the paper's is the listing."""
     numbers = _BY_ENVIRONMENT.get(environment)
     found = TABLE_1.get(dataset, {}) if numbers is None else dict(zip(_APPENDIX, numbers, strict=True))
+    return found | {name.replace("SCBD", "listing"): number for name, number in found.items()}
+
+
+def published_average(dataset: str) -> dict[str, str]:
+    """The same, averaged over the domains of a data set."""
+    found = dict(zip(_APPENDIX, _AVERAGE.get(dataset, ()), strict=False))
     return found | {name.replace("SCBD", "listing"): number for name, number in found.items()}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -115,6 +116,15 @@ def test_ablations_change_one_thing_at_a_time():
     assert {trial.model["style_target"] for trial in trials} == {"ye", "e", None}
 
 
+def test_a_single_block_is_a_curve_over_alpha_with_each_encoder_of_the_paper():
+    """Appendix: ten seeds; of Camelyon17 with ResNet-18 both blocks, too."""
+    for name, encoders in (("cmnist", ["resnet18"]), ("camelyon17", ["densenet121", "resnet18"])):
+        trials = settings(f"{name}-ablations")
+        assert {t.seed for t in trials} == set(range(10))
+        curves = {(t.model["encoder"], t.model["style_target"], t.model["alpha"]) for t in [*trials, *settings(name)]}
+        assert set(product(encoders, ("ye", None), (0.0, 64.0, 128.0, 192.0))) <= curves
+
+
 def test_colored_mnist_and_camelyon17_have_the_paper_s_space():
     """Appendix of the paper, table of the search space; five epochs of Camelyon17 are no epochs of Colored MNIST."""
     sizes = {"ERM": 1, "CORAL": 3, "DANN": 3, "IRM": 4, "Fish": 6, "Group DRO": 1}
@@ -130,8 +140,13 @@ def test_colored_mnist_and_camelyon17_have_the_paper_s_space():
         # the paper has one rate of latent-variable models
         (ivae,) = {trial.training["lr"] for trial in trials if trial.system == "iVAE"}
         assert ivae == 1e-4
-        published = [t.model["alpha"] for t in trials if t.system == "SCBD" and t.model["invariance"] == "listing"]
-        assert set(published) == {0, 192}
+        # section 4.1 selects rate and weight decay of SCBD, too
+        published = [t for t in trials if t.system == "SCBD" and t.model["invariance"] == "listing"]
+        tried = {(t.model["alpha"], t.training["lr"], t.training["weight_decay"]) for t in published}
+        assert tried == set(product((0.0, 192.0), (1e-4, 1e-3, 1e-2), (0.0, 0.001, 0.01)))
+        assert {t.data.get("image_size", 32) for t in trials if t.system == "iVAE"} == {
+            32 if grid is cmnist_systems else 64
+        }
     assert {trial.model["penalty"] for trial in cmnist_systems("paper", 1) if trial.system == "IRM"} == {
         1,
         10,

@@ -34,6 +34,7 @@ from paper.reports import (
     setting_of,
     settings_table,
 )
+from paper.reproduce import EXPERIMENTS
 
 
 def test_what_was_run_and_how_long():
@@ -241,7 +242,16 @@ def test_one_setting_at_a_time(tmp_path):
     text = ablation_report(pd.DataFrame([base | change for change in changes]), tmp_path)
     assert "| 32 | 90.0 | 70.0 | 1 |" in text and "| 128 | 90.0 ± 0.0 | 80.0 ± 0.0 | 2 |" in text
     assert "| none | 10 | 90.0 | 60.0 | 1 |" in text
-    assert is_drawn(tmp_path / "ablations.png")
+    assert is_drawn(tmp_path / "ablations.png") and not (tmp_path / "blocks.png").exists()
+    curves = [
+        {"encoder": encoder, "style_target": target, "alpha": alpha}
+        for encoder in ("densenet121", "resnet18")
+        for target in ("ye", None)
+        for alpha in (0.0, 10.0, 192.0)
+    ]
+    rows = [base | {"encoder": "densenet121"} | change for change in [*changes, *curves]]
+    text = ablation_report(pd.DataFrame(rows), tmp_path)
+    assert "| resnet18 | none | 192 | 90.0 | 80.0 | 1 |" in text and is_drawn(tmp_path / "blocks.png")
 
 
 def test_a_long_run_shows_its_course(tmp_path):
@@ -496,3 +506,26 @@ def test_decoders_stand_in_their_order(tmp_path):
     lines = [cells(line)[:5] for line in text.splitlines()[2:8]]
     decoders = ["after", "with encoders, no cycle", "with encoders, cycle"]
     assert lines == [["listing", alpha, how, "50.0", "0.0100"] for alpha in ("0", "10") for how in decoders]
+
+
+def test_domains_are_averaged_seed_by_seed_each_at_its_best_setting(tmp_path):
+    rows = [
+        {
+            "dataset": "pacs",
+            "system": "ERM",
+            "seed": seed,
+            "test_environment": domain,
+            "lr": lr,
+            "key": f"{domain}{seed}",
+        }
+        | {"r_c in": 0.9 - lr, "own in": 0.9 - lr, "r_c out": 0.5, "own out": out + 0.02 * seed - lr}
+        for domain, out in {"art_painting": 0.4, "cartoon": 0.5, "photo": 0.6, "sketch": 0.7}.items()
+        for seed in range(3)
+        for lr in (0.0, 0.1)
+    ]
+    # a seed of which a domain is missing is no average
+    text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame(rows[:-1]), tmp_path)
+    average = text.split("### Average over domains")[1]
+    assert "| ERM | 90.0 ± 0.0 | 50.0 ± 0.0 | 90.0 ± 0.0 | 57.0 ± 2.0 | 3 | 85.7 |" in average
+    text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame([r for r in rows if r["key"] != "sketch2"]), tmp_path)
+    assert "| 56.0 ± 1.4 | 2 | 85.7 |" in text.split("### Average over domains")[1]

@@ -7,6 +7,7 @@ steps, a look at validation cells every 300), but for AdamW and for photographs 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -38,6 +39,7 @@ from paper.reports import (
     in_out_correlation,
     names_of,
     only,
+    published_average,
     published_of,
     setting_of,
     table,
@@ -169,34 +171,48 @@ def sweep(space: Space, budget: Budget, n_seeds: int | None, *, erm: bool = True
     trials = []
     for data in space.data(budget):
         for seed in seeds:
-            trials.append(pixel_control(space.dataset, budget, seed, **data))
+            trials += [pixel_control(space.dataset, budget, seed, **data), untrained(space, budget, seed, data)]
             trials += published(space, budget, seed, space.alphas[budget], data)
         trials += _cloud(space, budget, n_seeds, data) if erm else []
     return trials
 
 
 def systems(space: Space, budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """Every system of the paper's table of a data set over the paper's space, beside SCBD and the controls."""
+    """Every system of the paper's table of a data set over the paper's space, beside SCBD and the controls.
+
+    SCBD as published, too, at the paper's budget: its section 4.1 says that rate and weight decay were selected (its
+    appendix, that they were not tuned).
+    """
     seeds = range(seeds_of(n_seeds, budget, 3, space.seeds[1]))
     trials = []
     for data, seed in product(space.data(budget), seeds):
         trials += [trial for name in space.classifiers for trial in classifiers(space, budget, name, seed, data)]
         trials += _ivae(space, budget, seed, data) if "Fish" in space.classifiers else []
-        if space.tables[budget]:
-            trials += published(space, budget, seed, space.tables[budget], data)
+        if alphas := space.tables[budget]:
+            trials.append(untrained(space, budget, seed, data))
+            for how in settings_of(TRAINING_SPACE if budget == "paper" else {}):
+                trials += published(space, budget, seed, alphas, data, **how)
         trials += _ours(space, budget, seed, data)
         trials.append(pixel_control(space.dataset, budget, seed, **data))
     return trials
 
 
-def published(space: Space, budget: Budget, seed: int, alphas: Sequence[float], data: dict[str, Any]) -> list[Trial]:
-    """SCBD in its published form, after an encoder that was never trained."""
+def published(
+    space: Space, budget: Budget, seed: int, alphas: Sequence[float], data: dict[str, Any], **changes: Any
+) -> list[Trial]:
+    """SCBD in its published form, with other settings of its training if any."""
     model, training = space.settings(budget)
-    runs = [("random encoder", 0, training | UNTRAINED), *(("SCBD", alpha, training) for alpha in alphas)]
     return [
-        generalization_trial(space.dataset, budget, seed, model | {"alpha": float(alpha)}, how, name, **data)
-        for name, alpha, how in runs
+        generalization_trial(space.dataset, budget, seed, model | {"alpha": float(alpha)}, training | changes, **data)
+        for alpha in alphas
     ]
+
+
+def untrained(space: Space, budget: Budget, seed: int, data: dict[str, Any]) -> Trial:
+    """The encoder of SCBD as it is before any training."""
+    model, training = space.settings(budget)
+    model, training = model | {"alpha": 0.0}, training | UNTRAINED
+    return generalization_trial(space.dataset, budget, seed, model, training, "random encoder", **data)
 
 
 def classifiers(space: Space, budget: Budget, system: str, seed: int, data: dict[str, Any]) -> list[Trial]:
@@ -255,7 +271,10 @@ def _ivae(space: Space, budget: Budget, seed: int, data: dict[str, Any]) -> list
     steps, size = {"smoke": (30, 128), "small": (500, 256), "paper": (50_000, 1024)}[budget]
     rates = {"smoke": (1e-3,), "small": (1e-4, 1e-3), "paper": (1e-4,)}[budget]
     how = {"weight_decay": 0.01, "max_steps": steps, "batch_size": size, "split": "split", "load_best": True}
-    model = {"n_latent": 64, "standardize": False}
+    model: dict[str, Any] = {"n_latent": 64, "standardize": False}
+    if budget == "paper":  # images as large as they have all but digits, divergences that warm up as on the screen
+        model |= {"kl_warmup_steps": 4500}
+        data = data | ({} if space.dataset == "colored_mnist" else {"image_size": 64})
     return [generalization_trial(space.dataset, budget, seed, model, how | {"lr": lr}, "iVAE", **data) for lr in rates]
 
 
@@ -382,8 +401,20 @@ def vlcs_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
 
 
 def systems_report(frame: pd.DataFrame, out: Path) -> str:
-    """Each system at its best in distribution, beside the paper; every setting as a point of the trade-off."""
-    return by_environment(frame, out, _systems_of)
+    """Each system at its best in distribution, beside the paper; every setting as a point of the trade-off.
+
+    Of domains that were held out in turn, each and their average.
+    """
+    text = by_environment(frame, out, _systems_of)
+    if "test_environment" not in frame or frame["test_environment"].nunique() < 2:
+        return text
+    named, published = frame.assign(name=names_of(frame)), published_average(str(frame["dataset"].iloc[0]))
+    best = pd.concat([chosen(part, ["name"]) for _, part in named.groupby("test_environment")])
+    of_seed = best.groupby(["name", "seed"], sort=False)
+    whole = of_seed["test_environment"].transform("nunique") == frame["test_environment"].nunique()
+    scores = [score for score in ACCURACIES if score in best]
+    mean = best[whole].groupby(["name", "seed"], sort=False)[scores].mean().reset_index()
+    return f"{text}\n\n### Average over domains\n\n{table(mean, ['name'], ACCURACIES, published=published)}"
 
 
 def _systems_of(frame: pd.DataFrame, out: Path, environment: str) -> str:
@@ -401,41 +432,58 @@ _FACTORS = {"n_latent": "embedding size", "batch_size": "batch size", "weight_de
 
 
 def cmnist_ablations(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """Colored MNIST: one setting changed at a time, at alpha 10 (paper budget: 192, as the paper)."""
-    return _ablations("colored_mnist", budget, n_seeds)
+    """Colored MNIST: one setting changed at a time, and a single block, at alpha 10 (paper's budget: 192)."""
+    return _ablations(SPACES["colored_mnist"], budget, n_seeds)
 
 
 def camelyon17_ablations(budget: Budget, n_seeds: int | None) -> list[Trial]:
-    """Camelyon17: one setting changed at a time."""
-    model = {"encoder": "densenet121"} if budget == "paper" else {}
-    return _ablations("camelyon17", budget, n_seeds, **model)
+    """Camelyon17: one setting changed at a time, a single block, and ResNet-18 (paper, appendix)."""
+    trials = _ablations(SPACES["camelyon17"], budget, n_seeds)
+    if budget == "paper":
+        smaller = SPACES["camelyon17"]._replace(encoder="resnet18")
+        for seed, target in product(range(seeds_of(n_seeds, budget, 3, 10)), ("ye", None)):
+            trials += _blocks(smaller, budget, seed, target, PUBLISHED_ALPHAS)
+    return trials
 
 
-def _ablations(dataset: str, budget: Budget, n_seeds: int | None, **changes: Any) -> list[Trial]:
-    model, training = generalization_settings(budget)
-    model |= {"alpha": 192.0 if budget == "paper" else 10.0} | changes
+def _ablations(space: Space, budget: Budget, n_seeds: int | None) -> list[Trial]:
+    model, training = space.settings(budget)
+    model |= {"alpha": 192.0 if budget == "paper" else 10.0}
     training |= {"max_steps": {"smoke": 20, "small": 500, "paper": 25_000}[budget]}
     batch = training["batch_size"]
     changed: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]
     changed += [({"n_latent": n}, {}) for n in (32, 64, 256)]
     changed += [({}, {"batch_size": n}) for n in (batch // 4, batch // 2, batch * 2)]
     changed += [({}, {"weight_decay": decay}) for decay in (0.0, 0.001, 0.1)]
-    changed += [({"style_target": target}, {}) for target in ("e", None)]
-    changed += [({"style_target": None, "alpha": 0.0}, {})]
+    changed += [({"style_target": "e"}, {})]
+    alphas = (model["alpha"], 0.0)
     if budget == "smoke":
-        changed = changed[:2] + changed[-1:]
+        changed, alphas = changed[:2], (0.0,)
+    trials = []
+    for seed in range(seeds_of(n_seeds, budget, 3, 10)):
+        trials += [generalization_trial(space.dataset, budget, seed, model | m, training | t) for m, t in changed]
+        alphas = PUBLISHED_ALPHAS if budget == "paper" else alphas
+        trials += _blocks(space, budget, seed, None, alphas, max_steps=training["max_steps"])
+    return trials
+
+
+def _blocks(
+    space: Space, budget: Budget, seed: int, target: str | None, alphas: Sequence[float], **training: Any
+) -> list[Trial]:
+    """SCBD as published at each alpha, with z_s or without."""
     return [
-        generalization_trial(dataset, budget, seed, model | m, training | t)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        for m, t in changed
+        replace(trial, model={**trial.model, "style_target": target})
+        for trial in published(space, budget, seed, alphas, {}, **training)
     ]
 
 
 def ablation_report(frame: pd.DataFrame, out: Path) -> str:
-    """A table a setting and a figure of three panels."""
+    """A table a setting and a figure of three panels; another of alpha with z_s and without, where it was swept."""
     import matplotlib.pyplot as plt
 
-    frame = frame.assign(style_target=frame["style_target"].fillna("none"))
+    every = frame.assign(style_target=frame["style_target"].fillna("none"))
+    several = "encoder" in every and every["encoder"].nunique() > 1
+    frame = every[every["encoder"] == every["encoder"].mode()[0]] if several else every
     base = {column: frame[column].mode()[0] for column in [*_FACTORS, "style_target", "alpha"]}
     tables, figure = [], plt.figure(figsize=(12, 3.4), layout="constrained")
     axes = figure.subplots(1, len(_FACTORS))
@@ -446,9 +494,18 @@ def ablation_report(frame: pd.DataFrame, out: Path) -> str:
             xlabel=name
         )
         tables.append(f"**{name}**\n\n" + table(part, [factor], ACCURACIES | HEALTH))
-    part = only(frame, {column: base[column] for column in _FACTORS})
-    tables.append("**style target** (none: a single block)\n\n" + table(part, ["style_target", "alpha"], ACCURACIES))
     save_figure(figure, out / "ablations.png")
+    part = by_alpha(only(every, {column: base[column] for column in _FACTORS}))
+    columns = [*(["encoder"] if several else []), "style_target"]
+    part = part.sort_values(columns, ascending=[*([True] if several else []), False], kind="stable")
+    tables.append("**style target** (none: a single block)\n\n" + table(part, [*columns, "alpha"], ACCURACIES))
+    if part["alpha"].nunique() > 2:
+        blocks = part["style_target"].map({"none": "$z_c$ alone", "ye": "$z_c$ and $z_s$"})
+        lines = part.assign(line=blocks + (", " + part["encoder"] if several else ""))[blocks.notna()]
+        figure = plt.figure(figsize=(9, 3.4), layout="constrained")
+        for ax, score in zip(figure.subplots(1, 2, sharey=True), ("r_c in", "r_c out"), strict=True):
+            plots.by_group(lines, "alpha", score, "line", ax=ax).set(ylabel=f"accuracy {ACCURACIES[score].name[:-3]}")
+        save_figure(figure, out / "blocks.png")
     return "\n\n".join(tables)
 
 
