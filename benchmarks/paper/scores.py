@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pandas as pd
 from anndata import AnnData
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -18,13 +19,20 @@ from scbd._compare import known_of
 from scbd.baselines import MCVAEModel, correct
 from scbd.baselines._corrections import CORRECTIONS
 from scbd.data._splits import split_by_column
-from scbd.metrics import benchmark, label_probe, predict_labels, replicate_retrieval, retrieval
+from scbd.metrics import (
+    aggregate,
+    benchmark,
+    label_probe,
+    predict_labels,
+    relationship_curve,
+    replicate_retrieval,
+    retrieval,
+)
+from scbd.metrics._relationships import PERCENTILES
 from scbd.model import SCBDModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    import pandas as pd
 
     from paper.datasets import Dataset
     from scbd.data import Split
@@ -168,7 +176,8 @@ def correction_scores(
 ) -> dict[str, float]:
     """Biology and batch in an embedding of all cells: the metrics of :func:`scbd.metrics.benchmark`.
 
-    And the F1 of the environment as the paper's authors measure it, ``e_probe_f1_unstandardised``.
+    And the F1 of the environment as the paper's authors measure it, ``e_probe_f1_unstandardised``; and of relations
+    precision and recall at each percentile, up to 100 as the paper's text has them.
 
     Parameters
     ----------
@@ -189,8 +198,27 @@ def correction_scores(
     scores = frame.set_index("metric")
     chance = {f"{probe}_probe_chance_f1": scores.loc[f"{probe}_probe_f1", "chance"] for probe in "ye"}
     theirs = {"e_probe_f1_unstandardised": unstandardised_f1(embedding, label_values(adata.obs, e_key).cat.codes)}
+    curve = {} if net is None else _curve(aggregate(table, "embedding", gene_key=str(y_key), guide_key=guides), net)
     # of the embedding of all cells, where the model's own health has that of a batch
-    return scores["value"].drop("effective_rank").to_dict() | chance | theirs
+    return scores["value"].drop("effective_rank").to_dict() | chance | theirs | curve
+
+
+def _curve(profiles: AnnData, net: pd.DataFrame) -> dict[str, float]:
+    curve = relationship_curve(profiles, net, percentiles=(*PERCENTILES, 100))
+    found = curve.set_index(curve["percentile"].astype(int))[["precision", "recall"]]
+    return {f"{name} at {place}": value for name in found for place, value in found[name].items()}
+
+
+def curves_of(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Mean precision and recall over the rows of each name, as :func:`scbd.pl.relationship_curve` takes them."""
+    places = [place for place in (*PERCENTILES, 100) if f"recall at {place}" in frame]
+    found: dict[str, pd.DataFrame] = {}
+    for name, part in frame.groupby("name", sort=False):
+        parts = {score: part[[f"{score} at {place}" for place in places]].mean() for score in ("recall", "precision")}
+        curve = pd.DataFrame({"percentile": places} | {score: values.to_numpy() for score, values in parts.items()})
+        curve = curve.dropna()
+        found |= {str(name): curve} if len(curve) else {}
+    return found
 
 
 def _parts(adata: AnnData, split_key: str) -> Split:

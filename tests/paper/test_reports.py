@@ -311,7 +311,11 @@ def test_batch_correction(tmp_path):
     names = [cells(line)[0] for line in text.splitlines()[2:]]
     assert names == ["random encoder", "pixel PCA", "SCBD, alpha 0", "SCBD, alpha 8"]
     assert "| pixel PCA | 0.500 | 0.300 | 0.400 | 0.100 | 1 |" in text
-    assert is_drawn(tmp_path / "batch_correction.png")
+    assert is_drawn(tmp_path / "batch_correction.png") and not (tmp_path / "precision_recall.png").exists()
+    # rows of before have no curve
+    rows[0] |= {"precision at 80": 0.1, "recall at 80": 0.6, "precision at 99": 0.8, "recall at 99": 0.2}
+    correction_report(pd.DataFrame(rows), tmp_path)
+    assert is_drawn(tmp_path / "precision_recall.png")
 
 
 def test_two_forms_of_invariance_are_told_apart(tmp_path):
@@ -523,9 +527,9 @@ def test_domains_are_averaged_seed_by_seed_each_at_its_best_setting(tmp_path):
         for seed in range(3)
         for lr in (0.0, 0.1)
     ]
-    # a seed of which a domain is missing is no average
-    text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame(rows[:-1]), tmp_path)
+    text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame(rows), tmp_path)
     average = text.split("### Average over domains")[1]
     assert "| ERM | 90.0 ± 0.0 | 50.0 ± 0.0 | 90.0 ± 0.0 | 57.0 ± 2.0 | 3 | 85.7 |" in average
+    # a seed of which a domain is missing has no average
     text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame([r for r in rows if r["key"] != "sketch2"]), tmp_path)
     assert "| 56.0 ± 1.4 | 2 | 85.7 |" in text.split("### Average over domains")[1]

@@ -18,6 +18,7 @@ from paper.scores import (
     across_environments,
     blocks_of,
     correction_scores,
+    curves_of,
     generalization_scores,
     profile_scores,
     side_by_side,
@@ -28,7 +29,7 @@ from paper.scores import (
 from paper.systems import TABLES, Table
 from paper.trials import Trial
 from scbd.baselines import ERMModel, MCVAEModel
-from scbd.metrics import label_probe
+from scbd.metrics import label_probe, relationship_area
 from scbd.model import SCBDModel
 
 
@@ -137,6 +138,10 @@ def test_genes_are_averaged_guide_by_guide_where_guides_are_known():
     plain = correction_scores(without, z, guide_key=None, **keys)
     assert correction_scores(without, z, guide_key="guide", **keys) == plain
     assert correction_scores(with_guides, z, guide_key="guide", **keys) != plain
+    # kept at each percentile, up to 100 as the paper's text has them; the area is that of the published ones
+    curve = curves_of(pd.DataFrame([plain | {"name": "z"}]))["z"]
+    assert len(curve) == 21
+    assert relationship_area(curve[:-1]) == pytest.approx(plain["relationship_area"])
 
 
 def test_it_is_the_original_s():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
@@ -33,6 +33,7 @@ from paper.reports import (
     names_of,
     table,
 )
+from paper.scores import curves_of
 from paper.systems import UNTRAINED
 from paper.trials import Trial
 from scbd import pl
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from paper.grids.shared import Budget
 
@@ -157,7 +159,7 @@ def _correction(
 
 
 def correction_report(frame: pd.DataFrame, out: Path) -> str:
-    """A table and the paper's figure of two panels."""
+    """A table, the paper's figure of two panels, and where rows have them curves of precision and recall."""
     frame = by_alpha(frame) if "alpha" in frame else frame
     for column in ("invariance", "system"):
         if column in frame:
@@ -169,6 +171,10 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     long = long.rename(columns={"name": "representation"}).assign(key="", chance=long["metric"].map(chance))
     long = long.sort_values("representation", key=lambda names: names.map(order.index), kind="stable")
     save_figure(pl.benchmark(long)[0].figure, out / "batch_correction.png")
+    if curves := curves_of(named):
+        ax = pl.relationship_curve(curves)
+        ax.set(title="known relations, both tails of 80 to 100 percent")
+        save_figure(cast("Figure", ax.figure), out / "precision_recall.png")
     return table(named, ["name"], CORRECTION | HEALTH)
 
 

@@ -55,7 +55,7 @@ Kind = Literal["pairs", "sets"]
 NetKind = Literal["auto", "pairs", "sets"]
 Universe = Literal["annotated", "profiles"]
 
-# the published script's percentiles; the text says up to 100, where nothing is predicted and precision is not defined
+# the published script's percentiles; the text says up to 100, where the one least similar pair is predicted
 PERCENTILES = tuple(range(80, 100))
 # cells that are averaged at a time
 _CELLS = 65_536
