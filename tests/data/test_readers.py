@@ -245,7 +245,7 @@ def test_labels_are_sorted_and_belong_to_their_keys():
         "gene": ["ZW10", "AURKB", "AURKB", "KIF11"],  # three, which come in an order that is not turned by turning
     }
     pd.testing.assert_frame_equal(obs, pd.DataFrame(wanted, index=obs.index).astype("category"))
-    with pytest.raises(ValueError, match="b'u1_P_7' is not of the form"):
+    with pytest.raises(ValueError, match="b'u1_P_7' is neither UID_plate"):
         parsed_keys([b"u1_P_7"])
 
 

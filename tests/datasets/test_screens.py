@@ -105,7 +105,7 @@ def test_what_is_wrong_with_crops_is_said(tmp_path, monkeypatch):
         funk22(write_lmdb(tmp_path / "empty", {}))
     with pytest.raises(ValueError, match="AAAS_3' is no crop of 4 × 100 × 100 uint16 .5 bytes"):
         funk22(write_lmdb(tmp_path / "short", {"1_P_A1_7_AAAS_3": b"abcde"}))
-    with pytest.raises(ValueError, match="The key b'AAAS_3' is not of the form UID_plate_well_tile_gene_index"):
+    with pytest.raises(ValueError, match="The key b'AAAS_3' is neither UID_plate_well_tile_gene_index nor gene;guide;"):
         funk22(write_lmdb(tmp_path / "keys", {"AAAS_3": crop(1).tobytes()}))
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "data.mdb").write_bytes(b"no database" * 1000)
@@ -114,6 +114,43 @@ def test_what_is_wrong_with_crops_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(ImportError, match="pip install lmdb"):
         funk22(tmp_path / "empty")
+
+
+def test_keys_that_name_the_guide(tmp_path):
+    """The layout of Set-DINO's code: values in [0, 1], of any size."""
+    images = np.random.default_rng(0).random((6, 4, 12, 12), dtype=np.float32)
+    keys = [f"G{i % 2};ACGT{i};20200202_6W-LaC024B;B{i % 3};{40 + i};{100 + i}" for i in range(6)]
+    path = write_lmdb(tmp_path / "crops", {key: image.tobytes() for key, image in zip(keys, images, strict=True)})
+    adata = funk22(path, guides=True)
+    rows = adata.obs_names.astype(int) - 100
+    np.testing.assert_array_equal(adata.obsm["single_cell_images"], images[rows])
+    assert adata.obs["sgRNA"].tolist() == [f"ACGT{i}" for i in rows]
+    assert adata.obs["well"].tolist() == [f"20200202_6W-LaC024B_B{i % 3}" for i in rows]
+    assert set(funk22(path, genes="G1").obs["gene"]) == {"G1"}
+    with pytest.raises(ValueError, match="is neither UID_plate_well_tile_gene_index nor gene;guide;plate;well;tile"):
+        funk22(write_lmdb(tmp_path / "short", {"G1;ACGT;P;B1;4": images[0].tobytes()}))
+    with pytest.raises(ValueError, match="is no crop of 4 × 12 × 12 float32"):
+        funk22(write_lmdb(tmp_path / "sizes", {keys[0]: images[0].tobytes(), keys[1]: b"abc"}))
+
+
+def test_ten_real_cells_as_their_code_ships_them(tmp_path, shared):
+    """Channels in the order that they are named here, in [0, 1], and everything that names a cell."""
+    kept = np.load(shared / "cells" / "funk_crops.npz")
+    named = zip(*(kept[name].tolist() for name in ("gene", "sgRNA", "plate", "well", "tile", "row")), strict=True)
+    keys = [";".join(map(str, parts)) for parts in named]
+    path = write_lmdb(tmp_path / "ops", {k: v.tobytes() for k, v in zip(keys, kept["images"], strict=True)})
+    adata = funk22(path, guides=True)
+    rows = adata.obs_names.astype(int)
+    np.testing.assert_array_equal(adata.obsm["single_cell_images"], kept["images"][rows])
+    assert adata.obsm["single_cell_images"].min() >= 0 and adata.obsm["single_cell_images"].max() <= 1
+    assert adata.obs["sgRNA"].str.fullmatch("[ACGT]{20}").all()
+    assert adata.obs["plate"].str.fullmatch(r"202002\d\d_6W-LaC02[45][A-F]").all()
+    same = {"dna_damage": "DNA damage", "actin": "F-actin", "dna": "DNA", "tubulin": "microtubule"}
+    assert [same[name] for name in adata.var_names] == kept["channels"].tolist()
+    # a nucleus lies in the middle of its crop, and the DNA in the nucleus
+    images = adata.obsm["single_cell_images"]
+    middle = images[:, :, 32:64, 32:64].mean((2, 3)) / images.mean((2, 3))
+    assert np.median(middle[:, adata.var_names.get_loc("dna")]) > np.median(middle[:, adata.var_names.get_loc("actin")])
 
 
 def test_pickled_values_are_not_unpickled(tmp_path):

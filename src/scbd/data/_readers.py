@@ -516,6 +516,11 @@ def _rows(names: pd.Index, values: pd.Index) -> np.ndarray | None:
     return rows if (places >= 0).all() and (rows >= 0).all() else None
 
 
+# crops of Funk et al. (2022), and what parts of a key stand between where it names the guide
+_PUBLISHED: tuple[tuple[int, int, int], str] = ((4, 100, 100), "uint16")
+_SEPARATOR = b";"
+
+
 class LMDBSource:
     """Images in an LMDB, as optical pooled screens are published: raw bytes, or ``.npy``, one value a cell.
 
@@ -525,10 +530,9 @@ class LMDBSource:
         Folder with ``data.mdb``.
     keys
         Key of each cell.
-    shape
-        Channels, height and width of a crop.
-    dtype
-        Of a pixel.
+    shape, dtype
+        Channels, height and width of a crop, and of a pixel. By default those of the published screen, 4 × 100 × 100
+        uint16; of keys with the guide, squares of float32, as large as the first.
 
     Raises
     ------
@@ -546,14 +550,23 @@ class LMDBSource:
         path: Path,
         keys: Sequence[bytes] | np.ndarray,
         *,
-        shape: tuple[int, int, int] = (4, 100, 100),
-        dtype: str = "uint16",
+        shape: tuple[int, int, int] | None = None,
+        dtype: str | None = None,
     ) -> None:
-        self.shape = (len(keys), *shape)
-        self.dtype = np.dtype(dtype)
-        check_images(self.shape, self.dtype, str(path))
         self._path, self._keys = path, keys
         self._database = open_lmdb(path)
+        published = self._with_guides() if len(keys) and _SEPARATOR in bytes(keys[0]) else _PUBLISHED
+        self.shape = (len(keys), *(published[0] if shape is None else shape))
+        self.dtype = np.dtype(published[1] if dtype is None else dtype)
+        check_images(self.shape, self.dtype, str(path))
+
+    def _with_guides(self) -> tuple[tuple[int, int, int], str]:
+        """Form of the crops of the other layout."""
+        channels, dtype = _PUBLISHED[0][0], "float32"
+        with self._database.begin(buffers=True) as transaction:
+            n_bytes = len(transaction.get(bytes(self._keys[0])) or b"")
+        side = math.isqrt(n_bytes // (channels * np.dtype(dtype).itemsize))
+        return (channels, side, side), dtype
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Images of these rows, in this order.
@@ -634,27 +647,36 @@ def lmdb_keys(path: Path) -> np.ndarray:
 def parsed_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
     """What keys say of their cells: ``plate``, ``well`` (plate and well), ``tile``, ``gene``, under the cell's UID.
 
+    And the guide, ``sgRNA``, where they name it; the UID is then the row of the table beside the database.
+
     Raises
     ------
     ValueError
-        If a key is not of the form ``UID_plate_well_tile_gene_index``.
+        If a key is of neither form, see :func:`parsed_key`.
     """
-    found = pd.DataFrame(map(parsed_key, keys), columns=["uid", "plate", "well", "tile", "gene", "index"], dtype=str)
+    found = pd.DataFrame(map(parsed_key, keys), columns=["uid", "plate", "well", "tile", "gene", "sgRNA"], dtype=str)
     found["well"] = found["plate"] + "_" + found["well"]
-    obs = found[["plate", "well", "tile", "gene"]].astype("category")
+    named = [] if found["sgRNA"].eq("").all() else ["sgRNA"]
+    obs = found[["plate", "well", "tile", "gene", *named]].astype("category")
     return obs.set_axis(pd.Index(found["uid"], dtype=str, name=None))
 
 
 def parsed_key(key: bytes) -> list[str]:
-    """UID, plate, well, tile, gene, index; a plate's name may hold underscores.
+    """UID, plate, well, tile, gene, and the guide or an empty word; a plate's name may hold underscores.
 
     Raises
     ------
     ValueError
-        If the key is not of this form.
+        If the key is neither ``UID_plate_well_tile_gene_index``, as Funk et al. publish their cells, nor
+        ``gene;guide;plate;well;tile;UID``, as the code of Yao et al. (2024) takes them.
     """
-    uid, *parts = key.decode(errors="replace").split("_")
-    if len(parts) < 5:
-        msg = f"The key {key!r} is not of the form UID_plate_well_tile_gene_index."
-        raise ValueError(msg)
-    return [uid, "_".join(parts[:-4]), *parts[-4:]]
+    text = key.decode(errors="replace")
+    if _SEPARATOR.decode() in text:
+        parts = text.split(_SEPARATOR.decode())
+        if len(parts) == 6:
+            gene, guide, plate, well, tile, uid = parts
+            return [uid, plate, well, tile, gene, guide]
+    elif len(parts := text.split("_")) > 5:
+        return [parts[0], "_".join(parts[1:-4]), *parts[-4:-1], ""]
+    msg = f"The key {key!r} is neither UID_plate_well_tile_gene_index nor gene;guide;plate;well;tile;UID."
+    raise ValueError(msg)

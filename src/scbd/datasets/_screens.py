@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
-_CROP = (4, 100, 100)
+# at least, of a crop
+_BYTES = 4 * 96 * 96 * 2
 _BLOCK = 1000
 _WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
 _NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
@@ -48,22 +49,24 @@ def funk22(
     ----------
     path
         LMDB of the crops (a folder with ``data.mdb``): keys ``UID_plate_well_tile_gene_index``, values 4 × 100 × 100
-        uint16, as raw bytes or ``.npy``. It is terabytes, and not downloaded here. Needs ``pip install lmdb``. Or what
-        :func:`scbd.data.write_screen` made of it, ``.zarr``: all cells of that stay on the disk.
+        uint16, as raw bytes or ``.npy``; or as Set-DINO's code takes them, keys ``gene;guide;plate;well;tile;UID``,
+        values 4 × S × S float32 in [0, 1]. It is terabytes, and not downloaded here. Needs ``pip install lmdb``. Or
+        what :func:`scbd.data.write_screen` made of it, ``.zarr``: all cells of that stay on the disk.
     n_cells
         Take so many random cells: they are in memory, 80 kB a cell.
     genes
         Take only these (or this one), and the non-targeting control.
     guides
-        Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the LMDB do not name it: write the screen
-        with a table that does, ``read_crops(path, table=…)``.
+        Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the first kind do not name it: write the
+        screen with a table that does, ``read_crops(path, table=…)``.
     seed
         Seed of the choice.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint16 ``(N, 4, 100, 100)`` and ``obs``: ``gene`` (the control is
-    ``"nontargeting"``), ``plate``, ``well`` (plate and well), ``tile``; its names are the UIDs.
+    AnnData with ``obsm["single_cell_images"]`` uint16 ``(N, 4, 100, 100)``, or as they are, and ``obs``: ``gene`` (the
+    control is ``"nontargeting"``), ``plate``, ``well`` (plate and well), ``tile``, and ``sgRNA`` where keys name it;
+    its names are the UIDs.
 
     Raises
     ------
@@ -77,7 +80,8 @@ def funk22(
 
     References
     ----------
-    Funk et al. (2022), The phenotypic landscape of essential human genes; Makino et al. (2025), section 4.2.
+    Funk et al. (2022), The phenotypic landscape of essential human genes; Makino et al. (2025), section 4.2; Yao et al.
+    (2024), Weakly supervised set-consistency learning improves morphological profiling of single-cell images.
 
     Examples
     --------
@@ -93,20 +97,20 @@ def funk22(
     genes = [genes] if isinstance(genes, str) else genes
     if path.suffix in (".h5ad", ".zarr"):
         return _of_screen(path, n_cells, genes, seed, guides=guides)
-    if guides:
-        msg = f"The crops of {path} do not name their guides: {_WITH_GUIDES}, and give its path."
-        raise ValueError(msg)
     with open_lmdb(path) as database, database.begin() as transaction:
         if genes is None:  # else it is known once keys were read, which takes minutes
             n = transaction.stat()["entries"]
-            _check_memory(path, min(n, n if n_cells is None else n_cells))
+            _check_memory(path, min(n, n if n_cells is None else n_cells), _BYTES)
         keys = _chosen_keys(path, transaction, n_cells, genes, seed)
-    _check_memory(path, len(keys))
     if not keys:
         msg = f"{path} has no cell."
         raise ValueError(msg)
     obs = parsed_keys(keys)
+    if guides and "sgRNA" not in obs:
+        msg = f"The crops of {path} do not name their guides: {_WITH_GUIDES}, and give its path."
+        raise ValueError(msg)
     source = LMDBSource(path, keys)
+    _check_memory(path, len(keys), math.prod(source.shape[1:]) * source.dtype.itemsize)
     images = np.empty(source.shape, source.dtype)
     with progress_bar("Reading crops", len(keys)) as bar:
         for start in range(0, len(keys), _BLOCK):
@@ -171,9 +175,9 @@ def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
         raise ValueError(msg)
 
 
-def _check_memory(path: Path, n: int) -> None:
-    """Raise if so many crops can never be in memory."""
-    needed, there = n * math.prod(_CROP) * 2, _memory()
+def _check_memory(path: Path, n: int, n_bytes: int) -> None:
+    """Raise if so many crops, of so many bytes each, can never be in memory."""
+    needed, there = n * n_bytes, _memory()
     if needed > there:
         msg = (
             f"{n:,} crops of {path} take {needed / 2**30:,.0f} GiB of memory, this machine has "
