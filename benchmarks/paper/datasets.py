@@ -230,36 +230,75 @@ def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 
     return cells[~cells.obs["unseen"].to_numpy() | (cells.obs["split"] == "test").to_numpy()].copy()
 
 
-def simulated_screen_plates(*, seed: int = 0, fold: int = 0, **screen: Any) -> AnnData:
-    """A simulated screen of which a plate is not learned from.
+def simulated_screen_plates(*, seed: int = 0, fold: int = 0, n_left_out: int = 1, **screen: Any) -> AnnData:
+    """A simulated screen of which a plate, or several, are not learned from.
 
     Parameters
     ----------
     seed
         Of the screen.
     fold
-        Which plate, from 0 on.
+        Which plate, from 0 on; of several, the first.
+    n_left_out
+        How many.
     **screen
         Arguments of :func:`scbd.datasets.simulated_screen`.
 
     Returns
     -------
-    Cells with ``obs["split"]``: ``"test"`` on that plate, ``"validation"`` one in forty of the others.
+    Cells with ``obs["split"]``: ``"test"`` on those plates, ``"validation"`` one in forty of the others.
 
     Raises
     ------
     ValueError
-        If the screen has one plate, or not so many.
+        If the screen has not so many plates, or no other.
     """
     cells = datasets.simulated_screen(seed=seed, **screen)
     plates = cells.obs["plate"].astype(str).to_numpy()
     names = np.unique(plates)
-    if not 0 <= fold < len(names) or len(names) < 2:
-        msg = f"fold={fold}: the screen has {len(names)} plates, of which one is left out and others are learned from."
+    if not 0 <= fold < len(names) or len(names) <= n_left_out:
+        msg = (
+            f"fold={fold}: the screen has {len(names)} plates, of which {n_left_out} are left out and others are "
+            "learned from."
+        )
         raise ValueError(msg)
-    validation = np.random.default_rng([seed, fold]).random(cells.n_obs) < 0.025
-    cells.obs["split"] = np.where(plates == names[fold], "test", np.where(validation, "validation", "train"))
+    left_out = np.isin(plates, np.roll(names, -fold)[:n_left_out])
+    cells.obs["split"] = _learned_elsewhere(left_out, [seed, fold])
     return cells
+
+
+def funk22_plates(path: str | os.PathLike[str], *, seed: int = 0, n_cells: int | None = None) -> AnnData:
+    """The screen of Funk et al. (2022) with guides, split as Yao et al. (2024) do: two plates are not learned from.
+
+    Parameters
+    ----------
+    path, n_cells
+        See :func:`scbd.datasets.funk22`.
+    seed
+        Of the choice of cells, and of those to validate on.
+
+    Returns
+    -------
+    Cells with ``obs["split"]``: ``"test"`` on plates LaC024B and LaC024C, ``"validation"`` one in forty of the others.
+
+    Raises
+    ------
+    ValueError
+        If there are no cells of these plates, or of no others.
+    """
+    cells = datasets.funk22(path, n_cells=n_cells, guides=True, seed=seed)
+    left_out = cells.obs["plate"].astype(str).str.endswith(_LEFT_OUT).to_numpy()
+    if left_out.all() or not left_out.any():
+        plates = ", ".join(sorted(set(cells.obs["plate"].astype(str))))
+        msg = f"Plates {' and '.join(_LEFT_OUT)} are scored, and others learned from; there are {plates}."
+        raise ValueError(msg)
+    cells.obs["split"] = _learned_elsewhere(left_out, [seed])
+    return cells
+
+
+def _learned_elsewhere(left_out: np.ndarray, seed: Sequence[int]) -> np.ndarray:
+    validation = np.random.default_rng(seed).random(len(left_out)) < 0.025
+    return np.where(left_out, "test", np.where(validation, "validation", "train"))
 
 
 def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000) -> AnnData:
@@ -352,6 +391,8 @@ def environments_hidden(
     return load
 
 
+# plates that Yao et al. (2024) test on
+_LEFT_OUT = ("LaC024B", "LaC024C")
 # genes in wells
 _screen = partial(Dataset, y_key="gene", e_key="well", control="nontargeting")
 _wells = partial(
@@ -381,6 +422,12 @@ DATASETS: dict[str, Dataset] = {
         setup={"control": "nontargeting"},
     ),
     "funk22": _screen(datasets.funk22, guide_key="sgRNA", relations=lambda adata: datasets.corum()),
+    "funk22_plates": _screen(
+        funk22_plates,
+        guide_key="sgRNA",
+        relations=lambda adata: datasets.corum(),
+        setup={"control": "nontargeting"},
+    ),
     "funk22_cellprofiler": _screen(
         loaders.funk22_cellprofiler, guide_key="sgRNA", relations=lambda adata: datasets.corum()
     ),

@@ -19,13 +19,15 @@ from paper.scores import (
     health_scores,
     new_environment_scores,
     of_variant,
+    plate_map_scores,
     profile_scores,
     side_by_side,
     without_scored_controls,
 )
 from paper.systems import TABLES, Table, computed, is_computed, parts_of, trained, with_head
 from scbd._anndata import label_values
-from scbd._compare import compare
+from scbd._compare import compare, known_of
+from scbd.baselines import correct
 from scbd.baselines._corrections import CORRECTIONS
 from scbd.data import stratified_split
 from scbd.data._inferred import INFERRED
@@ -110,6 +112,28 @@ def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, 
     embeddings = {name: z[kept] for name, z in blocks.items()}
     frame = compare(adata[kept], embeddings, trained_on="split", corrections=corrections, **how)
     return side_by_side(frame) | ({} if model is None else health_scores(model)), model
+
+
+def map_of_new_plates(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Score genes and guides on plates that were not learned from, but for their controls (Yao et al., 2024).
+
+    Each embedding as it is, and standardised on the controls of each well, as theirs is.
+    """
+    test, model = (adata.obs["split"] == "test").to_numpy(), None
+    known = known_of(adata, **dataset.label_keys)
+    fit = (adata.obs["split"] == "train").to_numpy() | known["controls"]
+    if is_computed(trial.system):
+        blocks = {AS_IT_IS: computed(trial, adata, dataset, fit)}
+    else:
+        model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+        blocks = blocks_of(model)
+    scores: dict[str, Any] = {}
+    for name, z in blocks.items():
+        scores |= of_variant(name, plate_map_scores(adata[test], z[test], dataset))
+        variant = (f"{name}, " if name != AS_IT_IS else "") + "standardised on controls"
+        standardised = correct(z, "standardised on controls", **known, fit=fit)
+        scores |= of_variant(variant, plate_map_scores(adata[test], standardised[test], dataset))
+    return scores | ({} if model is None else health_scores(model)), model
 
 
 def new_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -206,6 +230,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "counterfactuals": counterfactuals,
     "effect pictures": effect_pictures,
     "new environments": new_environments,
+    "map of new plates": map_of_new_plates,
     "new cells and perturbations": new_cells_and_perturbations,
     "labels across environments": labels_across_environments,
     "unseen perturbations": unseen_perturbations,

@@ -13,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
+from sklearn.neighbors import NearestNeighbors
 
 from scbd._anndata import as_columns, label_values
 from scbd._compare import known_of
@@ -20,11 +21,13 @@ from scbd.baselines import MCVAEModel, correct
 from scbd.baselines._corrections import CORRECTIONS
 from scbd.data._splits import split_by_column
 from scbd.metrics import (
+    Relations,
     aggregate,
     benchmark,
     label_probe,
     predict_labels,
     relationship_curve,
+    relationship_recall,
     replicate_retrieval,
     retrieval,
 )
@@ -422,6 +425,54 @@ def transfer_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, new
     rows = np.concatenate([rng.permutation(np.flatnonzero(compared & part))[:n] for part in (new, ~new)])
     apart = label_probe(embedding[rows], new[rows])
     return {"y AUROC": read["auroc"], "y F1": read["f1"], "new or old": apart["accuracy"]}
+
+
+def plate_map_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, float]:
+    """Genes and guides on plates that were not learned from, as Yao et al. (2024) score them.
+
+    Parameters
+    ----------
+    adata
+        Cells of these plates.
+    embedding
+        ``(N, D)``.
+    dataset
+        Its columns.
+
+    Returns
+    -------
+    ``recall at 5``, ``recall at 10``: of known relations, in the outer 5 or 10 % of either side of all pairs of genes;
+    ``guide mAP``, ``gene mAP``: mean average precision with which the profile of a guide (of a gene) in a well finds
+    those of the same in other wells, controls among all others; ``well, 20 neighbours``: accuracy of the well of a
+    guide's profile, the most frequent one of its 20 nearest others. By cosine; a profile is the mean of its cells.
+    """
+    keys = (dataset.y_key, str(dataset.guide_key), dataset.e_key)
+    y, guide, e = (label_values(adata.obs, key).astype(str) for key in keys)
+    cells, scores = pd.DataFrame(embedding), {}
+    for name, label in {"guide": guide, "gene": y}.items():
+        profiles = cells.groupby([label.to_numpy(), e.to_numpy()]).mean()
+        labels, wells = (profiles.index.get_level_values(i).to_numpy() for i in (0, 1))
+        of_controls = np.isin(labels, np.unique(label[(y == dataset.control).to_numpy()]))
+        names = np.arange(len(labels)).astype(str)
+        table, x = AnnData(obs=pd.DataFrame({"label": labels}, index=names)), profiles.to_numpy(np.float32)
+        how: dict[str, Any] = {"label_key": "label", "queries": ~of_controls, "n_permutations": _PERMUTATIONS}
+        scores[f"{name} mAP"] = retrieval(table, x, **how).mean_average_precision
+        if name == "guide":
+            scores["well, 20 neighbours"] = _neighbours_accuracy(x, wells)
+    if dataset.relations is not None:
+        table = AnnData(obs=adata.obs, obsm={"z": embedding})
+        columns: dict[str, Any] = {"gene_key": dataset.y_key, "guide_key": dataset.guide_key}
+        profiles = aggregate(table, "z", control=dataset.control, standardize=None, **columns)
+        relations = Relations(profiles, dataset.relations(adata), universe="profiles")
+        scores |= {f"recall at {n}": relationship_recall(relations, tail=n / 100) for n in (5, 10)}
+    return scores
+
+
+def _neighbours_accuracy(profiles: np.ndarray, labels: np.ndarray, n_neighbors: int = 20) -> float:
+    found = NearestNeighbors(n_neighbors=min(n_neighbors, len(labels) - 1), metric="cosine").fit(profiles).kneighbors()
+    codes, names = pd.factorize(labels)
+    votes = np.stack([(codes[found[1]] == code).sum(1) for code in range(len(names))], 1)
+    return float((votes.argmax(1) == codes).mean())
 
 
 def _embeddings(

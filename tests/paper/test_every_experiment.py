@@ -93,6 +93,15 @@ def funk22(folder: Path) -> Path:
     return folder
 
 
+def funk22_plates(folder: Path) -> Path:
+    rng, values = np.random.default_rng(0), {}
+    for i in range(480):
+        gene, plate = GENES[i % 5], "ABC"[i // 5 % 3]
+        crop = rng.random((4, 24, 24), dtype=np.float32) * (1 + i % 5)
+        values[f"{gene};{gene}{i // 240};20200202_6W-LaC024{plate};A{i // 15 % 2};1;{i}"] = (crop / 5).tobytes()
+    return write_lmdb(folder, values)
+
+
 def funk22_cellprofiler(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(200, 4)), columns=list("abcd"))
@@ -118,6 +127,7 @@ FILES = {
     "cpjump1": (cpjump1, "wells.parquet"),
     "funk22": (funk22, "screen.h5ad"),
     "funk22_cellprofiler": (funk22_cellprofiler, "features.parquet"),
+    "funk22_plates": (funk22_plates, "crops"),
     "pacs": (pacs, "PACS"),
     "rxrx1": (rxrx1, "rxrx1_v1.0"),
     "vlcs": (vlcs, "VLCS"),
@@ -135,7 +145,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     | {"guides_per_gene": 1},
     "simulated_screen_fold": {"n_cells": 600, "n_wells": 8, "plate_wells": 6, "n_plate_maps": 1}
     | {"image_size": 16, "n_complexes": 3, "genes_per_complex": 3},
-    "simulated_screen_plates": {"n_cells": 600, "n_complexes": 3},
+    "simulated_screen_plates": {"n_cells": 900, "n_complexes": 3, "n_wells": 18, "control_fraction": 0.2},
     "drawn_screen_fold": {"n_cells": 600},
 }
 SMALLER |= {
@@ -191,7 +201,7 @@ def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
     for steps, n in {"_PASSES": 0, "_LEAST_STEPS": 2}.items():  # of a network that reads digits, for each trial anew
         monkeypatch.setattr(picture_scores, steps, n)
     net = pd.DataFrame({"source": "Nup107-160", "target": ["NUP107", "NUP133"]})
-    for dataset in ("funk22", "funk22_cellprofiler"):  # else CORUM, which is downloaded
+    for dataset in ("funk22", "funk22_cellprofiler", "funk22_plates"):  # else CORUM, which is downloaded
         monkeypatch.setitem(DATASETS, dataset, replace(DATASETS[dataset], relations=lambda adata: net))
     # the last of each kind: a sweep's largest alpha
     trials = list({kind(trial): trial for trial in map(smaller, EXPERIMENTS[name].trials("smoke", None))}.values())

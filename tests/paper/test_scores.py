@@ -11,6 +11,7 @@ from anndata import AnnData
 from conftest import make_cells
 from known_answers import known_answers
 from official import breinig2015_table, cpjump1_table
+from sklearn.metrics import average_precision_score
 
 from paper.datasets import DATASETS
 from paper.protocols import PROTOCOLS
@@ -20,6 +21,7 @@ from paper.scores import (
     correction_scores,
     curves_of,
     generalization_scores,
+    plate_map_scores,
     profile_scores,
     side_by_side,
     transfer_scores,
@@ -254,6 +256,42 @@ def test_new_cells_that_stand_apart_are_told_and_labels_that_move_are_lost():
     assert transfer_scores(adata, shifted, dataset, new)["new or old"] == 1
     exchanged = np.where(new[:, None], np.roll(z, 1, axis=1), z)
     assert transfer_scores(adata, exchanged, dataset, new)["y AUROC"] < 0.6
+
+
+def test_maps_of_new_plates_are_scored_as_naive_loops_would():
+    rng, dataset = np.random.default_rng(0), DATASETS["simulated_screen_plates"]
+    gene = np.repeat([*[f"G{i}" for i in range(8)], "nontargeting"], 120)
+    guide, well = gene + "/" + rng.integers(2, size=1080).astype(str), rng.integers(6, size=1080).astype(str)
+    obs = pd.DataFrame({"gene": gene, "sgRNA": guide, "well": well}, index=np.arange(1080).astype(str))
+    net = pd.DataFrame({"source": ["a", "a", "b", "b"], "target": ["G0", "G1", "G2", "G3"]})
+    cells = AnnData(obs=obs, uns={"truth": {"network": net}})
+    z = rng.normal(size=(1080, 4)) + 0.6 * np.eye(9)[np.unique(gene, return_inverse=True)[1]] @ rng.normal(size=(9, 4))
+    scores = plate_map_scores(cells, z, dataset)
+    for name, label in {"guide": guide, "gene": gene}.items():
+        profiles = pd.DataFrame(z).groupby([label, well]).mean()
+        unit = profiles.to_numpy() / np.linalg.norm(profiles, axis=1, keepdims=True)
+        labels, wells = (np.asarray(profiles.index.get_level_values(i)) for i in (0, 1))
+        others, found, right = ~np.eye(len(unit), dtype=bool), [], []
+        for row, cosines in enumerate(unit @ unit.T):
+            same = (labels == labels[row])[others[row]]
+            if not labels[row].startswith("nontargeting"):
+                found.append(average_precision_score(same, cosines[others[row]]))
+            near = wells[others[row]][np.argsort(-cosines[others[row]])[:20]]
+            counts = [(near == one).sum() for one in pd.unique(wells)]
+            right.append(pd.unique(wells)[np.argmax(counts)] == wells[row])
+        assert scores[f"{name} mAP"] == pytest.approx(np.mean(found), abs=1e-6)
+        if name == "guide":
+            assert scores["well, 20 neighbours"] == pytest.approx(np.mean(right))
+    of_guides = pd.DataFrame(z).groupby(guide).mean()
+    of_genes = of_guides.groupby(of_guides.index.str.split("/").str[0]).mean()
+    of_genes = (of_genes - of_genes.loc["nontargeting"]).drop(index="nontargeting")
+    unit = of_genes.to_numpy() / np.linalg.norm(of_genes, axis=1, keepdims=True)
+    cosines = (unit @ unit.T)[np.triu_indices(8, 1)]
+    ranks = {pair: (cosines < (unit @ unit.T)[pair]).sum() for pair in ((0, 1), (2, 3))}
+    for n in (5, 10):
+        tail = n / 100 * len(cosines)
+        in_tails = [rank + 1 <= tail or rank + 1 > len(cosines) - tail for rank in ranks.values()]
+        assert scores[f"recall at {n}"] == pytest.approx(np.mean(in_tails))
 
 
 @pytest.fixture
