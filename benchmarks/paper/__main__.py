@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[0] = str(HERE.parent)  # not the folder itself, whose modules would stand for others of their names
 
-from paper import overview
+from paper import compared, overview
 from paper.datasets import DATASETS
 from paper.reproduce import EXPERIMENTS, default_out, reproduce
 from paper.trials import Results
@@ -25,7 +25,9 @@ def main() -> int:
         "python benchmarks/paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "name", metavar="NAME", help="an experiment; 'list'; or 'overview', the figure of docs/results.md"
+        "name",
+        metavar="NAME",
+        help="an experiment; 'list'; 'overview', the figure of docs/results.md; 'compared', a page",
     )
     parser.add_argument(
         "--budget", default="smoke", help="smoke (minutes), small (hours on two cores) or paper (a GPU)"
@@ -45,6 +47,9 @@ def main() -> int:
         return 0
     if arguments.name == "overview":
         overview.draw()
+        return 0
+    if arguments.name == "compared":
+        compared.write()
         return 0
     logging.basicConfig(format="%(message)s")
     for name in ("paper", "scbd"):

@@ -94,8 +94,12 @@ def by_environment(frame: pd.DataFrame, out: Path, report: Callable[[pd.DataFram
 
 
 def settings_table(frame: pd.DataFrame) -> str:
-    """What was run, how long, and on what, one line a system, as Markdown."""
-    columns = ["encoder", "steps", "batch_size", "lr", "precision", "device"]
+    """What was run, on what inputs, how long, and where, one line a system, as Markdown."""
+    trained = frame["steps"].notna() if "steps" in frame else pd.Series(data=False, index=frame.index)
+    asked = frame["standardize_by"] if "standardize_by" in frame else pd.Series(index=frame.index, dtype=object)
+    inputs = asked.notna().map({True: "within environments", False: "over all cells"}).where(trained)
+    frame = frame.assign(inputs_standardised=inputs)
+    columns = ["inputs_standardised", "encoder", "steps", "batch_size", "lr", "precision", "device"]
     lines = [["system", *(column.replace("_", " ") for column in columns), "runs", "minutes a run"]]
     lines.append(["---"] * len(lines[0]))
     for system, part in frame.groupby("system", sort=False):

@@ -194,8 +194,6 @@ def with_head(training: Mapping[str, Any]) -> dict[str, Any]:
 _UNSEEN = ("domain generalization", "counterfactuals")
 # rows of features from which an encoder was a network, and cells of a batch
 _MANY_ROWS, _CELLS = 10_000, 2_048
-# protocols that were measured with today's defaults whatever their trials say
-_TODAY = ("new environments",)
 
 
 def as_measured(trial: Trial, training: Mapping[str, Any], adata: AnnData) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -206,7 +204,7 @@ def as_measured(trial: Trial, training: Mapping[str, Any], adata: AnnData) -> tu
     asked, whatever the default: nothing of its inputs may be learned, and digits and photographs are not turned.
     """
     model, how, of_images = dict(trial.model), dict(training), "single_cell_images" in adata.obsm
-    if trial.protocol.startswith(_TODAY) or "standardize_by" in model and not trial.protocol.startswith(_UNSEEN):
+    if "standardize_by" in model and not trial.protocol.startswith(_UNSEEN):
         return model, how
     model = {"standardize_by": None} | ({"augment": False} if of_images else {}) | model
     if trial.system == "SCBD":

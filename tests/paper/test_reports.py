@@ -42,12 +42,12 @@ def test_what_was_run_and_how_long():
         {"system": "SCBD", "seconds": seconds, "steps": 1000.0, "lr": lr, "device": "cpu", "batch_size": 512}
         for seconds, lr in ((60.0, 1e-3), (120.0, 1e-4))
     ]
-    lines = [
-        cells(line)
-        for line in settings_table(pd.DataFrame([*rows, {"system": "pixel PCA", "seconds": 6.0}])).splitlines()
-    ]
+    more = [{"system": "ERM", "seconds": 60.0, "steps": 9.0, "standardize_by": "auto"}]
+    more += [{"system": "pixel PCA", "seconds": 6.0}]
+    lines = [cells(line) for line in settings_table(pd.DataFrame([*rows, *more])).splitlines()]
     assert lines[0] == [
         "system",
+        "inputs standardised",
         "encoder",
         "steps",
         "batch size",
@@ -57,8 +57,9 @@ def test_what_was_run_and_how_long():
         "runs",
         "minutes a run",
     ]
-    assert lines[2] == ["SCBD", "–", "1000", "512", "0.0001, 0.001", "–", "cpu", "2", "1.5 ± 0.7"]
-    assert lines[3] == ["pixel PCA", *["–"] * 6, "1", "0.1"]
+    assert lines[2] == ["SCBD", "over all cells", "–", "1000", "512", "0.0001, 0.001", "–", "cpu", "2", "1.5 ± 0.7"]
+    assert lines[3][:3] == ["ERM", "within environments", "–"]
+    assert lines[4] == ["pixel PCA", *["–"] * 7, "1", "0.1"]
 
 
 def by_alphas(alphas: list[float | str]) -> pd.DataFrame:

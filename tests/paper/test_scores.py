@@ -209,7 +209,7 @@ SCREEN = {"n_cells": 1200, "n_wells": 18, "plate_wells": 6, "image_size": 16, "n
 
 
 def scored(tmp_path, fold: int = 1, **model: Any) -> dict[str, Any]:
-    training, how = {"max_steps": 3, "batch_size": 64}, {"encoder": "small"} | model
+    training, how = {"max_steps": 3, "batch_size": 64}, {"standardize_by": "auto", "encoder": "small"} | model
     trial = Trial("new environments", "simulated_screen_plates", "ERM", 0, {}, how, training)
     dataset = DATASETS[trial.dataset]
     adata = dataset.load(None, 0, fold=fold, **SCREEN)

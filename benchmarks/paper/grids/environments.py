@@ -136,6 +136,8 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "small": {"max_steps": 300, "batch_size": 256, "lr": 1e-3},
     "paper": {"max_steps": 10_000, "batch_size": 2048, "lr": 1e-4},
 }
+# today's defaults, which trials that do not name this do not have
+_INPUTS: dict[str, Any] = {"standardize_by": "auto"}
 _ENCODERS: tuple[dict[str, Any], ...] = ({"encoder": "linear"}, {"encoder": "mlp"})
 _TRANSFER = {
     "y AUROC": Column("gene AUROC", digits=3),
@@ -155,8 +157,8 @@ def new_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Images of a hard screen, a plate left out: SCBD, without invariance, with inputs as they are, and ERM."""
     contrastive = {"encoder": "small", "n_latent": 64} | OURS
     systems: list[tuple[str, dict[str, Any]]] = [
-        *(("SCBD", contrastive | own) for own in ({}, {"alpha": 0.0}, {"standardize_by": None})),
-        ("ERM", {"encoder": "small"}),
+        *(("SCBD", contrastive | own) for own in (_INPUTS, _INPUTS | {"alpha": 0.0}, {"standardize_by": None})),
+        ("ERM", _INPUTS | {"encoder": "small"}),
     ]
     return [
         Trial(
@@ -177,7 +179,7 @@ def new_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
 def new_plates_cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Wells of CPJUMP1 as features, two plates left out: the linear map, and hidden layers."""
     return [
-        Trial("new environments", "cpjump1", "SCBD", seed, {"fold": fold}, model, {})
+        Trial("new environments", "cpjump1", "SCBD", seed, {"fold": fold}, _INPUTS | model, {})
         for fold in range(_FOLDS[budget])
         for seed in range(seeds_of(n_seeds, budget, 1, 3))
         for model in _ENCODERS
