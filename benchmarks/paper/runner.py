@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import subprocess
 import time
 import warnings
@@ -25,6 +26,7 @@ from paper.protocols import PROTOCOLS
 from paper.systems import FEATURES, NEEDED, SYSTEMS, TABLES, is_computed
 from paper.trials import Results, Trial
 from scbd._files import check_directory
+from scbd.datasets._screens import _memory
 from scbd.nn import build_encoder
 
 if TYPE_CHECKING:
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[2]
+# of a number of an embedding: itself, float32, and what scores and corrections make of it, twice as float64 at most
+_BYTES, _WIDTH = 20, 64
+# GiB: two of ResNet-50 with the state of its optimiser, and room to write a third
+_CHECKPOINTS = 1
 # encoders that torchvision has, too
 _ENCODERS = ("resnet18", "resnet50", "densenet121")
 
@@ -78,6 +84,9 @@ def run_trials(
         format is there; before any is run.
     ImportError
         If a system needs a package that is not installed; before any is run.
+    OSError
+        If the embeddings of any trial of a data set cannot be in memory, or its checkpoints on the disk; before the
+        first is run.
 
     Warns
     -----
@@ -102,10 +111,12 @@ def run_trials(
     logger.info("%d of %d trials are done.", len(mine) - len(todo), len(mine))
     looked_at: set[str] = set()
     for number, (trial, adata, digest) in enumerate(_with_data(todo, path), start=1):
+        if digest not in looked_at:
+            if results.digests(trial) - {digest}:
+                msg = f"Rows in {out} are of other cells than those that are loaded now: give another out."
+                warnings.warn(msg, UserWarning, stacklevel=2)
+            _check_room([other for other in todo if other.dataset == trial.dataset], adata.n_obs, out)
         logger.info("Trial %d of %d: %s", number, len(todo), trial.key)
-        if digest not in looked_at and results.digests(trial) - {digest}:
-            msg = f"Rows in {out} are of other cells than those that are loaded now: give another out."
-            warnings.warn(msg, UserWarning, stacklevel=2)
         looked_at.add(digest)
         run_trial(trial, adata, DATASETS[trial.dataset], results, out / "runs" / trial.key, digest, weights=weights)
     if not results.missing(trials):  # no other shard of this grid is still at work
@@ -166,6 +177,23 @@ def _check_packages(trials: Iterable[Trial]) -> None:
         if importlib.util.find_spec(NEEDED[system]) is None:
             msg = f"{system}, which has no row yet, needs one more package: pip install {NEEDED[system]}."
             raise ImportError(msg)
+
+
+def _check_room(trials: Sequence[Trial], n_cells: int, out: Path) -> None:
+    """Raise ``OSError`` if one of these trials could not end, before one that comes first takes days."""
+    gib, there, free = 2**30, _memory() / 2**30, shutil.disk_usage(out).free / 2**30
+    for trial in trials:
+        width = trial.model.get("n_latent") or trial.model.get("n_components") or _WIDTH
+        needed = n_cells * width * _BYTES / gib
+        if needed > there:
+            msg = (
+                f"{trial.system}: embeddings of {n_cells:,} cells take about {needed:,.0f} GiB of memory, this machine "
+                f"has {there:,.0f}. Take fewer cells, or another machine; nothing was run."
+            )
+            raise OSError(msg)
+    if any(trial.system in SYSTEMS for trial in trials) and free < _CHECKPOINTS:
+        msg = f"{free:.1f} GiB are free at {out}, checkpoints of a run take up to {_CHECKPOINTS}; nothing was run."
+        raise OSError(msg)
 
 
 def with_weights(trials: Sequence[Trial], path: str | os.PathLike[str]) -> list[Trial]:

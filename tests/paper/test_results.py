@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from paper import overview
+from paper import compared, overview
 from paper.reproduce import EXPERIMENTS, finished, report
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,10 @@ def test_every_row_answers_a_trial_of_the_small_budget(folder):
     grid = {json.dumps(asdict(trial), sort_keys=True) for trial in EXPERIMENTS[folder.name].trials("small", None)}
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.dumps(json.loads(line)["trial"], sort_keys=True) for line in lines} <= grid
+
+
+def test_the_page_that_compares_is_made_of_rows():
+    assert compared.PAGE.read_text(encoding="utf-8") == compared.page()
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from official import cpjump1_table, write_domains
 
 import scbd
-from paper import protocols
+from paper import protocols, runner
 from paper.datasets import DATASETS
 from paper.loaders import PACS_CLASSES, PACS_DOMAINS
 from paper.protocols import PROTOCOLS
@@ -295,3 +296,19 @@ def test_what_is_not_trained_and_what_is_small_has_none(weights):
         reproduce("pacs", budget="paper", path="nowhere", weights=weights)
     with pytest.raises(FileNotFoundError, match="none.pth"):
         with_weights([named], weights.with_name("none.pth"))
+
+
+@pytest.mark.parametrize(
+    ("room", "message"), [({"memory": 100_000}, "iVAE: embeddings of 300 cells"), ({"free": 10}, "are free")]
+)
+def test_a_grid_that_could_not_end_does_not_begin(room, message, tmp_path, monkeypatch):
+    """What would fail is the last trial, after all others."""
+    data = {"n_cells": 300, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
+    small = Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 2})
+    large = Trial("batch correction", "simulated_screen", "iVAE", 0, data, {"n_latent": 64})
+    monkeypatch.setattr(runner, "_memory", lambda: room.get("memory", 2**40))
+    usage = SimpleNamespace(free=room.get("free", 2**40))
+    monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(runner, "run_trial", lambda *args, **kwargs: pytest.fail("a trial was run"))
+    with pytest.raises(OSError, match=message):
+        run_trials([small, large], tmp_path)
