@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -152,6 +153,30 @@ def test_features_that_are_none_are_refused(name, features, message):
 def test_rows_to_learn_from_are_rows(name, fit, message):
     with pytest.raises(ValueError, match=message):
         OF_FIT[name](WELLS.features, fit=fit)
+
+
+GIVEN: dict[str, Any] = {
+    "features": WELLS.features,
+    "environments": WELLS.plates,
+    "labels": WELLS.compounds,
+    "controls": WELLS.controls,
+    "positions": WELLS.positions,
+    "fit": SEEN,
+}
+TAKEN = {name: set(signature(getattr(baselines, name)).parameters) for name in baselines.__all__}
+
+
+@pytest.mark.parametrize(
+    ("name", "masked"),
+    [(name, each) for name, taken in TAKEN.items() if "features" in taken for each in taken & {*GIVEN}],
+)
+def test_what_a_mask_hides_is_not_used(name, masked, monkeypatch):
+    monkeypatch.setitem(sys.modules, "harmonypy", SimpleNamespace())
+    given = GIVEN | {masked: np.ma.masked_array(GIVEN[masked], mask=np.zeros(GIVEN[masked].shape, dtype=bool))}
+    given = {each: values for each, values in given.items() if each in TAKEN[name]}
+    how = {"correction": "TVN" if masked == "environments" else "WCCN"} if name == "correct" else {}
+    with pytest.raises(TypeError, match=f"{masked} is a masked array, and .* drop the rows of hidden values, or fill"):
+        getattr(baselines, name)(**given, **how)
 
 
 def test_too_few_controls_are_counted():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_count, check_number, check_weight, head
+from scbd._checks import check_count, check_number, check_unmasked, check_weight, head
 from scbd._linear_maps import (
     LinearMap,
     column_means,
@@ -74,6 +74,7 @@ def as_mask(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
     """A choice of rows as booleans ``(N,)``: given so, or as row numbers; all where it is `None`."""
     if chosen is None:
         return np.ones(n, dtype=bool)
+    check_unmasked(name, chosen)
     rows = np.asarray(chosen)
     if not rows.size:
         msg = f"{name} is empty: nothing can be learned from no row."
@@ -102,6 +103,7 @@ def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarr
     ValueError
         If there is not one label a row, or a needed row lacks its label.
     """
+    check_unmasked(name, labels)
     values = np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)  # else nan becomes "nan"
     if values.shape != needed.shape:
         msg = f"{name} must have one value for each of {len(needed)} rows of the features, got shape {values.shape}."
@@ -162,6 +164,7 @@ def _numbers(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     if hasattr(features, "toarray"):
         msg = "features are a sparse matrix: give them dense, as features.toarray()."
         raise ValueError(msg)
+    check_unmasked("An array of features", features)
     values = np.asarray(features)
     if values.dtype == object:  # numbers in a table beside other columns
         values = _unboxed(values)

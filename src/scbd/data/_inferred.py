@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import as_columns, control_names, label_text, label_values
-from scbd._checks import check_count, head
+from scbd._checks import check_count, check_unmasked, head
 from scbd._linear_maps import resolution
 from scbd.data._inputs import Inputs
 
@@ -166,6 +166,7 @@ def _learned(
     """Which cells groups are learned from, boolean ``(N,)``."""
     learned = np.ones(adata.n_obs, dtype=bool)
     if fit is not None:
+        check_unmasked("fit", fit)
         fit = np.asarray(fit)
         if fit.dtype != bool or fit.shape != learned.shape:
             msg = f"fit must say of each of the {adata.n_obs} cells whether it is learned from, True or False."

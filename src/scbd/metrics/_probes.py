@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import dense
+from scbd._checks import check_unmasked
 from scbd._linear_maps import label_means, resolution
 from scbd.metrics._average_precision import rounded, unit_rows
 from scbd.metrics._table import chosen_rows, label_names, stored_embedding
@@ -339,6 +340,7 @@ def _check_finite(embedding: Any) -> None:
 
 def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
     """Integer codes and names of labels or groups, one for each of ``n`` cells."""
+    check_unmasked(f"An array of {what}s", values)
     # a list would become text, a missing value in it, too
     codes, names = pd.factorize(np.asarray(pd.Series(values) if isinstance(values, list | tuple) else values))
     if len(codes) != n:
