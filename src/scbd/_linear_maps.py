@@ -1,4 +1,7 @@
-"""Linear maps of feature tables, fitted in closed form: whitening, discriminants. Numpy alone."""
+"""Linear maps of feature tables, fitted in closed form: whitening, discriminants. Numpy alone.
+
+Tables are read by blocks of rows: what has a shape and slices of rows, such as a file, will do for an array.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_BLOCK = 8_192
+BLOCK = 8_192
 # what is left of values that were rounded a few times, in units of what their dtype tells apart; and the rounding of
 # a sum of thousands in float64, of which such values often are means
 _ROUNDINGS, _OF_SUMS = 8, 1e-12
@@ -23,8 +26,8 @@ class LinearMap(NamedTuple):
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Map features, block by block, float32 ``(N, K)``."""
         mapped = np.empty((len(features), len(self.offset)), dtype=np.float32)
-        for start in range(0, len(features), _BLOCK):
-            part = slice(start, start + _BLOCK)
+        for start in range(0, len(features), BLOCK):
+            part = slice(start, start + BLOCK)
             mapped[part] = np.asarray(features[part], dtype=np.float64) @ self.matrix + self.offset
         return mapped
 
@@ -44,9 +47,9 @@ def column_means(features: np.ndarray) -> np.ndarray:
     What is constant is its own mean. Else the sum of n rows is off by less than n roundings of the spread; that of the
     values themselves, by n roundings of their size.
     """
-    first, total = np.asarray(features[0], dtype=np.float64), np.zeros(features.shape[1])
-    for start in range(0, len(features), _BLOCK):
-        total += (features[start : start + _BLOCK] - first).sum(0)
+    first, total = np.asarray(features[:1], dtype=np.float64)[0], np.zeros(features.shape[1])
+    for start in range(0, len(features), BLOCK):
+        total += (features[start : start + BLOCK] - first).sum(0)
     return first + total / len(features)
 
 
@@ -54,8 +57,8 @@ def mean_and_factor(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean of each feature ``(F,)``, and what scales it to a standard deviation of 1; 0 where it is constant."""
     mean = column_means(features)
     squares = np.zeros(features.shape[1])
-    for start in range(0, len(features), _BLOCK):
-        squares += ((features[start : start + _BLOCK] - mean) ** 2).sum(0)
+    for start in range(0, len(features), BLOCK):
+        squares += ((features[start : start + BLOCK] - mean) ** 2).sum(0)
     sd = np.sqrt(squares / max(1, len(features) - 1))
     return mean, inverse_of_varying(sd, features)
 
@@ -66,9 +69,20 @@ def inverse_of_varying(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
     return np.divide(1, sd, out=np.zeros_like(sd), where=sd > resolution(features.dtype) * largest)
 
 
-def covariance(features: np.ndarray) -> np.ndarray:
-    """Covariance of rows, ``(F, F)`` float64, in memory that does not grow with them."""
-    return _scatter(features, column_means(features)) / max(1, len(features) - 1)
+def covariance(features: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
+    """Covariance of rows, ``(F, F)`` float64, in memory that does not grow with them; their mean may be known."""
+    return _scatter(features, column_means(features) if mean is None else mean) / max(1, len(features) - 1)
+
+
+def principal_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_components: int) -> LinearMap:
+    """To principal components of features with this mean and covariance, once they are scaled by ``factor``.
+
+    The largest weight of each is positive, as in scikit-learn.
+    """
+    axes = np.linalg.eigh(spread * np.outer(factor, factor))[1][:, ::-1][:, :n_components]
+    signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0))
+    matrix = factor[:, None] * axes * signs
+    return LinearMap(matrix, -mean @ matrix)
 
 
 def effective_rank(features: np.ndarray) -> float:
@@ -172,8 +186,8 @@ def discriminants(
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
     """Sum of squares and products around one mean, or around that of each row's code."""
     total = np.zeros((features.shape[1], features.shape[1]))
-    for start in range(0, len(features), _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for start in range(0, len(features), BLOCK):
+        part = slice(start, start + BLOCK)
         centred = features[part] - (means if codes is None else means[codes[part]])
         total += centred.T @ centred
     return total

@@ -19,6 +19,7 @@ from scbd._linear_maps import (
     inverse_of_varying,
     label_means,
     mean_and_factor,
+    principal_map,
     resolution,
     whitening,
     within_covariance,
@@ -824,7 +825,8 @@ def harmony(
     values = table.features
     if n_components is not None:
         check_count("n_components", n_components)
-        values = _principal_map(table, min(n_components, len(values) - 1))(values)
+        mean, factor = scaling_of(table)
+        values = principal_map(mean, factor, covariance(values, mean), min(n_components, len(values) - 1))(values)
     values = values.astype(np.float64)
     if len(values) <= values.shape[1]:
         msg = f"Harmony needs more rows than columns, got {values.shape}: give n_components."
@@ -842,14 +844,6 @@ def _harmonypy() -> ModuleType:
         msg = "Harmony needs one more package: pip install harmonypy."
         raise ImportError(msg) from error
     return harmonypy
-
-
-def _principal_map(table: Table, n_components: int) -> LinearMap:
-    """To the first principal components of features that are scaled to variance 1."""
-    mean, factor = scaling_of(table)
-    _, axes = np.linalg.eigh(covariance(table.features) * np.outer(factor, factor))
-    matrix = factor[:, None] * axes[:, ::-1][:, :n_components]
-    return LinearMap(matrix, -mean @ matrix)
 
 
 _MEANT = {
