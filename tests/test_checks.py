@@ -1,8 +1,14 @@
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells
+
+from scbd import data
 from scbd._checks import resized_to
 
 
@@ -30,3 +36,20 @@ def test_what_is_not_square_is_not_squashed_unasked():
 def test_sizes_that_are_none(image_size):
     with pytest.raises(ValueError, match="image_size must be a positive number of pixels, or \\(height, width\\), got"):
         resized_to(image_size, 12, 12)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda hidden: data.stratified_split([hidden]),
+        lambda hidden: data.hold_out_environments(hidden, [0]),
+        lambda hidden: data.hold_out_perturbations(hidden),
+        lambda hidden: data.Split(hidden, np.arange(12, 14), np.arange(14, 16)),
+        lambda hidden: data.infer_environments(make_cells(12), "gene", fit=hidden > 0),
+        lambda hidden: data.crop_cells(hidden[None], pd.DataFrame({"y": [0], "x": [0]}), size=2),
+        lambda hidden: data.ArraySource(hidden[:, None, None, None].astype(np.float32)),
+    ],
+)
+def test_what_a_mask_hides_is_not_read(take: Callable[[Any], Any]):
+    with pytest.raises(TypeError, match="is a masked array, and what its mask hides would be used"):
+        take(np.ma.masked_greater(np.arange(12), 8))

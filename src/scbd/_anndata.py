@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._checks import closest, head, missing_key
+from scbd._checks import check_unmasked, closest, head, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -295,10 +295,11 @@ def dense(values: Any, where: str) -> Any:
     Raises
     ------
     TypeError
-        If a column of a DataFrame holds no numbers.
+        If a column of a DataFrame holds no numbers, or it is a masked array.
     ValueError
         If it is sparse.
     """
+    check_unmasked(where, values)
     if is_sparse(values):
         msg = f"{where} is a sparse matrix, and a dense one is needed: give {where}.toarray()."
         raise ValueError(msg)

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +52,16 @@ def count_or(name: str, value: int | None, default: int) -> int:
         return default
     check_count(name, value)
     return int(value)
+
+
+def check_unmasked(name: str, values: Any) -> None:
+    """Raise ``TypeError`` if values are a masked array, which numpy would take without its mask."""
+    if isinstance(values, np.ma.MaskedArray):
+        msg = (
+            f"{name} is a masked array, and what its mask hides would be used: drop the rows of hidden values, or fill "
+            "them in, as with values.filled(np.nan) and what imputes NaN."
+        )
+        raise TypeError(msg)
 
 
 def head(values: Iterable[object], n: int = 5) -> str:

@@ -1,4 +1,7 @@
-"""Linear maps of feature tables, fitted in closed form: whitening, discriminants. Numpy alone."""
+"""Linear maps of feature tables, fitted in closed form: whitening, discriminants. Numpy alone.
+
+Tables are read by blocks of rows: what has a shape and slices of rows, such as a file, will do for an array.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# of a feature's largest value, below which its standard deviation is rounding
-_CONSTANT = 1e-6
-_BLOCK = 8_192
+BLOCK = 8_192
+# what is left of values that were rounded a few times, in units of what their dtype tells apart; and the rounding of
+# a sum of thousands in float64, of which such values often are means
+_ROUNDINGS, _OF_SUMS = 8, 1e-12
 
 
 class LinearMap(NamedTuple):
@@ -22,8 +26,8 @@ class LinearMap(NamedTuple):
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Map features, block by block, float32 ``(N, K)``."""
         mapped = np.empty((len(features), len(self.offset)), dtype=np.float32)
-        for start in range(0, len(features), _BLOCK):
-            part = slice(start, start + _BLOCK)
+        for start in range(0, len(features), BLOCK):
+            part = slice(start, start + BLOCK)
             mapped[part] = np.asarray(features[part], dtype=np.float64) @ self.matrix + self.offset
         return mapped
 
@@ -32,25 +36,53 @@ class LinearMap(NamedTuple):
         return LinearMap(self.matrix @ after.matrix, self.offset @ after.matrix + after.offset)
 
 
+def resolution(dtype: np.dtype) -> float:
+    """What is rounding, of the size of values that came in this dtype: 1e-6 of float32, 1e-12 of float64."""
+    return max(_OF_SUMS, _ROUNDINGS * float(np.finfo(dtype).eps)) if dtype.kind == "f" else _OF_SUMS
+
+
+def column_means(features: np.ndarray) -> np.ndarray:
+    """Mean of each feature ``(F,)``, float64; summed around the first row, so that large values cost no digits.
+
+    What is constant is its own mean. Else the sum of n rows is off by less than n roundings of the spread; that of the
+    values themselves, by n roundings of their size.
+    """
+    first, total = np.asarray(features[:1], dtype=np.float64)[0], np.zeros(features.shape[1])
+    for start in range(0, len(features), BLOCK):
+        total += (features[start : start + BLOCK] - first).sum(0)
+    return first + total / len(features)
+
+
 def mean_and_factor(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean of each feature ``(F,)``, and what scales it to a standard deviation of 1; 0 where it is constant."""
-    mean = features.mean(0, dtype=np.float64)
+    mean = column_means(features)
     squares = np.zeros(features.shape[1])
-    for start in range(0, len(features), _BLOCK):
-        squares += ((features[start : start + _BLOCK] - mean) ** 2).sum(0)
+    for start in range(0, len(features), BLOCK):
+        squares += ((features[start : start + BLOCK] - mean) ** 2).sum(0)
     sd = np.sqrt(squares / max(1, len(features) - 1))
     return mean, inverse_of_varying(sd, features)
 
 
 def inverse_of_varying(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """One by standard deviations ``(F,)`` of features; 0 where a feature varies by no more than rounding."""
+    """One by standard deviations ``(F,)`` of features as they came; 0 where one varies by no more than rounding."""
     largest = np.maximum(features.max(0), -features.min(0))
-    return np.divide(1, sd, out=np.zeros_like(sd), where=sd > _CONSTANT * largest)
+    return np.divide(1, sd, out=np.zeros_like(sd), where=sd > resolution(features.dtype) * largest)
 
 
-def covariance(features: np.ndarray) -> np.ndarray:
-    """Covariance of rows, ``(F, F)`` float64, in memory that does not grow with them."""
-    return _scatter(features, features.mean(0, dtype=np.float64)) / max(1, len(features) - 1)
+def covariance(features: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
+    """Covariance of rows, ``(F, F)`` float64, in memory that does not grow with them; their mean may be known."""
+    return _scatter(features, column_means(features) if mean is None else mean) / max(1, len(features) - 1)
+
+
+def principal_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_components: int) -> LinearMap:
+    """To principal components of features with this mean and covariance, once they are scaled by ``factor``.
+
+    The largest weight of each is positive, as in scikit-learn.
+    """
+    axes = np.linalg.eigh(spread * np.outer(factor, factor))[1][:, ::-1][:, :n_components]
+    signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0))
+    matrix = factor[:, None] * axes * signs
+    return LinearMap(matrix, -mean @ matrix)
 
 
 def effective_rank(features: np.ndarray) -> float:
@@ -58,7 +90,7 @@ def effective_rank(features: np.ndarray) -> float:
     if not np.isfinite([features.min(), features.max()]).all():
         return float("nan")
     spectrum = np.linalg.eigvalsh(covariance(features)).clip(min=0)
-    if spectrum.sum() <= np.finfo(np.float32).eps ** 2 * np.square(features, dtype=np.float64).sum() / len(features):
+    if spectrum.sum() <= resolution(features.dtype) ** 2 * np.square(features, dtype=np.float64).sum() / len(features):
         return 0.0
     share = spectrum[spectrum > 0] / spectrum.sum()
     return float(np.exp(-(share * np.log(share)).sum()))
@@ -74,7 +106,7 @@ def span_of_few(features: np.ndarray, n_components: int) -> np.ndarray | None:
     n_rows, n_features = features.shape
     if 2 * max(n_rows, n_components) >= n_features:
         return None
-    columns = (features - features.mean(0, dtype=np.float64)).T
+    columns = (features - column_means(features)).T
     if n_rows < n_components:
         columns = np.hstack([columns, np.random.default_rng(0).normal(size=(n_features, n_components - n_rows))])
     return np.linalg.qr(columns)[0]
@@ -93,7 +125,7 @@ def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
     starts = np.concatenate([[0], counts.cumsum()])
     means = np.empty((len(counts), features.shape[1]))
     for label, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-        means[label] = features[order[start:stop]].mean(0, dtype=np.float64)
+        means[label] = column_means(features[order[start:stop]])
     return codes, means, counts
 
 
@@ -154,8 +186,8 @@ def discriminants(
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
     """Sum of squares and products around one mean, or around that of each row's code."""
     total = np.zeros((features.shape[1], features.shape[1]))
-    for start in range(0, len(features), _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for start in range(0, len(features), BLOCK):
+        part = slice(start, start + BLOCK)
         centred = features[part] - (means if codes is None else means[codes[part]])
         total += centred.T @ centred
     return total

@@ -37,6 +37,32 @@ def test_every_system_learns_from_features(name, tmp_path):
     np.testing.assert_array_equal(loaded.get_latent_representation(), z)
 
 
+@pytest.mark.parametrize("name", [name for name in baselines.__all__ if name.endswith("Model")])
+@pytest.mark.parametrize("where", ["X", "layers", "obsm", "images"])
+def test_what_a_mask_hides_is_not_seen(name, where):
+    wells = make_cells(12) if where == "images" else make_wells()
+    how: dict[str, str] = {}
+    if where == "images":
+        slot, key = wells.obsm, "single_cell_images"
+    elif where == "X":
+        wells.X = np.ma.masked_array(wells.X)
+    else:
+        slot, key, how = getattr(wells, where), "masked", {"layer" if where == "layers" else "obsm_key": "masked"}
+    if where != "X":
+        slot[key] = np.ma.masked_array(slot.get(key, wells.X))
+    keys = {"y_key": "gene", "e_key": "well"} if where == "images" else KEYS
+    with pytest.raises(TypeError, match="masked array, and what its mask hides would be used"):
+        getattr(baselines, name).setup_anndata(wells, **keys, **how)
+    if where == "images":
+        with pytest.raises(TypeError, match="masked array"):
+            pixel_pca(wells)
+
+
+def test_no_cell_that_a_mask_hides_is_learned_from():
+    with pytest.raises(TypeError, match="fit is a masked array"):
+        pixel_pca(make_cells(12), fit=np.ma.masked_array(np.ones(12, dtype=bool)))
+
+
 @pytest.mark.parametrize("encoder", ["linear", "mlp"])
 def test_a_classifier_learns_compounds(encoder):
     model = make("ERM", encoder=encoder)

@@ -62,6 +62,12 @@ def test_units_of_features_do_not_count(seed, n_days):
     assert adjusted_rand_score(one.labels, two.labels) > 0.99
 
 
+def test_where_features_lie_does_not_count():
+    adata = make_features(apart=9.0)
+    one, two = (infer_environments(AnnData(adata.X.astype(float) + at, obs=adata.obs), "gene") for at in (0, 1e8))
+    assert adjusted_rand_score(one.labels, two.labels) > 0.99
+
+
 def test_perturbations_are_no_groups():
     adata = make_features(apart=8.0)
     adata = AnnData(np.asarray(adata.X)[:, :2], obs=adata.obs)  # genes are five groups, which lie further apart

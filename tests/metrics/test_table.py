@@ -9,6 +9,7 @@ import pytest
 from anndata import AnnData
 from scipy import sparse
 
+from scbd import metrics
 from scbd.metrics import (
     aggregate,
     batch_mixing,
@@ -19,6 +20,7 @@ from scbd.metrics import (
     predict_labels,
     replicate_retrieval,
     retrieval,
+    variance_table,
 )
 from scbd.metrics._table import coded_labels, label_names, named_embeddings, trained_rows
 
@@ -152,6 +154,75 @@ def test_an_embedding_may_be_a_frame_and_not_sparse(compute):
     adata.obsm["Z"] = sparse.csr_matrix(z)
     with pytest.raises(ValueError, match=r"sparse"):
         compute(adata)
+
+
+REPLICATES: dict[str, Any] = {"y_key": "y", "e_key": "plate", "control": "DMSO"}
+NET = pd.DataFrame({"source": ["one", "one"], "target": ["a", "b"]})
+# of each function, every argument that is an array; Z and X are those of a table
+OF_ARRAYS: dict[str, dict[str, Callable[[AnnData, Any], Any]]] = {
+    "aggregate": {"Z": lambda table, z: aggregate(table, "Z", gene_key="y", control="DMSO")},
+    "batch_mixing": {"Z": lambda table, z: batch_mixing(table, "Z", "plate", n_neighbors=10)},
+    "batch_probe": {"Z": lambda table, z: batch_probe(table, "Z", "plate")},
+    "benchmark": {
+        "Z": lambda table, z: benchmark(table, ["Z"], y_key="y"),
+        "embeddings": lambda table, z: benchmark(table, {"one": z}, y_key="y"),
+        "several": lambda table, z: benchmark(table, {"one": [z, z]}, y_key="y"),
+    },
+    "label_probe": {
+        "embedding": lambda table, z: label_probe(z, table.obs["y"]),
+        "labels": lambda table, z: label_probe(z.data, z[:, 0] > 0),
+        "groups": lambda table, z: label_probe(z.data, table.obs["y"], groups=z[:, 0]),
+        "train": lambda table, z: label_probe(z.data, table.obs["y"], train=z[:, 0] > 0),
+    },
+    "perturbation_effects": {
+        "Z": lambda table, z: perturbation_effects(table, "Z", **REPLICATES),
+        "rep": lambda table, z: perturbation_effects(table, z, **REPLICATES),
+        "trained_on": lambda table, z: perturbation_effects(table, z.data, **REPLICATES, trained_on=z[:, 0] > 0),
+    },
+    "predict_labels": {
+        "train_embedding": lambda table, z: predict_labels(z, table.obs["y"], z.data),
+        "train_labels": lambda table, z: predict_labels(z.data, z[:, 0], z.data),
+        "embedding": lambda table, z: predict_labels(z.data, table.obs["y"], z),
+    },
+    "replicate_retrieval": {
+        "Z": lambda table, z: replicate_retrieval(table, "Z", **REPLICATES),
+        "rep": lambda table, z: replicate_retrieval(table, z, **REPLICATES),
+        "queries": lambda table, z: replicate_retrieval(table, z.data, **REPLICATES, queries=z[:, 0] > 0),
+        "trained_on": lambda table, z: replicate_retrieval(table, z.data, **REPLICATES, trained_on=z[:, 0] > 0),
+    },
+    "retrieval": {
+        "Z": lambda table, z: retrieval(table, "Z", label_key="moa", y_key="y"),
+        "rep": lambda table, z: retrieval(table, z, label_key="moa", y_key="y"),
+        "queries": lambda table, z: retrieval(table, z.data, label_key="moa", y_key="y", queries=z[:, 0] > 0),
+    },
+    "variance_table": {
+        "Z": lambda table, z: variance_table(table, ["Z"], ["y"]),
+        "embeddings": lambda table, z: variance_table(table, {"one": z}, ["y"]),
+    },
+    "Relations": {"X": lambda table, z: metrics.Relations(table, NET)},
+    "complex_table": {"X": lambda table, z: metrics.complex_table(table, NET)},
+    "relationship_average_precision": {"X": lambda table, z: metrics.relationship_average_precision(table, NET)},
+    "relationship_curve": {"X": lambda table, z: metrics.relationship_curve(table, NET)},
+    "relationship_interval": {"X": lambda table, z: metrics.relationship_interval(table, NET)},
+    "relationship_recall": {"X": lambda table, z: metrics.relationship_recall(table, NET)},
+}
+# these are given frames
+OF_FRAMES = {"Retrieval", "rank", "relationship_area", "styled", "summarise"}
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, given) for name, each in OF_ARRAYS.items() for given in each])
+def test_what_a_mask_hides_is_not_used(name, given):
+    table = wells()
+    z = np.ma.masked_array(table.obsm["Z"], mask=table.obsm["Z"] > 1)
+    table.obsm["Z"] = z
+    if given == "X":
+        table = AnnData(z[:6], obs=table.obs[:6].set_index("y"))
+    with pytest.raises(TypeError, match="is a masked array, and what its mask hides would be used: drop the rows"):
+        OF_ARRAYS[name][given](table, z)
+
+
+def test_all_that_takes_arrays_was_asked_of_masks():
+    assert {*OF_ARRAYS} | OF_FRAMES == set(metrics.__all__)
 
 
 def test_rows_that_were_trained_on_may_all_be_elsewhere():

@@ -84,8 +84,11 @@ def test_a_point_and_a_factor_that_does_not_vary():
     for at in (0.0, 0.1, 1e6):
         shares = found(np.full((60, 4), at, dtype=np.float32), e=e.astype(str))
         assert np.isnan(shares[["share", "alone"]]).all(axis=None) and shares["chance"].notna().all()
-    shares = found(np.random.default_rng(0).normal(size=(60, 4)), one=np.ones(60), name=["a"] * 60, e=e)
-    assert shares.loc[["one", "name"], ["share", "chance", "alone"]].abs().max(axis=None) < 1e-12
+    shares = found(np.full((3001, 4), 123.456), e=(np.arange(3001) % 3).astype(str))  # whose plain sum is rounded
+    assert np.isnan(shares[["share", "alone"]]).all(axis=None)
+    factors = {"one": np.ones(60), "name": ["a"] * 60, "rounded": np.where(e == 0, 0.3, 0.1 + 0.2), "e": e}
+    shares = found(np.random.default_rng(0).normal(size=(60, 4)), **factors)
+    assert shares.loc[["one", "name", "rounded"], ["share", "chance", "alone"]].abs().max(axis=None) < 1e-12
 
 
 def test_seeds_and_a_subset():

@@ -538,6 +538,12 @@ def test_equal_axes_use_all_directions():
     assert effective_rank(z) == pytest.approx(6)
 
 
+def test_where_an_embedding_lies_says_nothing_of_its_directions():
+    z = torch.randn(200, 6, generator=torch.manual_seed(0)).double()
+    assert effective_rank(z + 1e8) == pytest.approx(effective_rank(z), rel=1e-6)
+    assert effective_rank(z.float() + 1e8) == 0  # 32 bits do not tell
+
+
 def test_a_line_has_rank_one():
     angles = torch.linspace(0, 1e-3, 40)
     z = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import tracemalloc
+import warnings
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from anndata import AnnData
 from conftest import make_cells
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.decomposition import PCA
 
 from paper.systems import FEATURES, MODEL_SPACE, SYSTEMS, TRAINING_SPACE, as_measured, best_setting, settings_of
 from paper.trials import Trial
@@ -57,6 +63,9 @@ def test_the_paper_s_space():
     assert len(settings_of(TRAINING_SPACE)) == 9
 
 
+CELLPROFILER: dict[str, Any] = {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
+
+
 def test_cellprofiler_is_standardised_on_controls_and_reduced():
     """Wells shift and scale all features; a missing value, and what never varies, count as typical."""
     rng = np.random.default_rng(0)
@@ -66,12 +75,66 @@ def test_cellprofiler_is_standardised_on_controls_and_reduced():
     table[0, 1] = np.nan
     obs = pd.DataFrame({"well": well.astype(str), "gene": gene}, index=map(str, range(600)))
     adata = AnnData(obs=obs, obsm={"X_cellprofiler": table})
-    z = FEATURES["CellProfiler"](adata, y_key="gene", e_key="well", control="nontargeting", n_components=64, seed=0)
+    z = FEATURES["CellProfiler"](adata, **CELLPROFILER, n_components=64)
     assert z.shape == (600, 3) and z.dtype == np.float32 and np.isfinite(z).all()
     control = gene == "nontargeting"
     means = np.stack([z[control & (well == i)].mean(0) for i in range(3)])
     np.testing.assert_allclose(means, np.broadcast_to(means[0], means.shape), atol=0.02)
     assert label_probe(z, obs["well"])["f1"] < 0.45 < 0.9 < label_probe(z, obs["gene"])["f1"]
+
+
+def cellprofiler_at_once(features: np.ndarray, wells: np.ndarray, is_control: np.ndarray, n: int) -> np.ndarray:
+    """In one piece, by scikit-learn."""
+    features = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of features without a value
+        for well in np.unique(wells):
+            learned = features[(wells == well) & is_control]
+            sd = np.nanstd(learned, axis=0, ddof=1)
+            features[wells == well] -= np.nanmean(learned, axis=0)
+            features[wells == well] /= np.where(sd > 0, sd, np.inf)
+    features = np.nan_to_num(features).clip(-10, 10)
+    return PCA(n, svd_solver="full").fit_transform(features[:, np.ptp(features, axis=0) > 0])
+
+
+def screen_of_features(n: int, d: int, rng: np.random.Generator) -> AnnData:
+    well, gene = rng.integers(5, size=n), rng.choice(["A", "B", "nontargeting"], n)
+    table = rng.normal(size=(n, d)) @ (rng.normal(size=(d, d)) * 2.0 ** -np.arange(d)[:, None])
+    obs = pd.DataFrame({"well": well.astype(str), "gene": gene}, index=map(str, range(n)))
+    return AnnData(obs=obs, obsm={"X_cellprofiler": (table + 10 * well[:, None]).astype(np.float32)})
+
+
+@pytest.mark.parametrize("n", [40, 20_000])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_cellprofiler_by_blocks_is_that_of_the_table_at_once(n, on_disk):
+    adata = screen_of_features(n, 8, np.random.default_rng(n))
+    table, wells = adata.obsm["X_cellprofiler"], adata.obs["well"].to_numpy()
+    table[3] *= 1e6  # beyond ten standard deviations
+    table[:, 1] += 1e4
+    table[:, 4] = 7
+    table[wells == "2", 5] = 7  # constant in a well
+    table[7:20, 2], table[5, 6] = np.nan, np.inf
+    table[np.flatnonzero(wells == "3")[1:], 3] = np.nan
+    adata.obs.loc[wells == "4", "gene"] = "A"  # no controls
+    adata.obs.iloc[np.flatnonzero(wells == "0")[1:], 1] = "A"
+    adata.obs.iloc[np.flatnonzero(wells == "0")[:1], 1] = "nontargeting"  # one
+    expected = cellprofiler_at_once(table, wells, (adata.obs["gene"] == "nontargeting").to_numpy(), 5)
+    if on_disk:
+        adata.obsm["X_cellprofiler"] = zarr.create_array(store={}, data=table, chunks=(1000, 8))
+    found = FEATURES["CellProfiler"](adata, **CELLPROFILER, n_components=5)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_cellprofiler_holds_blocks_and_not_the_table():
+    peaks = []
+    for n in (20_000, 100_000):
+        adata = screen_of_features(n, 40, np.random.default_rng(0))
+        tracemalloc.start()
+        FEATURES["CellProfiler"](adata, **CELLPROFILER, n_components=4)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 80_000 * 40  # a byte for each value, in which the components are
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_count, check_number, check_weight, head
+from scbd._checks import check_count, check_number, check_unmasked, check_weight, head
 from scbd._linear_maps import (
     LinearMap,
+    column_means,
     covariance,
     discriminants,
     inverse_of_varying,
     label_means,
     mean_and_factor,
+    principal_map,
+    resolution,
     whitening,
     within_covariance,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     import numpy as np
     from numpy.typing import ArrayLike
+
+logger = logging.getLogger(__name__)
 
 _BLOCK = 8_192
 
@@ -40,6 +46,8 @@ class Table(NamedTuple):
     """Rows that are learned from, boolean ``(N,)``."""
     controls: np.ndarray | None
     """Those among them that are controls, boolean ``(N,)``; `None` where controls play no part."""
+    names: Sequence[Any]
+    """Of features: columns of a DataFrame, else their numbers."""
 
     @property
     def reference(self) -> np.ndarray:
@@ -55,18 +63,19 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
     ValueError
         If features are no finite numbers ``(N, D)``, a choice of rows fits none, or fewer than two rows are left.
     """
-    values = _numbers(features)
+    values, names = _numbers(features)
     chosen = as_mask("fit", fit, len(values))
     if controls is None:
-        return Table(values, _at_least_two(chosen, "fit"), None)
+        return Table(values, _at_least_two(chosen, "fit"), None, names)
     both = as_mask("controls", controls, len(values)) & chosen
-    return Table(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"))
+    return Table(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"), names)
 
 
 def as_mask(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
     """A choice of rows as booleans ``(N,)``: given so, or as row numbers; all where it is `None`."""
     if chosen is None:
         return np.ones(n, dtype=bool)
+    check_unmasked(name, chosen)
     rows = np.asarray(chosen)
     if not rows.size:
         msg = f"{name} is empty: nothing can be learned from no row."
@@ -95,6 +104,7 @@ def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarr
     ValueError
         If there is not one label a row, or a needed row lacks its label.
     """
+    check_unmasked(name, labels)
     values = np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)  # else nan becomes "nan"
     if values.shape != needed.shape:
         msg = f"{name} must have one value for each of {len(needed)} rows of the features, got shape {values.shape}."
@@ -128,8 +138,8 @@ def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray
     return codes, names
 
 
-def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Features in float64, and the number of each row's environment, for what moves environments onto each other.
+def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[Table, np.ndarray]:
+    """Features, and the number of each row's environment, for what moves environments onto each other.
 
     Raises
     ------
@@ -141,7 +151,7 @@ def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[np.
     if len(names) < 2:
         msg = f"There is one environment ({names[0]}): nothing can be corrected between environments."
         raise ValueError(msg)
-    return table.features.astype(np.float64), codes
+    return table, codes
 
 
 def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
@@ -151,10 +161,11 @@ def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
     return mask
 
 
-def _numbers(features: Any) -> np.ndarray:
+def _numbers(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     if hasattr(features, "toarray"):
         msg = "features are a sparse matrix: give them dense, as features.toarray()."
         raise ValueError(msg)
+    check_unmasked("An array of features", features)
     values = np.asarray(features)
     if values.dtype == object:  # numbers in a table beside other columns
         values = _unboxed(values)
@@ -165,8 +176,9 @@ def _numbers(features: Any) -> np.ndarray:
         msg = f"features must be a table (N, D) with rows and columns, got shape {values.shape}."
         raise ValueError(msg)
     values = values if values.dtype.kind == "f" else values.astype(np.float64)
-    _check_finite(values, getattr(features, "columns", range(values.shape[1])))
-    return values
+    names = getattr(features, "columns", range(values.shape[1]))
+    _check_finite(values, names)
+    return values, names
 
 
 def _unboxed(values: np.ndarray) -> np.ndarray:
@@ -193,8 +205,24 @@ def _check_finite(values: np.ndarray, names: Any) -> None:
         raise ValueError(msg)
 
 
-# of a value, below which a difference from the mean of a constant feature is none
-_ROUNDING = 1e-6
+def scaling_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and factor of features by the rows that are typical, see :func:`mean_and_factor`; the log names those of 0.
+
+    Returns
+    -------
+    ``(D,)`` each, float64.
+    """
+    mean, factor = mean_and_factor(table.features[table.reference])
+    tell_constant(table, factor == 0)
+    return mean, factor
+
+
+def tell_constant(table: Table, constant: np.ndarray, done: str = "Left out") -> None:
+    """Log which features, boolean ``(D,)``, count as constant among rows that are typical, and what was done."""
+    if constant.any():
+        rows = "rows" if table.controls is None else "controls"
+        said = "%s %d of %d features that are constant among %s, or vary by rounding alone (%s)."
+        logger.warning(said, done, constant.sum(), len(constant), rows, head(compress(table.names, constant)))
 
 
 def standardize_by_environment(
@@ -220,8 +248,8 @@ def standardize_by_environment(
         Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default. Every environment needs
         two of them at least: a test plate takes part with its controls.
     scale
-        Also divide by the standard deviation; `False` centres only. A feature that is constant in an environment is
-        centred only.
+        Also divide by the standard deviation; `False` centres only. A feature that is constant in an environment, or
+        varies by what its dtype cannot tell from its size, is centred only, which the log tells.
 
     Returns
     -------
@@ -241,13 +269,18 @@ def standardize_by_environment(
     table = read_table(features, fit=fit, controls=controls)
     codes, names = environment_codes(environments, table)
     corrected = np.empty(table.features.shape, dtype=np.float32)
+    constant = np.zeros(table.features.shape[1], dtype=bool)
     for code in range(len(names)):
         here = codes == code
         mean, factor = mean_and_factor(table.features[here & table.reference])
         centred = table.features[here] - mean
         # of what is constant here, rounding is left: a probe that scales it would read the environment from it
-        centred[(factor == 0) & (np.abs(centred) <= _ROUNDING * np.abs(mean))] = 0
+        rounding = resolution(table.features.dtype) * np.abs(mean)
+        centred[:, (factor == 0) & (np.abs(centred).max(0) <= rounding)] = 0
         corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred
+        constant |= factor == 0
+    if scale:
+        tell_constant(table, constant, "Only centred, in one environment or more,")
     return corrected
 
 
@@ -277,8 +310,8 @@ def sphering(
 
     Returns
     -------
-    float32 ``(N, D)``, the direction in which controls vary most first. A feature that is constant among controls
-    counts as 0.
+    float32 ``(N, D)``, the direction in which controls vary most first. A feature that is constant among controls, or
+    varies by what its dtype cannot tell from its size, counts as 0, which the log tells.
 
     Raises
     ------
@@ -299,9 +332,8 @@ def sphering(
     True
     """
     table = read_table(features, fit=fit, controls=controls)
-    reference = table.features[table.reference]
-    mean, factor = mean_and_factor(reference)
-    return white_map(mean, factor, covariance(reference), regularization)(table.features)
+    mean, factor = scaling_of(table)
+    return white_map(mean, factor, covariance(table.features[table.reference]), regularization)(table.features)
 
 
 def white_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regularization: float) -> LinearMap:
@@ -321,9 +353,6 @@ def white_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regulari
     matrix = np.zeros_like(spread)
     matrix[varying, : len(varying)] = factor[varying, None] * whitening(scaled, regularization)
     return LinearMap(matrix, -mean @ matrix)
-
-
-logger = logging.getLogger(__name__)
 
 
 def tvn(
@@ -437,7 +466,10 @@ def _typical(table: Table, codes: np.ndarray) -> _Typical:
     freedom = len(centred) - len(means)
     factor = inverse_of_varying(np.sqrt((centred**2).sum(0) / freedom), controls)
     varying = np.flatnonzero(factor)
-    _tell_constant(len(varying), len(factor))
+    if not varying.size:
+        msg = "No feature varies among the controls of an environment: there is no typical variation to learn from."
+        raise ValueError(msg)
+    tell_constant(table, factor == 0)
     centred = centred[:, varying] * factor[varying]
     shrinkage = len(varying) / (len(varying) + freedom)
     pooled = centred.T @ centred / freedom
@@ -445,14 +477,6 @@ def _typical(table: Table, codes: np.ndarray) -> _Typical:
     matrix = np.zeros((len(factor), len(varying)))
     matrix[varying] = factor[varying, None] * white
     return _Typical(means, matrix, centred @ white, codes, shrinkage, (white**2).sum(0))
-
-
-def _tell_constant(n_varying: int, n: int) -> None:
-    if not n_varying:
-        msg = "No feature varies among the controls of an environment: there is no typical variation to learn from."
-        raise ValueError(msg)
-    if n_varying < n:
-        logger.info("Left out %d of %d features that are constant among controls.", n - n_varying, n)
 
 
 def wccn(
@@ -493,7 +517,7 @@ def wccn(
     Returns
     -------
     float32 ``(N, D)``, the direction in which replicates vary most first. A feature that is constant in the rows that
-    it is scaled by counts as 0.
+    it is scaled by, or varies by what its dtype cannot tell from its size, counts as 0, which the log tells.
 
     Raises
     ------
@@ -543,7 +567,7 @@ def within_map(table: Table, labels: ArrayLike, positions: Positions, regulariza
         msg = f"Each of {len(counts)} labels has one row to learn from: how rows of a label differ is not known."
         raise ValueError(msg)
     spread = within_covariance(learned, codes) + _of_positions(table, positions)
-    mean, factor = mean_and_factor(table.features[table.reference])
+    mean, factor = scaling_of(table)
     white = white_map(mean, factor, spread, regularization)
     return Within(white, means @ white.matrix)
 
@@ -734,15 +758,16 @@ def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
     >>> scbd.baselines.combat(features, adata.obs["well"]).shape == features.shape
     True
     """
-    values, codes = read_environments(features, environments)
-    _, means, _ = label_means(values, codes)
-    sd = np.sqrt(((values - means[codes]) ** 2).mean(0))
-    varying = inverse_of_varying(sd, values) > 0
+    table, codes = read_environments(features, environments)
+    _, means, _ = label_means(table.features, codes)
+    sd = np.sqrt(((table.features - means[codes]) ** 2).mean(0))
+    varying = inverse_of_varying(sd, table.features) > 0
     if varying.sum() < 2:
         msg = f"{varying.sum()} features vary within environments: ComBat learns from one feature about the others."
         raise ValueError(msg)
-    corrected = np.broadcast_to(values.mean(0), values.shape).astype(np.float32)
-    corrected[:, varying] = _by_scanpy(values[:, varying], codes)
+    tell_constant(table, ~varying)
+    corrected = np.broadcast_to(column_means(table.features), table.features.shape).astype(np.float32)
+    corrected[:, varying] = _by_scanpy(table.features[:, varying].astype(np.float64), codes)
     return corrected
 
 
@@ -796,10 +821,13 @@ def harmony(
     >>> scbd.baselines.harmony(adata.obsm["X_scbd_c"], adata.obs["well"])  # doctest: +SKIP
     """
     harmonypy = _harmonypy()
-    values, codes = read_environments(features, environments)
+    table, codes = read_environments(features, environments)
+    values = table.features
     if n_components is not None:
         check_count("n_components", n_components)
-        values = _principal_map(values, min(n_components, len(values) - 1))(values).astype(np.float64)
+        mean, factor = scaling_of(table)
+        values = principal_map(mean, factor, covariance(values, mean), min(n_components, len(values) - 1))(values)
+    values = values.astype(np.float64)
     if len(values) <= values.shape[1]:
         msg = f"Harmony needs more rows than columns, got {values.shape}: give n_components."
         raise ValueError(msg)
@@ -816,14 +844,6 @@ def _harmonypy() -> ModuleType:
         msg = "Harmony needs one more package: pip install harmonypy."
         raise ImportError(msg) from error
     return harmonypy
-
-
-def _principal_map(values: np.ndarray, n_components: int) -> LinearMap:
-    """To the first principal components of features that are scaled to variance 1."""
-    mean, factor = mean_and_factor(values)
-    _, axes = np.linalg.eigh(covariance(values) * np.outer(factor, factor))
-    matrix = factor[:, None] * axes[:, ::-1][:, :n_components]
-    return LinearMap(matrix, -mean @ matrix)
 
 
 _MEANT = {

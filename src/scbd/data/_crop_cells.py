@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from scbd._checks import head, missing_key
+from scbd._checks import check_unmasked, head, missing_key
 from scbd.data._inputs import chosen_channels, numbered
 from scbd.data._readers import Crops
 from scbd.data._sources import channels_last, check_images, target_of
@@ -207,7 +207,10 @@ def _pixels(part: Any) -> np.ndarray:
 
 
 def _by_name(arrays: Any) -> dict[str, Any]:
-    return dict(arrays) if isinstance(arrays, Mapping) else {"0": arrays}
+    named = dict(arrays) if isinstance(arrays, Mapping) else {"0": arrays}
+    for name, array in named.items():
+        check_unmasked(f"Field {name!r}", array)
+    return named
 
 
 def _check_fields(fields: dict[str, Any]) -> int:

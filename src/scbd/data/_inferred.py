@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import as_columns, control_names, label_text, label_values
-from scbd._checks import check_count, head
-from scbd._linear_maps import inverse_of_varying
+from scbd._checks import check_count, check_unmasked, head
+from scbd._linear_maps import resolution
 from scbd.data._inputs import Inputs
 
 if TYPE_CHECKING:
@@ -134,12 +134,13 @@ def infer_environments(
     codes = [label_values(adata.obs, as_columns(key)).cat.codes.to_numpy() for key in (y_key, e_key) if key is not None]
     learned = _learned(adata, y_key, n_environments, control, fit)
     inputs = Inputs.found(adata, image_key, layer, obsm_key, channels)
-    statistics = _statistics(inputs.source(adata), inputs.where)
+    source = inputs.source(adata)
+    statistics = _statistics(source, inputs.where)
     apart = _without_means(statistics, codes)
     rng = np.random.default_rng(seed)
     rows = rng.permutation(np.flatnonzero(learned))[:_MOST_CELLS]
     n_tested = max(1, round(_TESTED * len(rows)))
-    space, spread = _whitened(apart, statistics, rows[n_tested:], inputs.where)
+    space, spread = _whitened(apart, _least(statistics, source.dtype), rows[n_tested:], inputs.where)
     mixture = _mixture(space[rows[n_tested:]], spread, n_environments, seed)
     single = _gaussian(1).fit(space[rows[n_tested:]])
     gains = mixture.score_samples(space[rows[:n_tested]]) - single.score_samples(space[rows[:n_tested]])
@@ -165,6 +166,7 @@ def _learned(
     """Which cells groups are learned from, boolean ``(N,)``."""
     learned = np.ones(adata.n_obs, dtype=bool)
     if fit is not None:
+        check_unmasked("fit", fit)
         fit = np.asarray(fit)
         if fit.dtype != bool or fit.shape != learned.shape:
             msg = f"fit must say of each of the {adata.n_obs} cells whether it is learned from, True or False."
@@ -214,10 +216,15 @@ def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.nd
     return left
 
 
-def _whitened(apart: np.ndarray, statistics: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _least(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Standard deviation at equal label above which a feature varies, by what it was read and cleared of means in."""
+    return np.maximum(resolution(dtype) * np.abs(statistics).max(0), _SMALL * np.ptp(statistics, axis=0))
+
+
+def _whitened(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """All cells on the principal axes of some, each of variance 1 there; and the standard deviation that it had."""
     scale = apart[rows].std(0)
-    varies = inverse_of_varying(scale, statistics[rows]) > 0  # each by its own values: some have small units
+    varies = scale > least  # each by its own values: some have small units
     if not varies.any():
         msg = f"All cells have the same {where} at equal label: there is nothing to tell environments by."
         raise ValueError(msg)

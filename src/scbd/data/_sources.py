@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
+from scbd._checks import check_unmasked
 from scbd._files import check_file, one_torch_thread, torch_threads_kept
 
 if TYPE_CHECKING:
@@ -163,9 +164,7 @@ class ArraySource:
         if not isinstance(images, np.ndarray):
             msg = f"{where} is a {type(images).__module__}.{type(images).__name__}: {kind.to_memory}."
             raise TypeError(msg)
-        if isinstance(images, np.ma.MaskedArray):
-            msg = f"{where} is a masked array, and what its mask hides would be seen: fill it with filled(0)."
-            raise TypeError(msg)
+        check_unmasked(where, images)
         kind.check(images.shape, images.dtype, where)
         self._images = images
 

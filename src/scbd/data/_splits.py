@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import LEFT_OUT, label_text
-from scbd._checks import check_number, closest, head, missing_key
+from scbd._checks import check_number, check_unmasked, closest, head, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +107,7 @@ class Split:
 
 
 def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
+    check_unmasked(f"The {name} part of a split", given)
     if pd.api.types.is_bool_dtype(given):
         return np.flatnonzero(np.asarray(given, dtype=bool))
     rows = np.asarray(given)
@@ -371,6 +372,7 @@ def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
     """One number for each combination of labels, int32 ``(N,)``."""
     codes = np.zeros(len(strata[0]), dtype=np.int32)
     for labels in strata:
+        check_unmasked("A stratum", labels)
         labels = labels if isinstance(labels, pd.Series) else np.asarray(labels)
         found, values = pd.factorize(labels, use_na_sentinel=False)
         crossed = codes * np.int64(len(values))
@@ -409,6 +411,7 @@ def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequ
 
 def _known(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Codes of values and the values, whose order does not depend on that of the cells."""
+    check_unmasked(name, given)
     codes, values = pd.factorize(np.asarray(given), sort=True)
     missing = np.flatnonzero(codes < 0)
     if missing.size:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._files import torch_threads_kept
+from scbd._linear_maps import resolution
 from scbd.metrics._table import label_names, stored_embedding
 
 if TYPE_CHECKING:
@@ -155,11 +156,11 @@ def apart(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
     Without it, cells of one place would be neighbours in the order of their rows. That of all cells must not be the
     same, which a permutation of rows would make it: each cell is moved for itself.
     """
-    resolution = np.finfo(x.dtype if x.dtype.kind == "f" else np.float64).eps
+    rounding = resolution(x.dtype)
     centre = np.median(x, axis=0).astype(np.float64)  # where half of the cells lie at one place, that place
     x = x - centre
     spread = float(np.median(np.linalg.norm(x, axis=1)))
-    is_point = spread <= 8 * resolution * np.linalg.norm(centre)
+    is_point = spread <= rounding * np.linalg.norm(centre)
     return x + _APART * (1.0 if is_point else spread) * rng.normal(size=x.shape), bool(is_point)
 
 

@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import dense
-from scbd._linear_maps import label_means
+from scbd._checks import check_unmasked
+from scbd._linear_maps import label_means, resolution
 from scbd.metrics._average_precision import rounded, unit_rows
 from scbd.metrics._table import chosen_rows, label_names, stored_embedding
 
@@ -339,6 +340,7 @@ def _check_finite(embedding: Any) -> None:
 
 def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
     """Integer codes and names of labels or groups, one for each of ``n`` cells."""
+    check_unmasked(f"An array of {what}s", values)
     # a list would become text, a missing value in it, too
     codes, names = pd.factorize(np.asarray(pd.Series(values) if isinstance(values, list | tuple) else values))
     if len(codes) != n:
@@ -593,8 +595,7 @@ def _variance_within(x: np.ndarray, codes: np.ndarray, means: np.ndarray, freedo
     parts = (slice(start, start + size) for start in range(0, len(x), size))
     squares = sum(float(np.square(x[part] - means[codes[part]]).sum()) for part in parts)
     within, between = squares / max(1, freedom) / x.shape[1], float(np.square(means - means.mean(0)).mean())
-    eps = np.finfo(x.dtype if x.dtype.kind == "f" else np.float64).eps
-    rounding = float(np.square(eps * means).mean())
+    rounding = float(np.square(resolution(x.dtype) * means).mean())
     return within if within > rounding else between if between > rounding else 1.0
 
 

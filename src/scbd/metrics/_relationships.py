@@ -27,7 +27,7 @@ from scipy import sparse
 from scipy.stats import false_discovery_control
 
 from scbd._anndata import control_names, label_text
-from scbd._checks import check_count, head
+from scbd._checks import check_count, check_unmasked, head
 from scbd.metrics._average_precision import chance, score_queries, unit_rows
 from scbd.metrics._resampling import (
     Resampled,
@@ -444,6 +444,7 @@ def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.n
             "with scbd.metrics.aggregate."
         )
         raise ValueError(msg)
+    check_unmasked("X of the profiles", profiles.X)
     x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
     bad = ~np.isfinite(x).all(axis=1)
     if bad.any():

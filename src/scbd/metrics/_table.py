@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import CONTENT_KEY, LEFT_OUT, SPLIT_KEY, as_columns, dense, label_text, label_values
-from scbd._checks import head
+from scbd._checks import check_unmasked, head
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -167,6 +167,7 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     """
     if rows is None:
         return np.ones(n, dtype=bool)
+    check_unmasked(name, rows)
     given = np.asarray(rows)
     if given.dtype == bool and given.shape == (n,):
         return given

@@ -11,6 +11,7 @@ from scipy import sparse
 
 from scbd._anndata import as_columns, is_number, number_values
 from scbd._checks import check_count
+from scbd._linear_maps import column_means, mean_and_factor, resolution
 from scbd.metrics._table import Embeddings, check_keys, label_names, named_embeddings, representation
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def _factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray)
 
 def _polynomial(x: np.ndarray) -> np.ndarray:
     """Terms of degree 1 and 2 of numbers ``(N, K)``, as orthonormal columns around 0, as many as are independent."""
-    spread = x.std(0)
-    z = (x - x.mean(0)) / np.where(spread > 0, spread, 1)
+    mean, factor = mean_and_factor(x)
+    z = (x - mean) * factor
     one, other = np.triu_indices(z.shape[1])
     terms = np.concatenate([z, z[:, one] * z[:, other]], axis=1)
     terms -= terms.mean(0)
@@ -133,11 +134,10 @@ def _polynomial(x: np.ndarray) -> np.ndarray:
 
 def _shares(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
     """Of each factor its share of the variance, and the share that is lost without it."""
-    resolution = np.finfo(x.dtype if x.dtype.kind == "f" else np.float64).eps
-    mean = x.mean(0, dtype=np.float64)
+    mean = column_means(x)
     centred = x - mean
     total = np.square(centred).sum()
-    if total <= len(x) * np.square(8 * resolution * np.linalg.norm(mean)):
+    if total <= len(x) * np.square(resolution(x.dtype) * np.linalg.norm(mean)):
         return [(np.nan, np.nan)] * len(factors)
     together = _explained(centred, factors)
     without = [_explained(centred, [other for other in factors if other is not factor]) for factor in factors]

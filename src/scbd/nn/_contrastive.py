@@ -664,4 +664,5 @@ def effective_rank(z: Tensor) -> float:
     >>> round(scbd.nn.effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])), 3)
     4.0
     """
-    return _linear_maps.effective_rank(z.detach().double().cpu().numpy())
+    as_came = torch.promote_types(z.dtype, torch.float32)  # numpy knows fewer
+    return _linear_maps.effective_rank(z.detach().to(as_came).cpu().numpy())
