@@ -23,10 +23,20 @@ from killing import WRITING, kill_until
 from scipy import sparse
 from torch.nn import functional as F
 
-from scbd.data import ArraySource, Crops, open_embedding, open_screen, resize_images, verify_screen, write_screen
+from scbd.data import (
+    ArraySource,
+    Crops,
+    _readers,
+    open_embedding,
+    open_screen,
+    resize_images,
+    verify_screen,
+    write_screen,
+)
 from scbd.data import _screens as screens
 from scbd.data._inputs import image_source
 from scbd.data._screens import BlockStore, percentiles_of, sampled_range, storable
+from scbd.metrics import aggregate
 
 IMAGES = "single_cell_images"
 COMPRESSIONS = [None, "lz4", "zstd"]
@@ -665,3 +675,21 @@ def test_a_file_that_is_mapped_is_not_written_over(tmp_path):
     with pytest.raises(OSError, match="open"), h5py.File(tmp_path / "c.h5ad", "w"):
         pass
     assert images_of(screen).any()
+
+
+@pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
+def test_large_tables_beside_images_stay_on_the_disk(tmp_path, monkeypatch):
+    """Features of 26 million cells fill any memory; scores read them block by block."""
+    cells = make_cells(60)
+    features = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    write_screen(tmp_path / "s.zarr", cells, y_key="gene")
+    group: Any = zarr.open_group(tmp_path / "s.zarr")
+    order = open_screen(tmp_path / "s.zarr").obs_names.str.removeprefix("cell_").astype(int)
+    anndata.io.write_elem(group["obsm"], "features", features[order])
+    anndata.io.write_elem(group["obsm"], "few", features[order, :1])
+    monkeypatch.setattr(_readers, "_LARGE", 60 * 4)
+    screen = open_screen(tmp_path / "s.zarr")
+    assert isinstance(screen.obsm["features"], zarr.Array) and isinstance(screen.obsm["few"], np.ndarray)
+    keys: Any = {"gene_key": "gene", "control": "gene_0"}
+    on_disk, in_memory = aggregate(screen, "features", **keys), aggregate(screen.to_memory(), "features", **keys)
+    np.testing.assert_allclose(on_disk.X, in_memory.X)

@@ -205,6 +205,8 @@ def test_what_is_known_of_labels_is_asked_wherever_the_labels_lie(cells):
     with FakeTensorMode():
         module.controls = torch.zeros(1, dtype=torch.int64, device="cuda")
         module.covariates = torch.zeros(3, 2, dtype=torch.int64, device="cuda")
-        labels: Any = torch.zeros(4, dtype=torch.int64)
-        assert module.perturbed(SimpleNamespace(labels=labels)).device.type == "cpu"
+        labels = torch.zeros(4, dtype=torch.int64)
+        of_cells: Any = SimpleNamespace(labels=labels)
+        perturbed = module.perturbed(of_cells)
+        assert perturbed is not None and perturbed.device.type == "cpu"
         assert module.columns(labels).device.type == "cpu"

@@ -306,7 +306,8 @@ def test_systems_of_a_screen_are_told_apart(tmp_path):
 
 def test_batch_correction(tmp_path):
     scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "e_probe_chance_f1": 0.1, "y_probe_f1": 0.3}
-    rows = [{"system": "pixel PCA"} | scores, {"system": "random encoder", "alpha": 0.0} | scores]
+    rows: list[dict[str, Any]] = [{"system": "pixel PCA"} | scores]
+    rows += [{"system": "random encoder", "alpha": 0.0} | scores]
     rows += [{"system": "SCBD", "alpha": alpha} | scores | {"e_probe_f1": 0.2} for alpha in (8.0, 0.0, 0.0)]
     text = correction_report(pd.DataFrame(rows), tmp_path)
     names = [cells(line)[0] for line in text.splitlines()[2:]]

@@ -196,7 +196,9 @@ def _trained(
     inputs = _INPUTS | {"encoder": SIZES[budget][0]["encoder"]}
     length: dict[str, Any] = {"max_steps": 20, "batch_size": 64} if budget == "smoke" else {}
     drawn = length | batches(length.get("batch_size", 512))
-    rows = {"ERM": ({}, drawn)} | dict.fromkeys(("CORAL", "DANN"), ({"penalty": 1.0}, length))
+    rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"ERM": ({}, drawn)} | dict.fromkeys(
+        ("CORAL", "DANN"), ({"penalty": 1.0}, length)
+    )
     systems = [(name, inputs | model, how) for name, (model, how) in rows.items() if name in rivals]
     return systems + [("SCBD", inputs | {"style_target": None, "alpha": alpha}, length) for alpha in alphas]
 

@@ -456,13 +456,12 @@ def _ablations(space: Space, budget: Budget, n_seeds: int | None) -> list[Trial]
     changed += [({}, {"batch_size": n}) for n in (batch // 4, batch // 2, batch * 2)]
     changed += [({}, {"weight_decay": decay}) for decay in (0.0, 0.001, 0.1)]
     changed += [({"style_target": "e"}, {})]
-    alphas = (model["alpha"], 0.0)
+    alphas: Sequence[float] = {"smoke": (0.0,), "small": (model["alpha"], 0.0), "paper": PUBLISHED_ALPHAS}[budget]
     if budget == "smoke":
-        changed, alphas = changed[:2], (0.0,)
+        changed = changed[:2]
     trials = []
     for seed in range(seeds_of(n_seeds, budget, 3, 10)):
         trials += [generalization_trial(space.dataset, budget, seed, model | m, training | t) for m, t in changed]
-        alphas = PUBLISHED_ALPHAS if budget == "paper" else alphas
         trials += _blocks(space, budget, seed, None, alphas, max_steps=training["max_steps"])
     return trials
 

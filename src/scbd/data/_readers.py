@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 # beside images, what of an AnnData is read
 TABLES = ("obs", "var", "uns")
+# bytes from which a Zarr array of ``obsm`` stays on the disk: beside 26 million cells, features fill any memory
+_LARGE = 2**30
 # what pandas calls the first column of a file that gives it no name
 _NAMELESS = "Unnamed: 0"
 
@@ -345,12 +347,14 @@ def image_keys(path: str | os.PathLike[str] | Store) -> list[str]:
 
 
 def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
-    """Parts of an AnnData; of ``obsm`` what does not stay on disk."""
+    """Parts of an AnnData; of ``obsm`` but what is asked for elsewhere, and large Zarr arrays where they lie."""
     from anndata.io import read_elem
 
     parts = {name: read_elem(group[name]) for name in TABLES if name in group}
     obsm: Any = group["obsm"] if "obsm" in group else {}
-    return parts | {"obsm": {key: read_elem(obsm[key]) for key in obsm if key not in on_disk}}
+    others = {key: obsm[key] for key in obsm if key not in on_disk}
+    large = {key for key, part in others.items() if isinstance(part, zarr.Array) and part.nbytes > _LARGE}
+    return parts | {"obsm": {key: part if key in large else read_elem(part) for key, part in others.items()}}
 
 
 def _arrays(path: Path, image_key: str) -> Crops:
