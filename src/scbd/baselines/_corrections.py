@@ -222,7 +222,7 @@ def tell_constant(table: Table, constant: np.ndarray, done: str = "Left out") ->
     if constant.any():
         rows = "rows" if table.controls is None else "controls"
         said = "%s %d of %d features that are constant among %s, or vary by rounding alone (%s)."
-        logger.warning(said, done, constant.sum(), len(constant), rows, head(compress(table.names, constant)))
+        logger.info(said, done, constant.sum(), len(constant), rows, head(compress(table.names, constant)))
 
 
 def standardize_by_environment(
