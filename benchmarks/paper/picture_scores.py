@@ -25,6 +25,9 @@ _PAIRS = 2_000
 # genes, wells and cells of a simulated screen; cells of the true picture
 _GENES, _WELLS, _CELLS = 30, 6, 16
 _DRAWN = 256  # for the true picture
+# digits of a figure, and the file of a run that keeps them
+_SHOWN = 6
+PICTURES = "pictures.npz"
 
 
 class DigitReader:
@@ -100,8 +103,7 @@ def counterfactual_scores(adata: AnnData, model: SCBDModel | Any, *, seed: int =
     of the style, 0 to 9), over pairs of different digit and environment: compositions that training never saw.
     """
     rng = np.random.default_rng(seed)
-    split, digit = adata.obs["split"].to_numpy(), adata.obs["digit"].astype(int).to_numpy()
-    environment = adata.obs["environment"].astype(str).to_numpy()
+    split, digit, environment = _labels(adata)
     rows = rng.permutation(np.flatnonzero(split == "train"))[:_READER_DIGITS]
     reader = DigitReader(model.get_intensities(indices=rows), digit[rows], seed=seed)
     first = rng.permutation(np.flatnonzero(split == "validation"))[:_PAIRS]
@@ -123,6 +125,40 @@ def counterfactual_scores(adata: AnnData, model: SCBDModel | Any, *, seed: int =
         "color moved": float(np.mean(color == environment[second])),
         "shade error": float(np.abs(shade - digit[second]).mean()),
     }
+
+
+def counterfactual_pictures(adata: AnnData, model: SCBDModel | Any) -> dict[str, np.ndarray]:
+    """Lines of a figure: held-out digits, all of them different, in colours that take turns; the same for all models.
+
+    Parameters
+    ----------
+    adata, model
+        As for :func:`counterfactual_scores`.
+
+    Returns
+    -------
+    ``original``, ``reconstruction``, ``content of the next`` and ``style of the next``: images ``(6, 3, H, W)``, fewer
+    where there are fewer digits.
+    """
+    split, digit, environment = _labels(adata)
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(split == "validation"))
+    turns = np.resize(np.unique(environment[rows]), _SHOWN)
+    shown: list[int] = []
+    for turn in turns:
+        shown.extend(rows[(environment[rows] == turn) & ~np.isin(digit[rows], digit[shown])][:1])
+    following = np.roll(shown, -1)
+    return {
+        "original": model.get_intensities(indices=shown),
+        "reconstruction": model.reconstruct(indices=shown),
+        "content of the next": model.swap_blocks(content=following, style=shown),
+        "style of the next": model.swap_blocks(content=shown, style=following),
+    }
+
+
+def _labels(adata: AnnData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Part of the split, digit and environment, ``(N,)`` each."""
+    obs = adata.obs
+    return obs["split"].to_numpy(), obs["digit"].astype(int).to_numpy(), obs["environment"].astype(str).to_numpy()
 
 
 def _shapes(images: np.ndarray) -> np.ndarray:

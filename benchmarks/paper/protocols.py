@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.metrics import adjusted_mutual_info_score
 
-from paper.picture_scores import counterfactual_scores, effect_picture_scores
+from paper.picture_scores import PICTURES, counterfactual_pictures, counterfactual_scores, effect_picture_scores
 from paper.scores import (
     AS_IT_IS,
     across_environments,
@@ -143,11 +143,17 @@ def new_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: 
 
 
 def counterfactuals(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
-    """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b)."""
+    """Exchange blocks between coloured digits, and read digit and colour of what is decoded (paper, figure 2b).
+
+    Some pictures are kept in the directory, beside the history.
+    """
     training = {"split": "split"} | dict(trial.training)
-    decoder = training.pop("decoder")
+    decoder = training.pop("decoder", None)
     model = trained(trial, adata, dataset, directory, **with_head(training))
-    model.train_decoder(seed=trial.seed, **decoder)
+    if decoder is not None:  # others learn with the encoders
+        model.train_decoder(seed=trial.seed, **decoder)
+    pictures: dict[str, Any] = counterfactual_pictures(adata, model)
+    np.savez_compressed(directory / PICTURES, **pictures)
     scores = generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key)
     return scores | counterfactual_scores(adata, model, seed=trial.seed), model
 

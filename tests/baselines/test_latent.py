@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scvi
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback
 from torch.distributions import Independent, Normal, kl_divergence
 
+from scbd import pl
 from scbd.baselines import IVAEModel, MCVAEModel, VAEModel
 from scbd.baselines._batches import EndlessOrder, PairedSampler
 from scbd.baselines._latent import Decoder, Gaussian, Posterior
@@ -150,7 +152,7 @@ def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
 
 @pytest.mark.parametrize(("size", "halvings"), [(64, 3), (32, 2), (16, 1), (100, 3), (33, 2)])
 def test_networks_are_the_papers_at_64_and_halve_less_below(size, halvings):
-    posterior, decoder = Posterior((4, size, size), 64), Decoder(128, (4, size, size), "gaussian")
+    posterior, decoder = Posterior((4, size, size), 64), Decoder((64, 64), (4, size, size), "gaussian")
     strides = [layer.stride[0] for layer in posterior.maps if isinstance(layer, torch.nn.Conv2d)]
     assert np.prod(strides) == 2**halvings and len(strides) == 5
     ups = [layer for layer in decoder.network if isinstance(layer, torch.nn.ConvTranspose2d)]
@@ -342,3 +344,142 @@ def test_devices_share_controls():
         next(iter(PairedSampler(np.arange(40), 16, controls=controls, rank=rank, world_size=2))) for rank in (0, 1)
     ]
     assert [int(controls[share].sum()) for share in shares] == [4, 4]
+
+
+class Halves(torch.nn.Module):
+    """Draws the first component of z_c in the upper half of a picture, and of z_s in the lower one, as logits."""
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        shown = torch.stack([z[:, 0], z[:, 5]], 1).repeat_interleave(8, 1)
+        return shown[:, None, :, None].expand(-1, 2, -1, 16)
+
+
+def trained(model_class: Any, **settings: Any) -> Any:
+    model = make(model_class, **{"likelihood": "bernoulli"} | settings)
+    model.train(max_steps=2, train_size=1.0, **QUICK)
+    return model
+
+
+def own_codes(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Means of the posteriors of all cells, each with its own labels, written out."""
+    module, obs = model.module, model.adata.obs
+    y, e = (torch.from_numpy(obs[key].cat.codes.to_numpy().astype(np.int64)) for key in ("gene", "well"))
+    with torch.no_grad():
+        images = module.prepare(torch.from_numpy(model.adata.obsm["single_cell_images"]), e)
+        z_c, z_s = (posterior.mean for posterior in module.posteriors(images, e))
+    return (z_c * (y != module.control)[:, None] if model.__class__ is MCVAEModel else z_c).numpy(), z_s.numpy()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "settings"), [(IVAEModel, {}), (IVAEModel, {"style_posterior": "x"}), (MCVAEModel, {})]
+)
+def test_an_exchanged_block_is_the_other_cell_s_in_its_own_environment(model_class, settings):
+    model = trained(model_class, **settings)
+    model.module.decoder.network = Halves()
+    content, style = np.random.default_rng(0).permutation(96)[:20], np.random.default_rng(1).permutation(96)[:20]
+    z_c, z_s = (1 / (1 + np.exp(-z[:, 0])) for z in own_codes(model))
+    images = model.swap_blocks(content, style, batch_size=7)
+    assert images.shape == (20, 2, 16, 16) and images.dtype == np.float32
+    expected = np.stack([z_c[content], z_s[style]], 1).repeat(8, 1)[:, None, :, None]
+    np.testing.assert_allclose(images, np.broadcast_to(expected, images.shape), atol=1e-5)
+    assert z_c.std() > 1e-4 and z_s.std() > 1e-4
+    np.testing.assert_allclose(model.swap_blocks(content, content), model.reconstruct(indices=content), atol=1e-6)
+
+
+def test_the_expert_that_is_asked_is_that_of_the_environment():
+    """The same pictures, said to be of another well, have another z_s; their z_c stays, if nothing is standardised."""
+    model = trained(IVAEModel, standardize_by=None)
+    model.module.decoder.network = Halves()
+    moved = model.adata.copy()
+    moved.obs["well"] = moved.obs["well"].cat.rename_categories({"well_0": "well_1", "well_1": "well_0"})
+    here, there = model.reconstruct(), model.reconstruct(moved)
+    np.testing.assert_allclose(here[:, :, :8], there[:, :, :8], atol=1e-6)
+    same = (model.adata.obs["well"] == "well_2").to_numpy()
+    apart = np.abs(here - there)[:, :, 8:].max((1, 2, 3))
+    assert apart[same].max() < 1e-6 and np.median(apart[~same]) > 1e-4
+
+
+@pytest.mark.parametrize("model_class", SETTINGS)
+@pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian"])
+def test_pictures_are_what_the_decoder_expects_in_the_units_of_the_cells(model_class, likelihood, tmp_path):
+    model = trained(model_class, likelihood=likelihood, standardize=likelihood == "gaussian", standardize_by=None)
+    codes = own_codes(model) if model_class is not VAEModel else (model.get_latent_representation(center=None),)
+    with torch.no_grad():
+        expected = model.module.decoder(torch.from_numpy(np.concatenate(codes, 1)))
+        if likelihood == "bernoulli":
+            expected = expected.sigmoid()
+        else:
+            expected = model.module.preprocess.intensities(expected)
+    images = model.reconstruct()
+    np.testing.assert_allclose(images, expected, atol=1e-5)
+    np.testing.assert_allclose(model.decode(*codes, batch_size=7), images, atol=1e-5)
+    cells = model.adata.obsm["single_cell_images"] / np.float32(255)
+    np.testing.assert_allclose(model.get_intensities(), cells, atol=1e-6)
+    model.save(str(tmp_path / "model"))
+    loaded = model_class.load(str(tmp_path / "model"), adata=model.adata)
+    np.testing.assert_array_equal(loaded.reconstruct(indices=[5, -1]), model.reconstruct(indices=[5, -1]))
+    if model_class is VAEModel:
+        with pytest.raises(ValueError, match="single block"):
+            model.swap_blocks([0], [1])
+    else:
+        axes = pl.counterfactuals(model, [0, 1, 2], channels=[0])
+        assert axes.shape == (5, 3)
+        plt.close("all")
+
+
+def test_a_picture_takes_the_environment_that_the_decoder_is_given_from_the_style():
+    model = trained(MCVAEModel, n_environment_latent=3, standardize_by=None)
+    given: list[torch.Tensor] = []
+    mean = model.module.decoder.mean
+
+    def spy(z_c: torch.Tensor, z_s: torch.Tensor) -> torch.Tensor:
+        given.append(z_s)
+        return mean(z_c, z_s)
+
+    model.module.decoder.mean = spy
+    model.swap_blocks([0, 1, 2], [3, 4, 5])
+    wells = model.adata.obs["well"].cat.codes.tolist()[3:6]
+    np.testing.assert_allclose(given[0][:, 5:], model.module.environment.weight.detach()[wells], atol=1e-6)
+
+
+def test_new_cells_are_drawn_by_the_labels_that_are_asked_for():
+    new = make_cells(8, seed=3)
+    del new.obs["gene"]
+    assert trained(IVAEModel).reconstruct(new).shape == (8, 2, 16, 16)
+    del new.obs["well"]
+    assert trained(IVAEModel, style_posterior="x").reconstruct(new, [1, 2]).shape == (2, 2, 16, 16)
+    assert trained(VAEModel).reconstruct(new, []).shape == (0, 2, 16, 16)
+
+
+def test_bad_requests_of_pictures():
+    with pytest.raises(ValueError, match="not trained"):
+        make(IVAEModel).reconstruct()
+    model, new = trained(IVAEModel), make_cells(8, seed=3)
+    new.obs["well"] = ["a new one", *new.obs["well"].astype(str)[1:]]
+    assert len(model.reconstruct(new, [1, 2])) == 2
+    with pytest.raises(ValueError, match=r"'well', and 1 cells \(rows 0\) have none, or an environment that was not"):
+        model.swap_blocks([1, 2], [0, 3], new)
+    del new.obs["well"]
+    with pytest.raises(ValueError, match=r"8 cells \(rows 0, 1"):
+        model.reconstruct(new)
+    with pytest.raises(ValueError, match="20 × 20 pixels, the model was trained on 16 × 16"):
+        model.reconstruct(make_cells(8, shape=(2, 20, 20)))
+    with pytest.raises(ValueError, match="equally many"):
+        model.swap_blocks([1, 2], [0])
+    z = model.get_latent_representation(indices=[0, 1])
+    with pytest.raises(ValueError, match=r"The decoder takes \(N, 5\) and \(N, 5\), the embeddings are \(2, 5\)"):
+        model.decode(z)
+    z[1, 2] = np.nan
+    with pytest.raises(ValueError, match=r"NaN or infinite values in 1 rows \(1\)"):
+        model.decode(z, z)
+
+
+def test_an_environment_that_was_held_out_has_no_expert_that_has_learned():
+    model = make(IVAEModel)
+    well = model.adata.obs["well"].astype(str)
+    model.adata.obs["split"] = np.where(well == "well_1", "test", "train")
+    model.train(max_steps=2, split="split", **QUICK)
+    seen = np.flatnonzero(well != "well_1")
+    assert len(model.reconstruct(indices=seen)) == len(seen)
+    with pytest.raises(ValueError, match="not trained on"):
+        model.reconstruct()

@@ -113,7 +113,7 @@ def n_parameters(module: nn.Module) -> int:
 def test_networks_at_64_pixels():
     """As they count them: one network of two heads; and a decoder that is given 32 numbers of the batch."""
     known = known_answers("mcvae")
-    encoder, decoder = Posterior((4, 64, 64), 32), Decoder(32 + 32 + 32, (4, 64, 64), "gaussian")
+    encoder, decoder = Posterior((4, 64, 64), 32), Decoder((32, 32 + 32), (4, 64, 64), "gaussian")
     assert n_parameters(encoder) == int(known["encoder_n_parameters"])
     assert n_parameters(decoder) == int(known["decoder_n_parameters"])
     first, *_, last = [p.shape for p in decoder.parameters() if p.ndim]

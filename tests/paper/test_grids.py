@@ -62,7 +62,25 @@ def test_the_paper_s_settings():
         assert trial.model["n_latent"] == 64 and trial.model["style_target"] == "e" and trial.model["image_size"] == 64
         assert trial.training["max_steps"] == 150_000 and trial.training["perturbations_per_batch"] == 256
         assert trial.training["train_size"] == 0.83 and trial.training["validation_size"] == 0.02
-    assert {trial.training["max_steps"] for trial in settings("counterfactuals")} == {25_000}
+    trials = settings("counterfactuals")
+    assert {trial.training["max_steps"] for trial in trials} == {25_000}
+    published = [trial for trial in trials if trial.model["invariance"] == "listing"]
+    assert {trial.model["alpha"] for trial in published} == {0, 64, 128, 192}
+    assert {trial.model["alpha"] for trial in trials if trial not in published} == {"auto"}
+    frozen = [decoder for trial in trials if not (decoder := trial.training["decoder"]).get("joint")]
+    how = {"lr": 1e-4, "batch_size": 2048, "weight_decay": 0.01, "plan_kwargs": {"lr_decay": False}}
+    assert len(frozen) == 15 and all(decoder == {"max_steps": 25_000, "width": 256} | how for decoder in frozen)
+
+
+@pytest.mark.parametrize("budget", get_args(Budget))
+def test_counterfactuals_of_the_ivae_are_of_the_one_beside_other_systems(budget):
+    """At one rate; what it is and how it learns is the same."""
+    trials = settings("counterfactuals", budget, "iVAE")
+    assert len({trial.seed for trial in trials}) == len(trials) == (1 if budget == "smoke" else 3)
+    beside = [
+        (trial.seed, trial.data, trial.model, trial.training) for trial in settings("cmnist-systems", budget, "iVAE")
+    ]
+    assert all((trial.seed, trial.data, trial.model, trial.training) in beside for trial in trials)
 
 
 def test_the_screen_of_funk_et_al_is_read_where_it_lies_by_every_system_of_the_figure():

@@ -8,7 +8,13 @@ import torch
 from conftest import make_screen
 
 from paper import picture_scores
-from paper.picture_scores import DigitReader, counterfactual_scores, effect_picture_scores, read_colors
+from paper.picture_scores import (
+    DigitReader,
+    counterfactual_pictures,
+    counterfactual_scores,
+    effect_picture_scores,
+    read_colors,
+)
 from scbd.datasets import colored_digits
 from scbd.datasets._digits import colorize
 from scbd.datasets._simulated import simulated_effect
@@ -87,6 +93,22 @@ def test_an_ideal_exchange_scores_full_marks_and_none_scores_none(digits, reader
     assert scores["digit reconstructed"] == scores["reader"] and scores["color reconstructed"] == 1
     assert scores["color moved"] == (1 if moves else 0)
     assert scores["shade error"] < 0.1 if moves else scores["shade error"] > 2
+
+
+def test_pictures_are_of_different_digits_in_turns_of_colour_and_the_same_for_all(digits, reader):
+    lines = counterfactual_pictures(digits, Ideal(digits, moves=True))
+    assert list(lines) == ["original", "reconstruction", "content of the next", "style of the next"]
+    color, shade = read_colors(lines["original"])
+    assert len(set(shade)) == 6 and (color != np.roll(color, 1)).all()
+    np.testing.assert_array_equal(lines["reconstruction"], lines["original"])
+    # all is of the next one, but for colour or for shape
+    np.testing.assert_array_equal(read_colors(lines["content of the next"]), (color, shade))
+    np.testing.assert_array_equal(read_colors(lines["style of the next"]), np.roll((color, shade), -1, axis=1))
+    shapes = lines["original"].max(1) > 0.5
+    np.testing.assert_array_equal(lines["content of the next"].max(1) > 0.5, np.roll(shapes, -1, axis=0))
+    np.testing.assert_array_equal(lines["style of the next"].max(1) > 0.5, shapes)
+    still = counterfactual_pictures(digits, Ideal(digits, moves=False))
+    np.testing.assert_array_equal(still["original"], lines["original"])
 
 
 class Painter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -496,22 +497,56 @@ def test_settings_are_told_where_they_were_asked_for(tmp_path):
     assert np.unique([line.split(" | ")[1] for line in report.splitlines()[2:]]).size == 5
 
 
-def test_decoders_stand_in_their_order(tmp_path):
+def counterfactual_runs() -> pd.DataFrame:
+    """Of SCBD at two alphas and by default with each decoder, and of the iVAE, of two seeds."""
+    objectives = [{"invariance": "listing", "alpha": alpha} for alpha in (192.0, 64.0)]
+    objectives.append({"invariance": "variance", "alpha": "auto"})
+    decoders: tuple[dict[str, Any], ...] = ({"joint": True, "cycle": 1.0}, {"joint": True, "cycle": 0.0}, {})
     rows = [
-        {
-            "invariance": "listing",
-            "alpha": alpha,
-            "decoder": {"width": 8, **how},
-            "digit kept": 0.5,
-            "mse": 0.01,
-        }
-        for alpha in (10.0, 0.0)
-        for how in ({"joint": True, "cycle": 1.0}, {"joint": True, "cycle": 0.0}, {})
+        {"system": "SCBD", "seed": seed, "decoder": {"width": 8, **how}} | objective
+        for seed in (1, 0)
+        for objective in objectives
+        for how in decoders
     ]
-    text = counterfactual_report(pd.DataFrame(rows), tmp_path)
-    lines = [cells(line)[:5] for line in text.splitlines()[2:8]]
+    rows += [{"system": "iVAE", "seed": seed} for seed in (1, 0)]
+    scores = {"digit kept": 0.5, "mse": 0.01}
+    return pd.DataFrame([{"key": f"run-{number}"} | row | scores for number, row in enumerate(rows)])
+
+
+def test_decoders_stand_in_their_order(tmp_path):
+    frame = counterfactual_runs()
+    lines = [cells(line)[:4] for line in counterfactual_report(frame, tmp_path).splitlines()[2:12]]
     decoders = ["after", "with encoders, no cycle", "with encoders, cycle"]
-    assert lines == [["listing", alpha, how, "50.0", "0.0100"] for alpha in ("0", "10") for how in decoders]
+    names = ["listing, alpha 64", "listing, alpha 192", "variance, alpha auto"]
+    expected = [[name, how, "50.0 ± 0.0", "0.0100 ± 0.0000"] for name in names for how in decoders]
+    assert lines == [*expected, ["iVAE", "of its own", *expected[0][2:]]]
+    assert not list(tmp_path.iterdir())  # no run has kept a picture
+    (line,) = counterfactual_report(frame[frame["system"] == "iVAE"].dropna(axis=1), tmp_path).splitlines()[2:3]
+    assert cells(line)[:3] == ["iVAE", "of its own", "50.0 ± 0.0"]
+
+
+def test_pictures_of_one_seed_stand_side_by_side(tmp_path, monkeypatch):
+    """Of decoders trained afterwards, at the largest alpha, whatever else was kept."""
+    frame, shown = counterfactual_runs(), []
+    for number, key in enumerate(frame["key"]):
+        folder = tmp_path / "runs" / key
+        folder.mkdir(parents=True)
+        picture = np.full((2, 3, 4, 4), number / 100, dtype=np.float32)
+        kept: dict[str, Any] = {"original": picture, "style of the next": picture}
+        np.savez(folder / "pictures.npz", **kept)
+    monkeypatch.setattr("paper.grids.pictures.save_figure", lambda figure, path: shown.append((figure, path)))
+    counterfactual_report(frame, tmp_path)
+    ((figure, path),) = shown
+    axes = np.reshape(figure.axes, (2, 6))
+    titles = ["listing, alpha 192", "variance, alpha auto", "iVAE"]
+    assert path.name == "pictures.png" and [ax.get_title("left") for ax in axes[0, ::2]] == titles
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["original", "style\nof the next"]
+    rows = frame.assign(alpha=frame["alpha"].astype(str), number=range(len(frame)))
+    rows = rows[(rows["seed"] == 0) & (rows["alpha"] != "64.0")]
+    after = rows[[not (isinstance(how, dict) and "joint" in how) for how in rows["decoder"]]]["number"]
+    drawn = [float(np.asarray(ax.images[0].get_array()).max()) for ax in axes[1, ::2]]
+    np.testing.assert_allclose(drawn, after / 100, atol=1e-6)
+    plt.close("all")
 
 
 def test_domains_are_averaged_seed_by_seed_each_at_its_best_setting(tmp_path):

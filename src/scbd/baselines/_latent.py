@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._anndata import E_REGISTRY, Y_REGISTRY
+from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, head
 from scbd.baselines._batches import PairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses, Prepared
+from scbd.model._embed import row_numbers
+from scbd.model._pictures import PictureMixin
 from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
@@ -76,10 +78,11 @@ class LatentModule(EmbeddingModule):
         if likelihood == "auto":
             likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
         self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
+        self.asks: tuple[str, ...] = ()  # labels, beside the image, that the code of a cell depends on
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
             self.style = Posterior(shape, n_latent, n_experts)
-        self.decoder = Decoder(n_latent * n_blocks + n_beside, shape, likelihood)
+        self.decoder = Decoder((*[n_latent] * (n_blocks - 1), n_latent + n_beside), shape, likelihood)
 
     def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c and, if there is one, z_s."""
@@ -91,7 +94,7 @@ class LatentModule(EmbeddingModule):
         """Of the same."""
 
     def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
-        """What is decoded, of samples of the blocks."""
+        """What is decoded, of samples of the blocks: that of z_c, then that of z_s."""
         return torch.cat(z, dim=1)
 
     def held(self, block: str, y: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ class LatentPlan(TrainingPlan):
         self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
 
 
-class LatentModel(ImageModel):
+class LatentModel(PictureMixin, ImageModel):
     """Base of the latent-variable models; a subclass makes its module."""
 
     module: LatentModule
@@ -171,6 +174,7 @@ class LatentModel(ImageModel):
         )
         self.traits = replace(self.traits, plan_kwargs={"n_steps_alpha_warmup": kl_warmup_steps})
         self.latent_health_ = pd.DataFrame()
+        self.drawn_environments_ = np.empty(0, dtype=np.int64)
 
     @property
     def latent_health(self) -> pd.DataFrame:
@@ -182,6 +186,49 @@ class LatentModel(ImageModel):
         of all labels have collapsed to one.
         """
         return self.latent_health_
+
+    def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
+        """What the decoder takes of a block: its part of the code, of the posteriors' means."""
+        adata, module = self._require(adata), self.module
+        source = self._source(adata)
+        rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
+        labels = self._label_codes(adata)[rows], self._environment_codes(adata)[0][rows, 0]
+        self._check_labels(*labels, rows)
+        y, e = (torch.from_numpy(codes).to(self.device) for codes in labels)
+        environments = self._environments(adata, leftover=False)
+        codes, within = (None, None) if environments is None else (e, environments.inputs)
+        number = "cs".index(block)
+        z = np.empty((len(rows), module.decoder.n_latents[number]), dtype=np.float32)
+        with torch.inference_mode():
+            for part, stored in self._read(source, rows, batch_size):
+                known = None if codes is None else codes[part]
+                images = module.prepare(stored, known, environments=within)
+                means = tuple(posterior.mean for posterior in module.posteriors(images, e[part]))
+                code = module.code(means, y[part], e[part])
+                z[part] = code.split(module.decoder.n_latents, dim=1)[number].cpu().numpy()
+        return z
+
+    def _check_labels(self, y: np.ndarray, e: np.ndarray, rows: np.ndarray) -> None:
+        """Raise a ``ValueError`` that names rows without a label that the decoder asks for."""
+        asks = self.module.asks
+        lacking = (Y_REGISTRY in asks) & (y < 0) | (E_REGISTRY in asks) & ~np.isin(e, self.drawn_environments_)
+        if lacking.any():
+            columns = " and ".join(repr(CROSS.join(self._registered(name)["columns"])) for name in asks)
+            msg = (
+                f"{type(self).__name__} draws a cell by its {columns}, and {lacking.sum()} cells (rows "
+                f"{head(rows[lacking])}) have none, or an environment that was not trained on: leave them out."
+            )
+            raise ValueError(msg)
+
+    def _require_decoder(self) -> Any:
+        if not self.is_trained_:
+            msg = "The decoder is not trained: it learns with the encoders, in train()."
+            raise ValueError(msg)
+        return super()._require_decoder()
+
+    def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
+        """Know which environments the network learns."""
+        self.drawn_environments_ = np.unique(e)
 
     def _after_training(self, data: ImageDataModule) -> None:
         """Look at the components on a batch."""
@@ -232,6 +279,9 @@ class VAEModule(LatentModule):
 
 class VAEModel(LatentModel):
     """A variational autoencoder that knows neither perturbation nor environment.
+
+    Its decoder learns with it: :meth:`reconstruct` draws cells, those of a Gaussian likelihood as they are standardised
+    within environments.
 
     Parameters
     ----------
@@ -297,14 +347,14 @@ class IVAEModule(LatentModule):
             raise ValueError(msg)
         n_experts = n_environments if style_posterior == "xe" else 1
         super().__init__(*args, n_environments=n_environments, n_blocks=2, n_experts=n_experts, **kwargs)
-        self.asks_environment = style_posterior == "xe"
+        self.asks = (E_REGISTRY,) if style_posterior == "xe" else ()
         self.content_prior = LearnedPrior(self.n_labels, self.n_latent)
         self.style_prior = LearnedPrior(n_environments, self.n_latent)
 
     def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c from the image, of z_s from the image and its environment's expert."""
         assert self.style is not None
-        return self.content(images.within), self.style(images.whole, e if self.asks_environment else None)
+        return self.content(images.within), self.style(images.whole, e if self.asks else None)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Of z_c by the perturbation, of z_s by the environment."""
@@ -315,7 +365,8 @@ class IVAEModel(LatentModel):
     """A variational autoencoder with a block for the perturbation and one for the environment.
 
     ``get_latent_representation(block="s")`` reads no label: with an expert for every environment, it is the mean of
-    what all of them say.
+    what all of them say. Its decoder learns with it: :meth:`reconstruct`, :meth:`swap_blocks`. There, z_s is what the
+    expert of the cell's own environment says, which must be one of those trained on.
 
     Parameters
     ----------
@@ -395,6 +446,7 @@ class MCVAEModule(LatentModule):
         check_count("n_environment_latent", n_environment_latent, 0)
         super().__init__(*args, n_blocks=2, n_environments=n_environments, n_beside=n_environment_latent, **kwargs)
         self.control = control
+        self.asks = (Y_REGISTRY, E_REGISTRY) if n_environment_latent else (Y_REGISTRY,)
         self.salient_prior, self.background_prior = (
             LearnedPrior(self.n_labels, self.n_latent, learn_variance=False) for _ in range(2)
         )
@@ -442,6 +494,9 @@ class MCVAEModel(LatentModel):
 
     Block ``"c"`` is the salient one, what a perturbation changes; block ``"s"`` is the background. The original embeds
     cells as both side by side: twice ``n_latent`` dimensions.
+
+    Its decoder learns with it: :meth:`reconstruct`, :meth:`swap_blocks`. There, z_c of a control is 0, and z_s brings
+    the embedding of the cell's environment, if there is one.
 
     Half of each batch are controls, half are perturbed cells, both shuffled; the smaller group is seen more often. The
     loss is that of a pair: the nats of two cells.
@@ -661,20 +716,21 @@ class Decoder(nn.Module):
 
     Parameters
     ----------
-    n_latent
-        Dimension of the embedding.
+    n_latents
+        Dimensions of what it takes of each block.
     input_shape
         ``(C, H, W)`` of images, or ``(F,)`` of features.
     likelihood
         ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
     """
 
-    def __init__(self, n_latent: int, input_shape: tuple[int, ...], likelihood: str) -> None:
+    def __init__(self, n_latents: tuple[int, ...], input_shape: tuple[int, ...], likelihood: str) -> None:
         super().__init__()
         if likelihood not in ("bernoulli", "gaussian"):
             msg = f"likelihood={likelihood!r} is not known: use 'auto', 'bernoulli' or 'gaussian'."
             raise ValueError(msg)
-        self.network = _decoder(n_latent, input_shape)
+        self.n_latents = n_latents
+        self.network = _decoder(sum(n_latents), input_shape)
         self.cut = (..., *(slice(side) for side in input_shape[1:]))
         self.likelihood = likelihood
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
@@ -682,6 +738,11 @@ class Decoder(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Logits or means ``(B, C, H, W)`` or ``(B, F)`` of embeddings ``(B, D)``."""
         return self.network(z)[self.cut].float()
+
+    def mean(self, *embeddings: Tensor) -> Tensor:
+        """Expected inputs ``(B, C, H, W)`` or ``(B, F)`` of what it takes of each block, ``(B, D)``."""
+        predicted = self(torch.cat(embeddings, dim=1))
+        return predicted.sigmoid() if self.likelihood == "bernoulli" else predicted
 
     def negative_log_likelihood(self, inputs: Tensor, z: Tensor) -> Tensor:
         """Of inputs: nats of each cell ``(B,)``, summed over its values."""

@@ -12,9 +12,9 @@ from torch import nn
 
 from scbd._anndata import as_columns, label_text, label_values
 from scbd._checks import check_count, check_weight, count_or, head
-from scbd.data._loading import read_tensor
 from scbd.model._contract import Losses, Objective
-from scbd.model._embed import check_finite_inputs, row_numbers
+from scbd.model._embed import row_numbers
+from scbd.model._pictures import CELLS, READ, PictureMixin
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from scbd.nn._inputs import EnvironmentScaling
 
 _PREFIX = "decoder_"
-# cells in a forward pass; that are read at once; of a perturbation, for the mean of its embeddings
-_CELLS, _READ, _OF_A_MEAN = 256, 512, 1000
+# cells of a perturbation, for the mean of its embeddings
+_OF_A_MEAN = 1000
 # lengths of embeddings that a decoder knows are 1 but for rounding
 _OFF_THE_SPHERE = 0.01
 # of a run that trains a decoder: its rate, and cells a batch on frozen blocks, which need no partners
@@ -160,7 +160,7 @@ def _looking(block: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(learns)
 
 
-class DecodeMixin(TrainMixin):
+class DecodeMixin(PictureMixin, TrainMixin):
     """Gives an image model a decoder, :meth:`train_decoder`, and pictures: :meth:`reconstruct`, :meth:`traverse`."""
 
     module: SCBDModule
@@ -249,107 +249,6 @@ class DecodeMixin(TrainMixin):
             if run.error is not None:
                 raise run.error
 
-    def get_intensities(
-        self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
-    ) -> np.ndarray:
-        """Cells as they are, in the units of :meth:`reconstruct`, to compare with.
-
-        Parameters
-        ----------
-        adata, indices
-            As for :meth:`reconstruct`.
-
-        Returns
-        -------
-        float32 ``(len(indices), C, H, W)`` of images, ``(len(indices), F)`` of features.
-        """
-        source, preprocess = self._source(self._require(adata)), self.module.preprocess
-        rows = row_numbers(indices, source.shape[0])
-        rows = np.arange(source.shape[0]) if rows is None else rows
-        images = np.empty((len(rows), *preprocess.output_shape), dtype=np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(rows), _READ):
-                part = slice(start, start + _READ)
-                stored = read_tensor(source, rows[part]).to(self.module.device)
-                check_finite_inputs(stored, rows[part])
-                images[part] = preprocess.measured(stored).cpu().numpy()
-        return images
-
-    def reconstruct(
-        self,
-        adata: AnnData | None = None,
-        indices: Sequence[int] | np.ndarray | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> np.ndarray:
-        """Decode cells from their own two embeddings.
-
-        Parameters
-        ----------
-        adata
-            Cells to reconstruct; the training data by default.
-        indices
-            Rows, in this order; all by default.
-        adapt_key
-            As for :meth:`get_latent_representation`.
-        batch_size
-            Cells in a forward pass; 256 by default.
-
-        Returns
-        -------
-        float32 ``(len(indices), C, H, W)``: expected intensities, as they are before standardisation (between 0 and 1
-        for images of uint8; arcsinh of the counts for uint16), at the size the encoders see. Of features
-        ``(len(indices), F)``, in their own units.
-
-        Raises
-        ------
-        KeyError, ValueError
-            If there is no decoder yet; and see :meth:`get_latent_representation`.
-        """
-        self._require_decoder()
-        batch_size = count_or("batch_size", batch_size, _CELLS)
-        embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
-        return self.decode(*embeddings, batch_size=batch_size)
-
-    def swap_blocks(
-        self,
-        content: Sequence[int] | np.ndarray,
-        style: Sequence[int] | np.ndarray,
-        adata: AnnData | None = None,
-        *,
-        batch_size: int | None = None,
-    ) -> np.ndarray:
-        """Decode the content of some cells with the style of others: the perturbation of one in the well of the other.
-
-        Parameters
-        ----------
-        content, style
-            Rows whose z_c and whose z_s to take, equally many.
-        adata, batch_size
-            As for :meth:`reconstruct`.
-
-        Returns
-        -------
-        float32 ``(len(content), C, H, W)``, see :meth:`reconstruct`.
-
-        Raises
-        ------
-        ValueError
-            If there is no decoder yet, the model has a single block, or the rows differ in number or are out of range.
-        """
-        self._require_decoder()
-        if self.module.style is None:
-            msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
-            raise ValueError(msg)
-        batch_size = count_or("batch_size", batch_size, _CELLS)
-        n = self._source(self._require(adata)).shape[0]
-        rows = [row_numbers(indices, n) for indices in (content, style)]
-        if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
-            msg = "Give equally many rows for content and for style: each pair makes one image."
-            raise ValueError(msg)
-        z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
-        return self.decode(z_c, z_s, batch_size=batch_size)
-
     def traverse(
         self,
         indices: Sequence[int] | np.ndarray,
@@ -375,7 +274,7 @@ class DecodeMixin(TrainMixin):
             Cells with their perturbations, which the means are taken of, too; the training data by default.
         n_steps
             Pictures of a cell, the first as it is (its reconstruction), the last with all of the perturbation.
-        adapt_key, batch_size
+        batch_size
             As for :meth:`reconstruct`.
 
         Returns
@@ -396,7 +295,7 @@ class DecodeMixin(TrainMixin):
         """
         self._require_decoder()
         check_count("n_steps", n_steps, least=2)
-        batch_size = count_or("batch_size", batch_size, _CELLS)
+        batch_size = count_or("batch_size", batch_size, CELLS)
         adata = self._require(adata)
         y_key = self.registry_["setup_args"]["y_key"]
         found = label_values(adata.obs, as_columns(y_key)).cat
@@ -416,60 +315,6 @@ class DecodeMixin(TrainMixin):
         images = self.decode(path.reshape(-1, path.shape[-1]), *others, batch_size=batch_size)
         return images.reshape(len(rows), n_steps, *images.shape[1:])
 
-    def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
-        """Decode embeddings, for example points between two cells, brought back to unit length.
-
-        Parameters
-        ----------
-        *embeddings
-            z_c and z_s ``(N, D)`` as the losses see them, of length 1 (``get_latent_representation(center=None)``); for
-            a model of a single block z_c alone.
-        batch_size
-            Cells in a forward pass; 256 by default.
-
-        Returns
-        -------
-        float32 ``(N, C, H, W)``, see :meth:`reconstruct`.
-
-        Raises
-        ------
-        ValueError
-            If there is no decoder yet, or the embeddings are not those of its blocks, not finite, or of lengths that
-            are off 1 by more than a hundredth.
-        """
-        decoder = self._require_decoder()
-        batch_size = count_or("batch_size", batch_size, _CELLS)
-        tensors = [torch.as_tensor(np.asarray(z), dtype=torch.float32) for z in embeddings]
-        wanted = [part[0].in_features for part in decoder.parts]
-        if [t.shape[1] if t.ndim == 2 else None for t in tensors] != wanted or len({len(t) for t in tensors}) != 1:
-            shapes = " and ".join(str(tuple(t.shape)) for t in tensors) or "none"
-            msg = f"The decoder takes {' and '.join(f'(N, {n})' for n in wanted)}, the embeddings are {shapes}."
-            raise ValueError(msg)
-        lengths = torch.stack([t.norm(dim=1) for t in tensors])
-        off = ~((lengths - 1).abs() <= _OFF_THE_SPHERE)  # NaN, too
-        if off.any():
-            rows = np.flatnonzero(off.any(0).numpy())
-            msg = (
-                f"The embeddings to decode have other lengths than 1 in {len(rows)} rows ({head(rows)}): take those of "
-                "cells with center=None, and divide points between cells by their length."
-            )
-            raise ValueError(msg)
-        images = np.empty((len(tensors[0]), *self.module.preprocess.output_shape), dtype=np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(images), batch_size):
-                part = slice(start, start + batch_size)
-                decoded = decoder.mean(*(t[part].to(self.module.device) for t in tensors))
-                if decoder.likelihood == "gaussian":
-                    decoded = self.module.preprocess.intensities(decoded)
-                images[part] = decoded.cpu().numpy()
-        return images
-
-    def _blocks(self) -> str:
-        return "c" if self.module.style is None else "cs"
-
-    def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
-
     def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
         """Mean z_c of cells, ``(D,)``; of many, of a random choice that is always the same."""
         rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_OF_A_MEAN]
@@ -480,7 +325,7 @@ class DecodeMixin(TrainMixin):
         if asked == "gaussian" or (asked == "auto" and self.module.preprocess.intensity != "scale"):
             return "gaussian"
         n = self._source(self._require(None)).shape[0]
-        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:_READ]))
+        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:READ]))
         low, high = float(values.min()), float(values.max())
         within = low >= -1e-4 and high <= 1 + 1e-4
         if asked == "bernoulli" and not within:
@@ -491,11 +336,16 @@ class DecodeMixin(TrainMixin):
             raise ValueError(msg)
         return ("bernoulli" if within else "gaussian") if asked == "auto" else asked
 
-    def _require_decoder(self) -> Any:
-        if self.module.decoder is None:
-            msg = "There is no decoder: call train_decoder() first (and again after train(), which moves the blocks)."
+    def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
+        lengths = torch.stack([z.norm(dim=1) for z in embeddings])
+        off = ~((lengths - 1).abs() <= _OFF_THE_SPHERE)  # NaN, too
+        if off.any():
+            rows = np.flatnonzero(off.any(0).numpy())
+            msg = (
+                f"The embeddings to decode have other lengths than 1 in {len(rows)} rows ({head(rows)}): take those of "
+                "cells with center=None, and divide points between cells by their length."
+            )
             raise ValueError(msg)
-        return self.module.decoder
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

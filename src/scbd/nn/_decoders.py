@@ -125,7 +125,7 @@ class AdditiveDecoder(nn.Module):
         if width < 2 or width % 2:
             msg = f"width={width}: the decoder's number of channels is even and at least 2."
             raise ValueError(msg)
-        self.likelihood, self.width = likelihood, width
+        self.n_latents, self.likelihood, self.width = n_latents, likelihood, width
         if len(image_shape) == 1:
             self.parts = nn.ModuleList(FeatureBlockDecoder(n, width) for n in n_latents)
             self.pixels: nn.Module = nn.Linear(width // 2, image_shape[0])

@@ -121,7 +121,7 @@ def counterfactuals(
     Parameters
     ----------
     model
-        With a decoder: ``model.train_decoder()``.
+        With a decoder: ``model.train_decoder()``; an iVAE or mcVAE has one.
     rows
         Cells, one a column: row numbers, or a boolean mask.
     partners
