@@ -181,7 +181,8 @@ def _check_packages(trials: Iterable[Trial]) -> None:
 
 def _check_room(trials: Sequence[Trial], n_cells: int, out: Path) -> None:
     """Raise ``OSError`` if one of these trials could not end, before one that comes first takes days."""
-    gib, there, free = 2**30, _memory() / 2**30, shutil.disk_usage(out).free / 2**30
+    place = next(folder for folder in (out.resolve(), *out.resolve().parents) if folder.is_dir())
+    gib, there, free = 2**30, _memory() / 2**30, shutil.disk_usage(place).free / 2**30
     for trial in trials:
         width = trial.model.get("n_latent") or trial.model.get("n_components") or _WIDTH
         needed = n_cells * width * _BYTES / gib

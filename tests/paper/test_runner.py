@@ -308,7 +308,7 @@ def test_a_grid_that_could_not_end_does_not_begin(room, message, tmp_path, monke
     large = Trial("batch correction", "simulated_screen", "iVAE", 0, data, {"n_latent": 64})
     monkeypatch.setattr(runner, "_memory", lambda: room.get("memory", 2**40))
     usage = SimpleNamespace(free=room.get("free", 2**40))
-    monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: usage if path.is_dir() else pytest.fail("no folder"))
     monkeypatch.setattr(runner, "run_trial", lambda *args, **kwargs: pytest.fail("a trial was run"))
     with pytest.raises(OSError, match=message):
-        run_trials([small, large], tmp_path)
+        run_trials([small, large], tmp_path / "not" / "there yet")
