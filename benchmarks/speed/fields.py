@@ -75,6 +75,11 @@ def opened(path: Path) -> zarr.Array:
 
 
 def whole(path: Path) -> np.ndarray:
+    """Read, and the file closed again."""
+    if path.suffix == ".tif":
+        import tifffile
+
+        return tifffile.imread(path)
     return np.asarray(opened(path)[...])
 
 

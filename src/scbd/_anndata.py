@@ -44,6 +44,8 @@ E_REGISTRY = "e"
 CROSS = " × "
 # a cross, or a backslash, of a value's own has a backslash before it
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+# what stands in tables for a value that is missing, in small letters
+MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
 # what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
 _PLAIN = (str, bytes, bool, int, float)
 
@@ -314,18 +316,44 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
     TypeError
         If a column holds something else.
     """
-    others = [name for name, dtype in zip(frame.columns, frame.dtypes, strict=True) if not _is_number(dtype)]
+    others = {}
+    for place, dtype in enumerate(frame.dtypes):
+        if not is_number_type(dtype):
+            column = frame.iloc[:, place]
+            numbers, text = column_numbers(column)
+            if text.any():
+                name, first = frame.columns[place], int(np.argmax(text))
+                others[f"{name} in {text.sum():,} of {len(text):,} rows, as {column.iloc[first]!r} in row {first}"] = 0
+            else:
+                frame = frame.copy(deep=False)
+                frame.isetitem(place, numbers)
     if others:
         msg = (
             f"{where} has columns that hold no numbers ({head(others)}): leave columns of text out or put them into "
-            "obs, and cast numbers that are stored as text or objects with astype(float)."
+            "obs, and give numbers that are missing as NaN."
         )
         raise TypeError(msg)
     values = frame.to_numpy()
     return frame.to_numpy(np.float64, na_value=np.nan) if values.dtype == object else values
 
 
-def _is_number(dtype: Any) -> bool:
+def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of a column, however they are typed, float64 ``(N,)``, and where it holds something else, boolean.
+
+    What is missing, or text that says so, is NaN, and nothing else.
+    """
+    if is_number_type(values.dtype):
+        return values.to_numpy(np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
+    plain = values.astype(object)
+    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    left = np.isnan(numbers) & plain.notna().to_numpy()
+    numbers[plain.isna().to_numpy()] = np.nan
+    left[left] = [str(value).strip().lower() not in MISSING_WORDS for value in plain[left]]
+    return numbers, left
+
+
+def is_number_type(dtype: Any) -> bool:
+    """Whether a dtype is that of numbers or truth values."""
     if pd.api.types.is_bool_dtype(dtype):  # PyArrow's are no numbers for pandas, and categories of them are none at all
         return not isinstance(dtype, pd.CategoricalDtype)
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)
