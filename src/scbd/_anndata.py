@@ -50,6 +50,18 @@ MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
 _PLAIN = (str, bytes, bool, int, float)
 
 
+def check_anndata(adata: Any) -> None:
+    """Raise ``TypeError`` if cells are given as anything but an AnnData."""
+    from anndata import AnnData
+
+    if not isinstance(adata, AnnData):
+        msg = (
+            f"Cells are given as an AnnData, got {type(adata).__name__}: open a file with scbd.data.open_screen or "
+            "read_profiles, put a table into one with AnnData(values, obs=…), and several together with anndata.concat."
+        )
+        raise TypeError(msg)
+
+
 def as_columns(columns: Any) -> tuple[str, ...]:
     """One column name, or a sequence of several, as a tuple.
 
@@ -195,8 +207,8 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
     missing = np.flatnonzero(values.isna().to_numpy())  # looking at a Series would make a table of its index
     if missing.size and not allow_missing:
         msg = (
-            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): drop "
-            f"these cells with adata[adata.obs[{column!r}].notna()].copy(), or give them a value."
+            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): give them "
+            "one, such as 'control' if they are untreated (and name it with control=…), or leave these rows out."
         )
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
@@ -261,17 +273,16 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
     values = obs_column(obs, column)
     if not is_number(values):
         msg = (
-            f"obs[{column!r}] holds no numbers ({values.dtype}): where its values are names of numbers, make them so "
-            f"with adata.obs[{column!r}] = adata.obs[{column!r}].astype(float); of dates, give the hours since the "
-            "first; other labels have no order."
+            f"obs[{column!r}] holds no numbers ({values.dtype}): where they are stored as text, make them numbers, "
+            "astype(float); of dates, give the hours since the first; other labels have no order."
         )
         raise TypeError(msg)
     numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if bad.size:
         msg = (
-            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)}): drop "
-            f"these cells with adata[np.isfinite(adata.obs[{column!r}])].copy(), or give them a value."
+            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)}): give them "
+            "one, or leave these rows out."
         )
         raise ValueError(msg)
     return numbers
