@@ -327,21 +327,26 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
     TypeError
         If a column holds something else.
     """
-    others = {}
-    for place, dtype in enumerate(frame.dtypes):
-        if not is_number_type(dtype):
-            column = frame.iloc[:, place]
-            numbers, text = column_numbers(column)
-            if text.any():
-                name, first = frame.columns[place], int(np.argmax(text))
-                others[f"{name} in {text.sum():,} of {len(text):,} rows, as {column.iloc[first]!r} in row {first}"] = 0
-            else:
-                frame = frame.copy(deep=False)
-                frame.isetitem(place, numbers)
+    others = []
+    for place, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        if is_number_type(dtype):
+            continue
+        column = frame.iloc[:, place]
+        numbers, text = column_numbers(column)
+        # what is stored as text may be a name, such as that of a cluster
+        text |= (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
+        if text.any():
+            first = int(np.argmax(text))
+            others.append(
+                f"{name} in {text.sum():,} of {len(text):,} rows, such as {column.iloc[first]!r} in row {first}"
+            )
+        else:
+            frame = frame.copy(deep=False)
+            frame.isetitem(place, numbers)
     if others:
         msg = (
             f"{where} has columns that hold no numbers ({head(others)}): leave columns of text out or put them into "
-            "obs, and give numbers that are missing as NaN."
+            "obs, and cast numbers that are stored as text with astype(float)."
         )
         raise TypeError(msg)
     values = frame.to_numpy()
@@ -356,6 +361,8 @@ def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     if is_number_type(values.dtype):
         return values.to_numpy(np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
     plain = values.astype(object)
+    if values.dtype.kind in "cmM":  # dates and the like are quantities, but no numbers
+        return np.full(len(values), np.nan), plain.notna().to_numpy()
     numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     left = np.isnan(numbers) & plain.notna().to_numpy()
     numbers[plain.isna().to_numpy()] = np.nan

@@ -84,9 +84,10 @@ def check_design(design: Design, controls: Iterable[str] = ()) -> None:
     """
     y = _codes(design.y)
     _warn_if_spelt_alike(design.y, "perturbations")
-    _warn_if_missing(design.y, controls)
+    _warn_if_missing(design.y, "perturbation", controls)
     for labels in design.environments.values():
         _warn_if_spelt_alike(labels, "environments")
+        _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
         _warn_if_quantity(labels, name)
         _warn_if_confounded(y, _codes(labels), name)
@@ -254,14 +255,13 @@ def _warn_if_spelt_alike(labels: pd.Series, what: str) -> None:
         )
 
 
-def _warn_if_missing(y: pd.Series, controls: Iterable[str]) -> None:
+def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ()) -> None:
     named = set(controls)
-    words = [label for label in y.cat.categories if isinstance(label, str) and label not in named]
-    for word in words:
-        if word.strip().lower() in MISSING_WORDS:
+    for word in labels.cat.categories:
+        if isinstance(word, str) and word not in named and word.strip().lower() in MISSING_WORDS:
             _warn(
-                f"The label {word!r} of {y.name!r} counts as a perturbation, of {(y == word).sum():,} cells: name it "
-                "with control=… if these are untreated, and leave them out if nothing is known of them."
+                f"The label {word!r} of {labels.name!r} counts as {what} like any other, of {(labels == word).sum():,} "
+                "cells: if it says that a value is missing, leave them out; if these are controls, name it (control=…)."
             )
 
 

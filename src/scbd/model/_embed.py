@@ -363,29 +363,28 @@ def _warn_of_units(module: EmbeddingModule, source: ImageSource, environments: E
     """Of inputs that vary or lie quite otherwise than those of the training, such as raw ones in place of scaled."""
     n, preprocess = source.shape[0], module.preprocess
     rows = np.sort(np.random.default_rng(0).permutation(n)[:_LOOKED_AT])
-    if len(rows) < _ENOUGH or not preprocess.standardize:
+    if len(rows) < _ENOUGH or not (preprocess.standardize and bool(preprocess.fitted)):
         return
     values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
-    if environments is not None:
+    if environments is not None and environments.inputs is not preprocess.environments:  # new ones bring their own
         values = environments.inputs(values, torch.from_numpy(environments.codes[rows]).to(module.device))
-    values = values.movedim(1, -1).flatten(0, -2).cpu()
-    values = values[values.isfinite().all(1)].numpy()
-    if not len(values):
-        return  # which is refused where they are embedded
-    if values.shape[1:] == preprocess.mean.shape:  # features, which may have outliers
-        centre = np.median(values, axis=0)
-        spread = np.median(np.abs(values - centre), axis=0)
-    else:
-        centre, spread = values.mean(0), values.std(0)
-    usual = float(np.median(np.abs(centre))), float(np.median(spread[spread > 0])) if spread.any() else 1.0
-    bounds = _EXP_FAR if getattr(preprocess, "intensity", None) == "arcsinh" else _FAR
-    if usual[0] > bounds or not 1 / bounds < usual[1] < bounds:
-        what = "Pixels" if values.shape[1:] != preprocess.mean.shape else "Features"
-        farthest = head(map(str, np.argsort(-np.abs(centre))[:3]))
+    # of images what their pixels say, cell by cell: a broken one is refused where it is embedded
+    of_images = values.ndim == 4
+    pixels = values.double().cpu().numpy().reshape(*values.shape[:2], -1)
+    pixels = pixels[np.isfinite(pixels).all((1, 2))]
+    if not len(pixels):
+        return
+    middles = np.median(pixels.mean(-1), axis=0)
+    spread = np.median(pixels.std(-1) if of_images else np.abs(pixels[..., 0] - middles), axis=0)
+    off, ratio = float(np.median(np.abs(middles))), float(np.median(spread[spread > 0])) if spread.any() else 1.0
+    bound = _EXP_FAR if preprocess.intensity == "arcsinh" else _FAR
+    # smooth images vary less than noisy ones, and so do resized ones
+    if off > bound or not (0.1 if of_images else 1) / bound < ratio < bound:
+        what = "Channels" if of_images else "Features"
         msg = (
-            f"{what} of these cells are in other units than those that the model was trained on: they lie "
-            f"{usual[0]:.2g} of its standard deviations off, and vary {usual[1]:.2g} times as much (in the middle; "
-            f"farthest is number {farthest}). Their embedding means little: scale them as those were."
+            f"{what} of these cells are in other units than those that the model was trained on: in the middle they "
+            f"lie {off:.2g} of its standard deviations off, and vary {ratio:.2g} times as much (farthest: number "
+            f"{np.argmax(np.abs(middles))}). Their embedding means little: scale them as those were."
         )
         warnings.warn(msg, UserWarning, stacklevel=4)
 
