@@ -18,6 +18,7 @@ from paper.loaders import breinig2015
 from scbd import SCBDModel
 from scbd._anndata import dense
 from scbd.data import read_profiles
+from scbd.data._profiles import Missing
 from scbd.datasets import cpjump1
 
 
@@ -267,7 +268,8 @@ def test_what_was_measured_of_an_object_that_is_not_there_is_not_made_up(tmp_pat
     table.loc[[2, 5, *range(9, 18)], ["Cells_a", "Cells_b"]] = np.nan
     table.loc[0, "Cells_a"] = np.nan
     table.to_parquet(tmp_path / "t.parquet")
-    for missing, n in (("median", 9), ("drop", 8)):
+    ways: dict[Missing, int] = {"median": 9, "drop": 8}
+    for missing, n in ways.items():
         with pytest.warns(UserWarning, match="11 of 20 rows have no value of Cells_"):
             cells = read_profiles(tmp_path / "t.parquet", missing=missing)
         assert cells.shape == (n, 4) and np.isfinite(cells.X).all()

@@ -397,7 +397,7 @@ def test_inputs_in_other_units_are_told_of(changed, images):
     cells = make_cells(dtype="float32") if images else make_wells()
     keys = ("gene", "well") if images else ("compound", "plate")
     SCBDModel.setup_anndata(cells, *keys)
-    model = SCBDModel(cells, **({"encoder": "small"} if images else {}))
+    model = SCBDModel(cells, encoder="small" if images else "auto")
     model.train(**QUICK, train_size=1.0)
     others = cells.copy()
     model.get_latent_representation(others)

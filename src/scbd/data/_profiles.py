@@ -280,7 +280,7 @@ def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[st
             with_text.append(f"{name} in {text.sum():,} rows, such as {table[name][text].iloc[0]!r}")
     if no_numbers:
         what = _of_lists(no_numbers[0]) if _holds_lists(table[no_numbers[0]]) else "name the others with features=…"
-        msg = f"{where} has features that are no numbers ({head(sorted(no_numbers, key=features.index))}): {what}."
+        msg = f"{where} has features that are no numbers ({head(sorted(no_numbers))}): {what}."
         raise TypeError(msg)
     if with_text:
         said.append(f"text among numbers counts as missing ({head(sorted(with_text))})")

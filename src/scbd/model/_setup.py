@@ -470,7 +470,7 @@ class SetupMixin(BaseModelClass):
         return any(isinstance(part, IdentityLinear) for part in self.module.modules())
 
 
-def _check_arguments(model: type, given: Mapping[str, Any]) -> None:
+def _check_arguments(model: type[SetupMixin], given: Mapping[str, Any]) -> None:
     """Raise ``TypeError`` for arguments that ``setup_anndata`` does not have, and name those that may be meant."""
     # what scvi-tools hands on when it loads a model
     unknown = [name for name in given if name not in ("source_registry", "extend_categories", "allow_missing_labels")]
