@@ -44,8 +44,22 @@ E_REGISTRY = "e"
 CROSS = " × "
 # a cross, or a backslash, of a value's own has a backslash before it
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+# what stands in tables for a value that is missing, in small letters
+MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
 # what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
 _PLAIN = (str, bytes, bool, int, float)
+
+
+def check_anndata(adata: Any) -> None:
+    """Raise ``TypeError`` if cells are given as anything but an AnnData."""
+    from anndata import AnnData
+
+    if not isinstance(adata, AnnData):
+        msg = (
+            f"Cells are given as an AnnData, got {type(adata).__name__}: open a file with scbd.data.open_screen or "
+            "read_profiles, put a table into one with AnnData(values, obs=…), and several together with anndata.concat."
+        )
+        raise TypeError(msg)
 
 
 def as_columns(columns: Any) -> tuple[str, ...]:
@@ -193,8 +207,8 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
     missing = np.flatnonzero(values.isna().to_numpy())  # looking at a Series would make a table of its index
     if missing.size and not allow_missing:
         msg = (
-            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): drop "
-            f"these cells with adata[adata.obs[{column!r}].notna()].copy(), or give them a value."
+            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): give them "
+            "one, such as 'control' if they are untreated (and name it with control=…), or leave these rows out."
         )
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
@@ -259,17 +273,16 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
     values = obs_column(obs, column)
     if not is_number(values):
         msg = (
-            f"obs[{column!r}] holds no numbers ({values.dtype}): where its values are names of numbers, make them so "
-            f"with adata.obs[{column!r}] = adata.obs[{column!r}].astype(float); of dates, give the hours since the "
-            "first; other labels have no order."
+            f"obs[{column!r}] holds no numbers ({values.dtype}): where they are stored as text, make them numbers, "
+            "astype(float); of dates, give the hours since the first; other labels have no order."
         )
         raise TypeError(msg)
     numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if bad.size:
         msg = (
-            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)}): drop "
-            f"these cells with adata[np.isfinite(adata.obs[{column!r}])].copy(), or give them a value."
+            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)}): give them "
+            "one, or leave these rows out."
         )
         raise ValueError(msg)
     return numbers
@@ -314,18 +327,51 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
     TypeError
         If a column holds something else.
     """
-    others = [name for name, dtype in zip(frame.columns, frame.dtypes, strict=True) if not _is_number(dtype)]
+    others = []
+    for place, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        if is_number_type(dtype):
+            continue
+        column = frame.iloc[:, place]
+        numbers, text = column_numbers(column)
+        # what is stored as text may be a name, such as that of a cluster
+        text |= (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
+        if text.any():
+            first = int(np.argmax(text))
+            others.append(
+                f"{name} in {text.sum():,} of {len(text):,} rows, such as {column.iloc[first]!r} in row {first}"
+            )
+        else:
+            frame = frame.copy(deep=False)
+            frame.isetitem(place, numbers)
     if others:
         msg = (
             f"{where} has columns that hold no numbers ({head(others)}): leave columns of text out or put them into "
-            "obs, and cast numbers that are stored as text or objects with astype(float)."
+            "obs, and cast numbers that are stored as text with astype(float)."
         )
         raise TypeError(msg)
     values = frame.to_numpy()
     return frame.to_numpy(np.float64, na_value=np.nan) if values.dtype == object else values
 
 
-def _is_number(dtype: Any) -> bool:
+def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of a column, however they are typed, float64 ``(N,)``, and where it holds something else, boolean.
+
+    What is missing, or text that says so, is NaN, and nothing else.
+    """
+    if is_number_type(values.dtype):
+        return values.to_numpy(np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
+    plain = values.astype(object)
+    if values.dtype.kind in "cmM":  # dates and the like are quantities, but no numbers
+        return np.full(len(values), np.nan), plain.notna().to_numpy()
+    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    left = np.isnan(numbers) & plain.notna().to_numpy()
+    numbers[plain.isna().to_numpy()] = np.nan
+    left[left] = [str(value).strip().lower() not in MISSING_WORDS for value in plain[left]]
+    return numbers, left
+
+
+def is_number_type(dtype: Any) -> bool:
+    """Whether a dtype is that of numbers or truth values."""
     if pd.api.types.is_bool_dtype(dtype):  # PyArrow's are no numbers for pandas, and categories of them are none at all
         return not isinstance(dtype, pd.CategoricalDtype)
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+# rows that are looked through together
+_BLOCK = 65_536
+
+
 def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise ``ValueError`` unless a setting is a whole number that is large enough."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
@@ -62,6 +66,16 @@ def check_unmasked(name: str, values: Any) -> None:
             "them in, as with values.filled(np.nan) and what imputes NaN."
         )
         raise TypeError(msg)
+
+
+def check_finite_rows(values: Any, what: str = "The embedding") -> None:
+    """Raise ``ValueError`` if a row ``(N, D)`` holds NaN or an infinity, and say how many do."""
+    n_bad = 0
+    for start in range(0, len(values), _BLOCK):
+        n_bad += int((~np.isfinite(np.asarray(values[start : start + _BLOCK])).all(axis=1)).sum())
+    if n_bad:
+        msg = f"{what} has NaN or infinite values in {n_bad:,} of {len(values):,} cells: drop these cells."
+        raise ValueError(msg)
 
 
 def head(values: Iterable[object], n: int = 5) -> str:

@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 
 # longest name that a file system takes, in bytes, less what is put around it
 _NAME_BYTES = 200
+# how a file begins that Git LFS leaves in place of a large one
+_PLACEHOLDER = b"version https://git-lfs.github.com/spec/"
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A path of this machine, in which ``~`` is the home folder.
+
+    Raises
+    ------
+    ValueError
+        If it is the address of another machine or of an object store.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        msg = f"{text} is an address, and files are read and written on this machine: download it, and give its path."
+        raise ValueError(msg)
+    return Path(text).expanduser()
 
 
 def check_file(path: str | os.PathLike[str]) -> Path:
@@ -31,11 +48,17 @@ def check_file(path: str | os.PathLike[str]) -> Path:
     ------
     FileNotFoundError
         If there is nothing, or a folder.
+    ValueError
+        If it is an address, or a placeholder of Git LFS, which holds none of the data.
     """
-    found = Path(path)
+    found = local_path(path)
     if not found.is_file():
         msg = f"{path} is a folder: name a file." if found.is_dir() else f"There is no file {path}."
         raise FileNotFoundError(msg)
+    with found.open("rb") as file:
+        if file.read(len(_PLACEHOLDER)) == _PLACEHOLDER:
+            msg = f"{path} is a placeholder of Git LFS, without the data: run git lfs pull where it was cloned."
+            raise ValueError(msg)
     return found
 
 
@@ -116,8 +139,10 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
     ------
     FileExistsError
         If it, or what it would lie in, is a file.
+    ValueError
+        If it is an address.
     """
-    out = Path(out)
+    out = local_path(out)
     for path in (out, *out.parents):
         if path.exists() and not path.is_dir():
             msg = f"{path} is a file: give a directory to write to, which is made if it is not there."

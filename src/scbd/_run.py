@@ -30,9 +30,9 @@ from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
 from scbd.baselines._corrections import standardize_by_environment
 from scbd.baselines._pixel_pca import pixel_pca
-from scbd.data._formats import image_columns, kind_of
+from scbd.data._formats import image_columns, is_table, kind_of, read_frame
 from scbd.data._inputs import Inputs
-from scbd.data._profiles import COMPARTMENTS, Missing, read_profiles
+from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_profiles
 from scbd.data._readers import read_crops
 from scbd.data._screens import open_screen, storable
 from scbd.data._sources import digest_cells
@@ -352,7 +352,7 @@ def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
 
 
 # kinds of tables of features, and of images that are converted before they are trained on
-_TABLES = ("profiles", "deepprofiler")
+_TABLES = ("profiles", "tables", "deepprofiler")
 _CROPS = ("image_table", "image_folder", "lmdb", "arrays")
 # cells whose pixels are looked at
 _SAMPLED = 64
@@ -365,7 +365,7 @@ def open_cells(
     layer: str | None = None,
     obsm_key: str | None = None,
     features: str | Sequence[str] = COMPARTMENTS,
-    missing: Missing = "drop",
+    missing: Missing = "median",
 ) -> tuple[AnnData, dict[str, str]]:
     """Cells, and the arguments of ``setup_anndata`` that say where their images or features are.
 
@@ -391,7 +391,7 @@ def open_cells(
         msg = f"{path} is {kind.about}: make a screen of it first, {_conversion(path)}."
         raise ValueError(msg)
     if kind.name not in _TABLES:
-        if features != COMPARTMENTS or missing != "drop":
+        if features is not COMPARTMENTS or missing != "median":
             msg = f"{path} is no table of features: leave features and missing out."
             raise ValueError(msg)
         return open_screen(path, image_key=image_key, **where), where or {"image_key": image_key}
@@ -425,6 +425,13 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     lines = [f"{path} is {kind.about}."]
     keys = "--y-key … --e-key … --out results"
     if kind.name in _TABLES:
+        table = read_frame(path) if is_table(path) else None
+        begun = table is None or any(str(name).startswith(COMPARTMENTS) for name in table)
+        if not begun and (words := list(number_beginnings(table))):
+            # what is called otherwise has to be named: by what most of its numbers begin with
+            cells = read_profiles(path, features=words)
+            command = f"scbd run {typed} --features {shlex.join(words)} {keys}"
+            return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: {command}"])
         cells = read_profiles(path)
         return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: scbd run {typed} {keys}"])
     if kind.name not in (*_CROPS, "anndata"):

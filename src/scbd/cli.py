@@ -52,7 +52,7 @@ class Cells:
     features
         Of a table of features: beginnings of their names; by default those of CellProfiler's compartments.
     missing
-        Of a table of features: leave out rows with missing values, or fill in the feature's median.
+        Of a table of features: fill in the feature's median where values are missing, or leave out such rows.
     """
 
     y_key: list[str]
@@ -66,7 +66,7 @@ class Cells:
     layer: str | None = None
     obsm_key: str | None = None
     features: list[str] | None = None
-    missing: Literal["drop", "median"] = "drop"
+    missing: Literal["median", "drop"] = "median"
 
     def opened(self, path: str) -> dict[str, Any]:
         """Arguments of a job: the cells, their columns, and how they are set up."""

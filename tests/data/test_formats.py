@@ -52,6 +52,15 @@ def embedded(path: Path) -> None:
     np.savez(path, features=np.zeros((3, 2)), locations=np.zeros((3, 2)))
 
 
+def several(*names: str) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        for name in names:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text("ImageNumber\n1\n")
+
+    return write
+
+
 def lmdb(path: Path) -> None:
     path.mkdir()
     (path / "data.mdb").write_bytes(b"")
@@ -84,7 +93,12 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("MyExpt_Image.csv", lambda path: path.write_text("Count,ImageNumber\n1,1\n"), "cellprofiler_table"),
     ("out.sqlite", database, "cellprofiler"),
     ("out", folder("MyExpt_Image.csv", b"ImageNumber\n1\n"), "cellprofiler"),
+    ("out", several("A01_overlay.png", "Image.csv", "Nuclei.csv"), "cellprofiler"),
     ("crops", folder("1.png", b""), "image_folder"),
+    ("crops", several("a/1.png", "labels.csv"), "image_folder"),
+    ("profiles", several("P1/P1.csv", "P2/P2.csv"), "tables"),
+    ("t.parquet", several("plate=P1/0.parquet", "plate=P2/0.parquet"), "tables"),
+    ("without_places.npz", lambda path: np.savez(path, features=np.zeros((3, 2))), "deepprofiler"),
     ("lmdb", lmdb, "lmdb"),
     ("notes.txt", lambda path: path.write_text("hello"), "unknown"),
     ("empty", lambda path: path.mkdir(), "unknown"),

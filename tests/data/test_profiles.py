@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from anndata import AnnData
 from conftest import make_wells
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paper.loaders import breinig2015
 from scbd import SCBDModel
+from scbd._anndata import dense
 from scbd.data import read_profiles
+from scbd.data._profiles import Missing
 from scbd.datasets import cpjump1
 
 
@@ -71,9 +75,10 @@ def test_plates_and_their_maps(tmp_path):
         assert found.obs["compound"].tolist() == list("cbafed") and found.obs_names.tolist() == list("012345")
         assert found.n_vars == 2 and found.obs["Cells_per_well"].tolist() == [2, 1, 0, 5, 4, 3]
     for other, error, said in (
-        (plan.head(3), ValueError, "3 rows of .*P2 A01"),
+        (plan.head(3), ValueError, "3 of 6 rows .*P2 A01"),
         (plan.drop(columns="Metadata_Plate"), ValueError, "B01"),
-        (plan[["compound"]], KeyError, "share no column"),
+        (plan[["compound"]], KeyError, "share no column of plates.*compound"),
+        (plan.assign(dose=5), ValueError, "different values of dose"),
     ):
         with pytest.raises(error, match=said):
             read_profiles(paths, table=other)
@@ -88,6 +93,153 @@ def test_levels_of_an_index_are_columns(tmp_path):
     assert read_profiles(tmp_path / "2.parquet").obs_names.tolist() == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"Metadata_Well": ["A1", "B1"]}, {"well_position": ["B01", "A01"]}),
+        (
+            {"Metadata_Plate": [24277, 24278], "Well": ["A01", "A01"]},
+            {"plate": [24278.0, 24277.0], "well": ["A1", "A1"]},
+        ),
+        ({"Image_Metadata_Plate": ["24277", "24278"]}, {"Assay_Plate_Barcode": [24278, 24277]}),
+        ({"Metadata_Well": ["A01", "B01"], "Metadata_Site": [1, 2]}, {"Well ID": ["b1", "a1"]}),
+    ],
+)
+def test_maps_are_joined_by_what_columns_mean(tmp_path, ours, theirs):
+    """Never by the numbers that pandas saved, nor by another column that both happen to have."""
+    pd.DataFrame({**ours, "Cells_a": [0.0, 1.0], "note": "x"}).to_csv(tmp_path / "wells.csv")
+    plan = pd.DataFrame({**theirs, "gene": ["second", "first"], "note": "x"})
+    plan.to_csv(tmp_path / "map.csv")
+    for table in (plan, tmp_path / "map.csv"):
+        found = read_profiles(tmp_path / "wells.csv", table=table)
+        assert found.obs["gene"].tolist() == ["first", "second"]
+        assert not any(name.startswith("Unnamed") for name in found.obs)
+
+
+def test_maps_are_joined_by_columns_that_are_named(tmp_path):
+    table = pd.DataFrame({"batch": ["b1", "b2"], "Metadata_Well": "A01", "Cells_a": [0.0, 1.0]})
+    table.to_csv(tmp_path / "wells.csv", index=False)
+    plan = pd.DataFrame({"batch": ["b2", "b1"], "gene": ["second", "first"]})
+    with pytest.raises(KeyError, match="on="):
+        read_profiles(tmp_path / "wells.csv", table=plan)
+    found = read_profiles(tmp_path / "wells.csv", table=plan, on="batch")
+    assert found.obs["gene"].tolist() == ["first", "second"]
+    with pytest.raises(KeyError, match="share no Metadata_Well"):
+        read_profiles(tmp_path / "wells.csv", table=plan, on=["batch", "Metadata_Well"])
+
+
+@pytest.mark.parametrize("empty", ["0 bytes", "no row"])
+def test_an_empty_file_costs_no_other(tmp_path, empty):
+    paths = [tmp_path / f"{plate}.csv" for plate in ("P1", "P2", "P3")]
+    for path in paths:
+        wells(path.stem).to_csv(path, index=False)
+    paths[1].write_bytes(b"") if empty == "0 bytes" else wells()[:0].to_csv(paths[1], index=False)
+    with pytest.warns(UserWarning, match=r"1 of 3 files have no row .*P2.csv"):
+        assert read_profiles(paths).obs["Metadata_Plate"].tolist() == ["P1"] * 3 + ["P3"] * 3
+    with pytest.raises(FileNotFoundError, match=r"2 of 4 files .*P8.csv, .*P9.csv"):
+        read_profiles([*paths[:2], tmp_path / "P8.csv", tmp_path / "P9.csv"])
+    with pytest.raises(ValueError, match="twice"):
+        read_profiles([paths[0], paths[2], paths[0]])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["{0}.parquet", "{0}/profiles.parquet", "t.parquet/Metadata_Plate={0}/0.parquet", "a/Metadata_Plate={0}/0.parquet"],
+)
+def test_a_folder_of_tables(tmp_path, layout):
+    """A file for each plate, or the parts of one table, whose plates only their folders tell."""
+    for plate in ("P1", "P2"):
+        path = tmp_path / "profiles" / layout.format(plate)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        wells(plate).drop(columns=["Metadata_Plate"] if "=" in layout else []).to_parquet(path)
+    folder = tmp_path / "profiles" / layout.partition("/")[0] if "=" in layout else tmp_path / "profiles"
+    found = read_profiles(folder)
+    assert sorted(found.obs["Metadata_Plate"]) == ["P1"] * 3 + ["P2"] * 3 and found.n_vars == 2
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "message"),
+    [
+        (lambda table, path: table.to_csv(path, index=False, encoding="cp1252"), ValueError, "encoding"),
+        (lambda table, path: table.to_csv(path, index=False, encoding="utf-16"), ValueError, "encoding"),
+        (lambda table, path: path.write_text("version https://git-lfs.github.com/spec/v1\noid"), ValueError, "git lfs"),
+        (lambda table, path: table.groupby("dose").agg(["min", "max"]).to_csv(path), ValueError, "two rows"),
+        (lambda table, path: pd.concat({"Cells": table}, axis=1).to_csv(path, index=False), ValueError, "two rows"),
+    ],
+)  # fmt: skip
+def test_sound_files_are_not_called_damaged(tmp_path, write, error, message):
+    table = (
+        wells().drop(columns="Metadata_Plate").assign(unit="µM")
+        if "encoding" in message
+        else wells()[["dose", *wells().columns[3:], "Metadata_Well"]]
+    )
+    write(table, tmp_path / "t.csv")
+    with pytest.raises(error, match=message):
+        read_profiles(tmp_path / "t.csv")
+
+
+def test_addresses_are_called_so_and_home_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    wells().to_csv(tmp_path / "t.csv", index=False)
+    wells()[["Metadata_Well"]].assign(gene=list("abc")).to_csv(tmp_path / "map.csv", index=False)
+    assert read_profiles("~/t.csv", table="~/map.csv").obs["gene"].tolist() == list("abc")
+    for address in ("s3://bucket/t.parquet", "https://example.org/t.csv.gz"):
+        with pytest.raises(ValueError, match=f"{address} is an address"):
+            read_profiles(address)
+
+
+@pytest.mark.parametrize("word", ["None", "NA", "null", "nan", "N/A"])
+def test_words_are_labels_where_others_are(tmp_path, word):
+    """pandas takes them for missing; an empty field is."""
+    table = wells().assign(compound=[word, "a", ""], all=word, Cells_AreaShape_Area=["1", word, "3"])
+    table.to_csv(tmp_path / "t.csv", index=False)
+    found = read_profiles(tmp_path / "t.csv", missing="keep")
+    assert found.obs["compound"].tolist()[:2] == [word, "a"] and found.obs["compound"].isna().sum() == 1
+    assert found.obs["all"].tolist() == [word] * 3
+    assert np.isnan(found.X[:, 0]).tolist() == [False, True, False]
+
+
+def test_positions_and_numbers_of_objects_are_no_features(tmp_path):
+    """Those of CellProfiler and of tables of optical pooled screens; what is measured stays."""
+    about = ["cell_0", "nucleus_i", "nucleus_j_0", "cell_bounds_1", "cell_barcode_count_0", "nucleus_fov_distance_0"]
+    about += [
+        "cell_Location_Center_X",
+        "cell_AreaShape_BoundingBoxMaximum_X",
+        "cell_Parent_Nuclei",
+        "cell_object_number",
+    ]
+    about += ["cell_Children_Spots_Count", "nucleus_Number_Object_Number", "nucleus_Q_y", "Q_min_0"]
+    measured = ["nucleus_DAPI_mean", "cell_zernike_0", "cell_haralick_5_1", "cell_AreaShape_BoundingBoxArea"]
+    measured += ["cell_Neighbors_NumberOfNeighbors", "cell_Texture_Contrast_Y_3_00_256"]
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(9, len(about + measured))), columns=about + measured).assign(well="A1")
+    table.to_parquet(tmp_path / "t.parquet")
+    with pytest.warns(UserWarning, match=f"{len(about)} columns called like positions"):
+        found = read_profiles(tmp_path / "t.parquet", features=["cell_", "nucleus_", "Q_"])
+    assert sorted(found.var_names) == sorted(measured) and set(about) <= set(found.obs)
+    assert read_profiles(tmp_path / "t.parquet", features=["cell_bounds_1"]).n_vars == 1  # whoever names it wants it
+    with pytest.raises(ValueError, match=r"begin with .cell. \(5\)"):
+        read_profiles(tmp_path / "t.parquet")
+
+
+def test_most_numbers_left_over_are_told_of(tmp_path):
+    table = wells().assign(**{f"Actin area {number}": number * np.ones(3) for number in range(4)})
+    table.to_parquet(tmp_path / "t.parquet")
+    with pytest.warns(UserWarning, match=r"only 2 of 7 columns of numbers .*Cells_AreaShape_Area.*Actin area 0"):
+        read_profiles(tmp_path / "t.parquet")
+
+
+def test_lists_are_no_labels(tmp_path):
+    table = wells().assign(embedding=[[1.0, 2.0]] * 3)
+    table.to_parquet(tmp_path / "t.parquet")
+    with pytest.warns(UserWarning, match="'embedding' holds a list"):
+        assert "embedding" not in read_profiles(tmp_path / "t.parquet").obs
+    with pytest.raises(ValueError, match="'embedding' holds a list"):
+        read_profiles(tmp_path / "t.parquet", features="none")
+    with pytest.raises(TypeError, match="'embedding' holds a list"):
+        read_profiles(tmp_path / "t.parquet", features="embedding")
+
+
 def broken(n: int = 40, **holes: list[int]) -> pd.DataFrame:
     table = pd.DataFrame(np.arange(3.0 * n).reshape(n, 3), columns=["Cells_a", "Cells_b", "Cells_c"])
     for name, rows in holes.items():
@@ -96,18 +248,60 @@ def broken(n: int = 40, **holes: list[int]) -> pd.DataFrame:
 
 
 def test_what_is_missing_is_counted(tmp_path):
-    """In c in as many rows as a feature may lack, in b in more."""
-    table = broken(b=[0, 1, 2], c=[0, 1])
-    table.loc[3, "Cells_a"] = np.inf
+    """Of b more than half is missing."""
+    table = broken(b=list(range(21)), c=[30, 31]).assign(Cells_d=1.0)
+    table.loc[33, "Cells_a"] = np.inf
     table.to_parquet(tmp_path / "t.parquet")
-    with pytest.warns(UserWarning, match=r"1 of 3 features .*\(Cells_b\); 3 of 40 rows"):
-        cells = read_profiles(tmp_path / "t.parquet")
-    assert cells.shape == (37, 2) and cells.obs_names[:2].tolist() == ["2", "4"]
+    with pytest.warns(UserWarning, match=r"1 of 4 features .*\(Cells_b\); 3 of 40 rows"):
+        cells = read_profiles(tmp_path / "t.parquet", missing="drop")
+    assert cells.shape == (37, 3) and cells.obs_names[29:32].tolist() == ["29", "32", "34"]
     with pytest.warns(UserWarning, match="3 missing values in 3 rows .* median"):
-        cells = read_profiles(tmp_path / "t.parquet", missing="median")
-    assert cells.shape == (40, 2) and cells[3, "Cells_a"].X == np.nanmedian(table["Cells_a"].replace(np.inf, np.nan))
+        cells = read_profiles(tmp_path / "t.parquet")
+    assert cells.shape == (40, 3) and cells[33, "Cells_a"].X == np.nanmedian(table["Cells_a"].replace(np.inf, np.nan))
     cells = read_profiles(tmp_path / "t.parquet", missing="keep")
-    assert np.isnan(cells.X).sum() == 6 and cells.shape == (40, 3)
+    assert np.isnan(cells.X).sum() == 24 and cells.shape == (40, 4)
+
+
+def test_what_was_measured_of_an_object_that_is_not_there_is_not_made_up(tmp_path):
+    """Nuclei without a cell: few or many, they are left out, and all features stay."""
+    table = pd.DataFrame(np.arange(80.0).reshape(20, 4), columns=["Nuclei_a", "Nuclei_b", "Cells_a", "Cells_b"])
+    table.loc[[2, 5, *range(9, 18)], ["Cells_a", "Cells_b"]] = np.nan
+    table.loc[0, "Cells_a"] = np.nan
+    table.to_parquet(tmp_path / "t.parquet")
+    ways: dict[Missing, int] = {"median": 9, "drop": 8}
+    for missing, n in ways.items():
+        with pytest.warns(UserWarning, match="11 of 20 rows have no value of Cells_"):
+            cells = read_profiles(tmp_path / "t.parquet", missing=missing)
+        assert cells.shape == (n, 4) and np.isfinite(cells.X).all()
+
+
+@pytest.mark.parametrize("word", ["1.#INF", "#DIV/0!", "-", "n.d.", "nan", "NULL", "inf", "1,5"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+def test_text_among_numbers_makes_no_label_of_a_feature(tmp_path, word, kind):
+    table = broken().astype({"Cells_b": object})
+    table.loc[5, "Cells_b"] = word
+    if kind == "frame":  # in obsm nothing is filled in: it is refused by name, or missing
+        cells = AnnData(
+            obs=pd.DataFrame({"y": ["a", "b"] * 20, "e": ["c"] * 20 + ["d"] * 20}).set_axis(map(str, range(40)))
+        )
+        cells.obsm["features"] = table.set_axis(cells.obs_names)
+        with pytest.raises((TypeError, ValueError), match=r"Cells_b in 1 of 40 rows.*row 5|Cells_b.*rows 5"):
+            SCBDModel.setup_anndata(cells, y_key="y", e_key="e", obsm_key="features")
+        return
+    path = tmp_path / f"t.{kind}"
+    table.to_csv(path, index=False) if kind == "csv" else table.astype({"Cells_b": str}).to_parquet(path)
+    with pytest.warns(UserWarning, match="1 missing values in 1 rows"):
+        cells = read_profiles(path)
+    assert cells.shape == (40, 3) and cells[5, "Cells_b"].X == np.float32(np.median(np.delete(broken()["Cells_b"], 5)))
+
+
+def test_numbers_of_other_types_are_numbers(tmp_path):
+    table = broken().assign(Cells_b=[Decimal(number) for number in range(40)]).astype({"Cells_c": "Float64"})
+    table["Cells_a"] = table["Cells_a"].astype(object)
+    table.to_parquet(tmp_path / "t.parquet")
+    found = read_profiles(tmp_path / "t.parquet")
+    np.testing.assert_array_equal(found.X[:, 1], np.arange(40))
+    np.testing.assert_array_equal(dense(table, "features"), table.astype(float))
 
 
 @pytest.mark.parametrize("missing", ["drop", "median"])
@@ -121,12 +315,12 @@ def test_what_a_whole_file_lacks_costs_a_feature_not_the_file(tmp_path, missing)
 
 
 def test_plates_and_files_that_are_lost_are_named(tmp_path):
-    table = broken(80, a=[38], b=[39]).assign(Metadata_Plate=np.repeat(["P1", "P2", "P3"], [38, 2, 40]))
+    table = broken(80, a=[38, 79], b=[39]).assign(Metadata_Plate=np.repeat(["P1", "P2", "P3"], [38, 2, 40]))
     paths = [tmp_path / f"{plate}.parquet" for plate in ("P1", "P2", "P3")]
     for path in paths:
         table[table["Metadata_Plate"] == path.stem].reset_index(drop=True).to_parquet(path)
-    with pytest.warns(UserWarning, match=r"2 of 80 rows .*Metadata_Plate P2 and of file .*P2.parquet"):
-        assert read_profiles(paths).n_obs == 78
+    with pytest.warns(UserWarning, match=r"3 of 80 rows .*Metadata_Plate P2 and of file .*P2.parquet"):
+        assert read_profiles(paths, missing="drop").n_obs == 77
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -226,9 +420,12 @@ def test_what_is_read_can_be_learned_from(tmp_path, hasty):
 def test_real_profiles(shared):
     """What the readers of the two data sets, which know their columns, call features."""
     path = shared / "profiles" / "cpjump1_cellprofiler_wells.parquet"
-    known, found = cpjump1(path), read_profiles(path)
-    assert found.var_names.tolist() == known.var_names.tolist() and found.n_obs == 1920
-    np.testing.assert_array_equal(found.X, known.X)
+    known = cpjump1(path)
+    with pytest.warns(UserWarning, match="3 columns called like positions"):
+        found = read_profiles(path)
+    places = ["Cells_AreaShape_BoundingBoxMaximum_Y", "Cells_Parent_Nuclei", "Nuclei_AreaShape_BoundingBoxMinimum_X"]
+    assert set(known.var_names) - set(found.var_names) == set(places) <= set(found.obs) and found.n_obs == 1920
+    np.testing.assert_array_equal(found.X, known[:, found.var_names].X)
     assert found.obs["Metadata_moa"].astype(str).tolist() == known.obs["Metadata_moa"].astype(str).tolist()
     path = shared / "profiles" / "breinig2015_single_cells.parquet"
     known = breinig2015(path)

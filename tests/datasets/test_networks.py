@@ -153,3 +153,65 @@ def test_bad_input_gets_a_sentence(tmp_path):
     pd.DataFrame({"a": ["A"]}).to_csv(path, index=False)
     with pytest.raises(ValueError, match="pairs are a CSV of two columns"):
         gene_pairs(path)
+
+
+TABLE = [
+    ("EXOSC1", "RNA exosome"),
+    ("EXOSC2", "RNA exosome"),
+    ("PCNA", "PCNA clamp complex"),
+    ("RFC1", "PCNA clamp complex"),
+]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("t.tsv", "\t"), ("t.csv", ","), ("t.txt", "\t")])
+@pytest.mark.parametrize(
+    "names", [("gene_name", "group"), ("Gene Symbol", "Complex"), ("complex", "gene"), ("term", "genes")]
+)
+@pytest.mark.parametrize("read", [gene_sets, corum])
+def test_a_table_of_genes_and_groups_is_read_by_its_names(tmp_path, name, mark, names, read):
+    if read is corum and mark == ",":
+        return
+    order = 1 if names[0] in ("complex", "term") else -1
+    lines = [names, *(pair[::-order] for pair in TABLE)]
+    if names[1] == "genes":
+        lines = [names, ("RNA exosome", "EXOSC1; EXOSC2"), ("PCNA clamp complex", "PCNA; RFC1")]
+    (tmp_path / name).write_text("\n".join(mark.join(line) for line in lines))
+    net = read(tmp_path / name)
+    assert sorted(zip(net["target"], net["source"], strict=True)) == sorted(TABLE) and net.attrs["kind"] == "sets"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("headless.tsv", "\n".join("\t".join(pair) for pair in TABLE), "several lines have the genes"),
+        ("turned.tsv", "\n".join("\t".join(pair[::-1]) for pair in TABLE), "several lines have the name 'RNA exosome'"),
+        ("wide.tsv", "gene_name\tcluster\tcomplex\nPCNA\t1\tclamp", "gene_name, cluster, complex"),
+        ("empty.txt", "\n", "empty"),
+        ("names.txt", "exosome\t\nclamp\tPCNA", "line 1"),
+    ],
+)
+def test_files_of_another_layout_are_no_sets(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        gene_sets(tmp_path / name)
+
+
+def test_genes_lie_apart_by_whatever_is_used(tmp_path):
+    (tmp_path / "sets.txt").write_text("exosome\tEXOSC1, EXOSC2\nclamp\tPCNA;RFC1\nHLA\tHLA-A HLA-B\tHLA-C\n")
+    assert gene_sets(tmp_path / "sets.txt")["target"].tolist() == [
+        "EXOSC1",
+        "EXOSC2",
+        "PCNA",
+        "RFC1",
+        "HLA-A",
+        "HLA-B",
+        "HLA-C",
+    ]
+
+
+def test_pairs_of_other_layouts(tmp_path):
+    (tmp_path / "headless.csv").write_text("A,B\nB,C\nA,C\n")
+    assert len(gene_pairs(tmp_path / "headless.csv")) == 3
+    (tmp_path / "groups.csv").write_text("gene,complex\nPCNA,clamp\n")
+    with pytest.raises(ValueError, match="gene_sets"):
+        gene_pairs(tmp_path / "groups.csv")

@@ -198,3 +198,51 @@ def test_bad_designs_are_refused(system, keys, error, named):
     cells.obs = cells.obs.assign(time=times, one="plate", same=2, missing=np.where(times > 0, times, np.nan))
     with pytest.raises(error, match=named):
         system.setup_anndata(cells, **{"y_key": "gene", "e_key": "well"} | keys)
+
+
+@pytest.mark.parametrize(
+    ("y", "e", "message"),
+    [
+        (["DMSO", "DMSO ", "dmso", "a"], "PQPQ", "3 labels of 'y' .*'DMSO', 'DMSO ', 'dmso'"),
+        (["TP 53", "TP53", "a", "a"], "PQPQ", "2 labels of 'y'"),
+        (["a", "b", "a", "b"], ["P1", "P1", "p1", "P2"], "2 labels of 'e' .*environments"),
+        (["None", "a", "b", "b"], "PQPQ", "'None' of 'y' .* 12 cells"),
+        (["na", "DMSO", "b", "b"], "PQPQ", "'na'"),
+        ([" ", "a", "b", "b"], "PQPQ", "' '"),
+    ],
+)
+def test_labels_in_several_spellings_or_for_nothing_are_told_of(y, e, message):
+    cells = AnnData(np.random.default_rng(0).normal(size=(48, 3)).astype("float32"))
+    cells.obs["y"], cells.obs["e"] = np.tile(y, 12), np.repeat(list(e), 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.warns(UserWarning, match=message):
+            SCBDModel.setup_anndata(cells, "y", "e", control="DMSO" if "DMSO" in y else None)
+
+
+def test_labels_that_are_meant_are_quiet():
+    cells = AnnData(np.random.default_rng(0).normal(size=(48, 3)).astype("float32"))
+    cells.obs["y"], cells.obs["e"] = np.tile(["None", "a", "A", "b"], 12), np.repeat(["p", "P"], 24)
+    SCBDModel.setup_anndata(cells, "y", "e", control="None")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_key": "plate"}, "batch_key.*e_key"),
+        ({"labels_key": "gene"}, "labels_key.*y_key"),
+        ({"categorical_covariate_keys": ["plate"]}, "categorical_covariate_keys.*e_key"),
+        ({"contol": "a"}, "Did you mean 'control'"),
+        ({"xyz": 1}, "xyz.*It has: y_key"),
+    ],
+)
+@pytest.mark.parametrize("model", [SCBDModel, ERMModel])
+def test_arguments_that_set_up_does_not_have(model, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        model.setup_anndata(make_cells(), "gene", "well", **arguments)
+
+
+@pytest.mark.parametrize("cells", ["cells.h5ad", pd.DataFrame({"gene": ["a"]}), np.ones((3, 2)), None, 5])
+def test_what_is_no_anndata_is_said_to_be_none(cells):
+    with pytest.raises(TypeError, match="given as an AnnData, got"):
+        SCBDModel.setup_anndata(cells, "gene", "well")

@@ -388,3 +388,25 @@ def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(of_
     monkeypatch.setattr(torch.distributed, "barrier", wait)
     assert len(of_many.embed_to(path, **BLOCKS).obsm) == 2
     assert events == ["begin", "wait", *["write"] * 3, "wait", "begin", *["write"] * 2]
+
+
+@pytest.mark.parametrize("changed", [lambda x: 500 + 100 * x, lambda x: 100 * x, lambda x: x / 200, lambda x: x + 1e4])
+@pytest.mark.parametrize("images", [False, True])
+def test_inputs_in_other_units_are_told_of(changed, images):
+    """A model of scaled features, or of pixels, and cells that are not so; what stays in its units is quiet."""
+    cells = make_cells(dtype="float32") if images else make_wells()
+    keys = ("gene", "well") if images else ("compound", "plate")
+    SCBDModel.setup_anndata(cells, *keys)
+    model = SCBDModel(cells, encoder="small" if images else "auto")
+    model.train(**QUICK, train_size=1.0)
+    others = cells.copy()
+    model.get_latent_representation(others)
+    if images:
+        others.obsm[IMAGE_KEY] = changed(others.obsm[IMAGE_KEY]).astype(np.float32)
+    else:
+        others.X = changed(others.X).astype(np.float32)
+    with pytest.warns(UserWarning, match="other units"):
+        model.get_latent_representation(others)
+    others.obs = others.obs.iloc[:, :0]  # of no known environment
+    with pytest.warns(UserWarning, match="other units"):
+        model.get_latent_representation(others)

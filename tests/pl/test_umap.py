@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from anndata import AnnData
 from readable import long_names, require_readable
 
 from scbd import pl
@@ -64,3 +65,11 @@ def test_what_is_missing_is_named(cells, color, blocks, named):
     cells.obsm["Z"] = np.zeros((96, 2))
     with pytest.raises(KeyError, match=named):
         pl.umap_blocks(cells, color, blocks=blocks)
+
+
+def test_an_embedding_that_lacks_cells_is_named():
+    cells = AnnData(obs=pd.DataFrame({"gene": ["a", "b"] * 30}).set_axis(map(str, range(60))))
+    cells.obsm["X_scbd_c"] = np.random.default_rng(0).normal(size=(60, 5))
+    cells.obsm["X_scbd_c"][7] = np.nan
+    with pytest.raises(ValueError, match=r"X_scbd_c.* in 1 of 60 cells"):
+        pl.umap_blocks(cells, "gene", blocks={"z_c": "X_scbd_c"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -84,6 +85,11 @@ def crop_cells(
         If fields differ in channels or dtype, have planes or time points, or do not fit their labels; if a column or
         channel is not there; if a cell has no field, a position outside of it or none, or a label without pixels.
 
+    Warns
+    -----
+    UserWarning
+        If fields have no labels, where cells are those of labels.
+
     Examples
     --------
     >>> rng = np.random.default_rng(0)
@@ -101,6 +107,9 @@ def crop_cells(
     if table is None or labels is not None:
         table = _labelled(table, fields, masks, field_key, yx_keys)
     number, centres = _placed(table, fields, field_key, yx_keys)
+    if cells is None and (absent := [name for name in fields if name not in masks]):
+        msg = f"{len(absent)} of {len(fields)} fields have no labels, and no cell is cut out of them ({head(absent)})."
+        warnings.warn(msg, UserWarning, stacklevel=2)
     lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
     first = centres - size // 2
     cut = ((first < 0) | (first + size > lengths)).any(axis=1)
@@ -257,9 +266,9 @@ def _labelled(
 ) -> pd.DataFrame:
     """Cells with the centroids and areas of their labels; without a table all labels."""
     names = list(masks) if table is None else table[field_key].unique().tolist()
-    for name in names:
-        if name not in fields or name not in masks:
-            msg = f"Field {name!r} has {'no labels' if name in fields else 'no image'}: give both of each field."
+    for there, what in ((fields, "image"), (masks, "labels")):
+        if absent := [name for name in names if name not in there]:
+            msg = f"{len(absent)} of {len(names)} fields have no {what} ({head(absent)}): give both, or leave them out."
             raise ValueError(msg)
     found = pd.concat([_measured(masks[name], fields[name].shape[-2:], name) for name in names], ignore_index=True)
     found = found.rename(columns=dict(zip(("field", "y", "x"), (field_key, *yx_keys), strict=True)))

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # cells that are looked at of images and of features that are not in memory: a few of any store are read in no time
 _IMAGES, _ROWS = 64, 4_096
-# what missing values become when a table is turned into text
-_TEXTS_OF_MISSING = {"", "nan", "None", "<NA>", "NaT"}
 
 
 def _shown(name: str, **columns: str) -> rich.table.Table:
@@ -338,14 +336,6 @@ class LabelField(_ObsField):
     def register_field(self, adata: AnnData) -> dict[str, Any]:
         """Record the categories."""
         labels = self._labels(adata)
-        suspicious = [name for name in labels.cat.categories if name in _TEXTS_OF_MISSING]
-        if suspicious:
-            n = int(labels.isin(suspicious).sum())
-            msg = (
-                f"{n} of {adata.n_obs} cells have the {self.registry_key} {suspicious[0]!r} ({self._where}), which "
-                "counts as a label like any other: if that is a missing value turned into text, drop the cells."
-            )
-            warnings.warn(msg, UserWarning, stacklevel=2)
         return {"columns": list(self.columns), "categories": labels.cat.categories.tolist()}
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:

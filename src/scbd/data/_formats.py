@@ -8,9 +8,10 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from scbd._files import check_file
+from scbd._files import check_file, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,7 @@ _KINDS = {
         ("image_table", "a table that names image files", "read crops with scbd.data.read_crops(path, file_columns=…)"),
         ("image_folder", "a folder of images", "read it with scbd.data.read_crops, if each is a crop of one cell"),
         ("profiles", "a table of features", "read it with scbd.data.read_profiles"),
+        ("tables", "a folder of tables", "read it with scbd.data.read_profiles, if they are of features"),
         ("deepprofiler", "features of DeepProfiler", "read them with scbd.data.read_profiles"),
         (
             "cellprofiler",
@@ -67,7 +69,7 @@ _KINDS = {
             "unknown",
             "of no known kind",
             f"give {', '.join(HDF5)}, .zarr, .npz, .npy, a table (.csv, .tsv, .parquet) of image files or features, a "
-            "folder of images or of DeepProfiler, or that of an LMDB",
+            "folder of images, of tables or of DeepProfiler, or that of an LMDB",
         ),
     ]
 }
@@ -81,13 +83,15 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     FileNotFoundError
         If there is nothing.
     ValueError
-        If it is a table that cannot be read.
+        If it is a table that cannot be read, a placeholder of Git LFS, or an address of anything but Zarr.
     """
-    where = Path(path)
+    if "://" in os.fspath(path) and os.fspath(path).rstrip("/").endswith(".zarr"):
+        return _KINDS["anndata"]
+    where = local_path(path)
     if not where.exists():
         msg = f"There is nothing at {path}."
         raise FileNotFoundError(msg)
-    return _KINDS[_folder(where) if where.is_dir() else _file(where)]
+    return _KINDS[_folder(where) if where.is_dir() else _file(check_file(where))]
 
 
 def taken_elsewhere(path: str | os.PathLike[str], kind: Kind) -> str:
@@ -124,15 +128,17 @@ def _folder(path: Path) -> str:
         return "lmdb"
     if path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR):
         return _zarr(path)
+    found = "unknown"
     for place, files in walked(path):
-        for name in files:
-            if name.endswith(("Image.csv", "Image.tsv")):
-                return "cellprofiler"
-            if name.endswith(".npz") and _has_features(Path(place, name)):
-                return "deepprofiler"
-            if name.lower().endswith(IMAGE_FILES):
-                return "image_folder"
-    return "unknown"
+        # programs write pictures beside their tables, so that tables come first
+        if any(name.endswith(("Image.csv", "Image.tsv")) for name in files):
+            return "cellprofiler"
+        if any(name.endswith(".npz") and _has_features(Path(place, name)) for name in files):
+            return "deepprofiler"
+        if any(name.lower().endswith(IMAGE_FILES) for name in files):
+            return "image_folder"
+        found = "tables" if any(map(is_table, files)) else found
+    return found
 
 
 def _zarr(path: Path) -> str:
@@ -162,7 +168,7 @@ def _has_features(path: Path) -> bool:
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
-        return {"features.npy", "locations.npy"} <= set(archive.namelist())
+        return "features.npy" in archive.namelist()
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -170,15 +176,30 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     return str(path).lower().endswith(TABLES)
 
 
+def is_parted(path: Path) -> bool:
+    """Whether a folder is one table in parts, which may say in its folders' names what they are of (plate=P1)."""
+    return path.is_dir() and (path.suffix.lower() == ".parquet" or any(path.glob("*=*/")))
+
+
+def tables_in(path: Path) -> list[Path]:
+    """The tables of a folder, if that is what it is; else the path itself."""
+    if not path.is_dir() or is_parted(path) or kind_of(path).name != "tables":
+        return [path]
+    return [Path(place, name) for place, names in walked(path) for name in names if is_table(name)]
+
+
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """A table as it is written; numbers with zeros before them, such as plate ``0012``, are text.
+    """A table as it is written; or a folder of parts, as Spark and pandas write them.
+
+    Numbers with zeros before them, such as plate ``0012``, are text. So are ``None``, ``NA`` and the like in a column
+    of text; an empty field is missing.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is of another kind, empty, or truncated.
+        If it is of another kind or encoding, has two rows of names, is empty, or truncated.
     """
     return _read(path, None)
 
@@ -189,21 +210,37 @@ def head_of(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
-    where = Path(path)
-    if not is_table(where):
+    where = local_path(path)
+    if not (is_table(where) or is_parted(where)):
         msg = f"{where} is no table: give one of {', '.join(TABLES)}."
         raise ValueError(msg)
-    check_file(where)
+    if not is_parted(where):
+        check_file(where)
     try:
-        if where.suffix.lower() == ".parquet":
+        if where.suffix.lower() == ".parquet" or is_parted(where):
             return _parquet(where, n_rows)
         name = where.name.lower()
         separator = next(mark for ending, mark in _SEPARATORS.items() if name.endswith(ending))
-        as_text = dict.fromkeys(_padded(where, separator), str)
-        return pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
+        rows = pd.read_csv(where, sep=separator, nrows=_LOOKED_AT, dtype=str, keep_default_na=False)
+        as_text = dict.fromkeys(_padded(rows), str)
+        table = pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
+        table = _with_words(table, where, separator, n_rows)
+    except UnicodeDecodeError as error:
+        msg = (
+            f"{where} is text of another encoding than UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8. "
+            "pandas reads it with encoding='cp1252', or 'utf-16' where a spreadsheet wrote Unicode text."
+        )
+        raise ValueError(msg) from error
     except (OSError, EOFError, ValueError) as error:
         msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
         raise ValueError(msg) from error
+    if _has_two_rows_of_names(rows):
+        msg = (
+            f"{where} has two rows of names: make one of them, table = pandas.read_csv(…, header=[0, 1]), "
+            "table.columns = ['_'.join(name) for name in table.columns], and save it again."
+        )
+        raise ValueError(msg)
+    return table
 
 
 def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
@@ -212,16 +249,41 @@ def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
     except ImportError as error:
         msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
         raise ImportError(msg) from error
-    if n_rows is None:
+    if n_rows is None or path.is_dir():
         return pd.read_parquet(path)
     with pyarrow.parquet.ParquetFile(path) as file:
         return next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
 
 
-def _padded(path: Path, separator: str) -> list[str]:
+def _padded(rows: pd.DataFrame) -> list[str]:
     """Columns with numbers that begin with zeros: names of plates and wells, which would be others without."""
-    rows = pd.read_csv(path, sep=separator, nrows=_LOOKED_AT, dtype=str)
     return [name for name in rows if rows[name].str.fullmatch(_PADDED, na=False).any()]
+
+
+def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
+    """Of columns of text all words that are written, also those that pandas takes for missing, such as ``None``."""
+    is_missing, kinds = table.isna(), table.dtypes
+    places = [
+        place
+        for place in np.flatnonzero(is_missing.any())
+        if kinds.iloc[place].kind == "O" or is_missing.iloc[:, place].all()
+    ]
+    if places:
+        how = {"keep_default_na": False, "na_values": [""], "dtype": str}
+        text = pd.read_csv(path, sep=separator, nrows=n_rows, usecols=places, **how)
+        for place, (_, words) in zip(places, text.items(), strict=True):
+            table[table.columns[place]] = words
+    return table
+
+
+def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
+    """Whether numbers have a word above them in at least half of the columns."""
+    if len(rows) < 2:
+        return False
+    is_number = rows.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
+    first, later = ~is_number.iloc[0] & (rows.iloc[0] != ""), is_number.iloc[1:] | (rows.iloc[1:] == "")
+    words_above = first & later.all() & is_number.iloc[1:].any()
+    return int(words_above.sum()) >= max(2, rows.shape[1] / 2)
 
 
 def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from scbd._checks import head, resized_to
-from scbd._files import check_file, progress_bar
+from scbd._files import check_file, local_path, progress_bar
 from scbd.data._sources import IMAGE_DTYPES, check_images, numbers_of, target_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class FileSource:
         if not len(paths):
             msg = "The table names no file."
             raise ValueError(msg)
-        self._folder, self._paths = os.path.abspath(folder), paths
+        self._folder, self._paths = os.path.abspath(local_path(folder)), paths
         self._check_there()
         self._size = None if fit is None else fitted_size(fit, self._sizes() if isinstance(fit, str) else [])
         first = self._image(0)
@@ -277,7 +277,10 @@ def _tifffile_pages(path: Path) -> list[np.ndarray]:
         with tifffile.TiffFile(path) as file:
             pages = [(page.asarray(maxworkers=1), page) for page in file.pages]
     except (*of_library, OSError, ValueError, KeyError, IndexError, RuntimeError, TypeError) as error:
-        msg = f"{path} cannot be read as TIFF, or is truncated ({error})."
+        if "imagecodecs" in str(error):  # in the library's words
+            msg = f"{path} is compressed in a way that needs one more package: pip install imagecodecs."
+        else:
+            msg = f"{path} cannot be read as TIFF, or is truncated ({error})."
         raise ValueError(msg) from error
     found = []
     for pixels, page in pages:

@@ -8,14 +8,17 @@ import re
 import warnings
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import anndata
 import numpy as np
 import pandas as pd
 
+from scbd._anndata import column_numbers, is_number_type, label_text
 from scbd._checks import head
-from scbd.data._formats import kind_of, read_frame, taken_elsewhere
+from scbd._files import check_distinct, local_path
+from scbd.data._formats import kind_of, read_frame, tables_in, taken_elsewhere
+from scbd.data._sources import open_h5
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +30,22 @@ Missing: TypeAlias = Literal["drop", "median", "keep"]
 # CellProfiler's compartments, and what features of DeepProfiler are called here
 COMPARTMENTS = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
 _PLATE = re.compile(r"^(Image_)?(Metadata_)?plate$", re.IGNORECASE)
-# features that are missing in more of the rows are left out, rather than the rows
-_MOSTLY_THERE = 0.05
+# names of numbers that say where an object lies, which it is, or what it belongs to
+_ABOUT_OBJECTS = re.compile(
+    r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
+    r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
+    re.IGNORECASE,
+)
+# what columns of plates, wells and sites are called, without the word Metadata before it
+_KEYS = {
+    "plate": ("plate", "plate_id", "plate_name", "plate_barcode", "assay_plate_barcode", "barcode"),
+    "well": ("well", "well_id", "well_name", "well_position"),
+    "site": ("site", "field", "fov"),
+}
+_WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
+_ROW_NUMBERS = re.compile(r"^Unnamed: \d+$")
+# features and rows that lack more than this share of their values are left out
+_MOSTLY_THERE = 0.5
 # where DeepProfiler's files lie
 _FOLDERS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
@@ -38,29 +55,35 @@ def read_profiles(
     *,
     features: str | Sequence[str] = COMPARTMENTS,
     table: str | os.PathLike[str] | pd.DataFrame | None = None,
-    missing: Missing = "drop",
+    on: str | Sequence[str] | None = None,
+    missing: Missing = "median",
 ) -> anndata.AnnData:
     """Features of cells or wells, as pycytominer, CytoTable, DeepProfiler and others write them.
 
-    A column is a feature if its name begins with one of ``features``; all others go to ``obs``. Features of one value
-    stay; :meth:`~scbd.SCBDModel.setup_anndata` leaves them out, and says so.
+    A column is a feature if its name begins with one of ``features``, unless it is called like a position, a box, a
+    number or a parent of an object; all others go to ``obs``. Features of one value stay;
+    :meth:`~scbd.SCBDModel.setup_anndata` leaves them out, and says so.
 
     Parameters
     ----------
     path
-        ``.parquet``, ``.csv``, ``.tsv`` (also ``.csv.gz``, ``.tsv.gz``) with a cell or well a row; ``.h5ad`` or
-        ``.zarr`` of an AnnData, whose ``X`` are the features; an ``.npz`` of DeepProfiler, or the folder of them, where
-        folders are called by plate and well. Several, such as a file for each plate, are put together.
+        ``.parquet``, ``.csv``, ``.tsv`` (also ``.csv.gz``, ``.tsv.gz``) with a cell or well a row, or a folder of such;
+        ``.h5ad`` or ``.zarr`` of an AnnData, whose ``X`` are the features; an ``.npz`` of DeepProfiler, or the folder
+        of them, where folders are called by plate and well. Several, such as a file for each plate, are put together.
     features
         Beginnings of the names of features, or whole names. By default those of CellProfiler's compartments, and
         ``feature_``, as those of DeepProfiler are called here.
     table
-        What else is known, such as a plate map: a frame or a file, joined by the columns that both have. None of its
-        columns is a feature.
+        What else is known, such as a plate map: a frame or a file. None of its columns is a feature.
+    on
+        Columns, of one name in both, by which ``table`` is joined. By default those of plate, well and site that both
+        have, however they are called (``Metadata_Well``, ``well_position``). A1 and A01 are one well, 24277 and 24277.0
+        one plate.
     missing
-        Of missing and infinite values. Features that lack more than 5 % of their values are left out, as are those
-        without any value in one of several files; then ``"drop"`` leaves out rows that still have some, and
-        ``"median"`` fills in the feature's median. ``"keep"`` does neither: models refuse such features.
+        Of values that are missing, infinite, or text among numbers. Rows in which a whole compartment is missing are
+        left out, as are features without any value in a plate or file, and features and rows that lack more than half
+        of their values; ``"median"`` then fills in the feature's median, ``"drop"`` leaves out all rows that still
+        lack some. ``"keep"`` does nothing: models refuse such features.
 
     Returns
     -------
@@ -69,17 +92,18 @@ def read_profiles(
     Raises
     ------
     FileNotFoundError
-        If there is nothing.
+        If files are missing (which).
     KeyError
-        If ``table`` shares no column.
+        If ``table`` has none of the columns to join by.
     TypeError, ValueError
-        If it is of another kind, truncated, or has no feature; if a feature is no number, or two have one name; if
-        ``table`` has several rows for one, or none.
+        If it is of another kind, truncated, or has no feature; if a feature holds no numbers, or two have one name; if
+        ``table`` has several rows for one, or none, or other values in a column of the same name.
 
     Warns
     -----
     UserWarning
-        If features or rows are left out, or values filled in: how many, and the plates or files that are lost.
+        If features, rows or empty files are left out, or values filled in: how many, and the plates or files that are
+        lost; if most columns of numbers are no features.
 
     References
     ----------
@@ -98,42 +122,73 @@ def read_profiles(
     if missing not in get_args(Missing):
         msg = f"missing={missing!r} is not known: use {', '.join(map(repr, get_args(Missing)))}."
         raise ValueError(msg)
-    paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(one) for one in path]
-    if not paths:
-        msg = "There is no file to read: give at least one."
-        raise ValueError(msg)
+    paths = _files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} others"
-    read = [_read(one) for one in paths]
-    found = pd.concat([frame for frame, _ in read], ignore_index=len(paths) > 1)
+    read = {one: _read(one) for one in paths if not _is_empty(one)}
+    without = [one for one in paths if one not in read or read[one][0].empty]
+    if len(without) == len(paths):
+        msg = f"{where} has no row: there is nothing to read."
+        raise ValueError(msg)
+    said = [f"{len(without)} of {len(paths)} files have no row ({head(without)})"] if without else []
+    read = {one: part for one, part in read.items() if one not in without}
+    found = pd.concat([frame for frame, _ in read.values()], ignore_index=len(read) > 1)
     beginnings = (features,) if isinstance(features, str) else tuple(features)
-    known = {name for _, names in read for name in names}
-    names = [column for column in found if column in known or str(column).startswith(beginnings)]
-    _check(found, names, beginnings, where)
+    known = {name for _, names in read.values() for name in names}
+    names, about = _features(found, beginnings, known, where)
+    if about:
+        said.append(
+            f"{len(about)} columns called like positions, boxes or numbers of objects go to obs ({head(about)})"
+        )
     obs = found.drop(columns=names)
+    if features is COMPARTMENTS and not known:
+        said += _other_numbers(obs, names, about)
+    obs = _without_lists(obs, said)
     if table is not None:
-        obs = _joined(obs, table if isinstance(table, pd.DataFrame) else read_frame(table), where)
+        obs = _joined(obs, table if isinstance(table, pd.DataFrame) else read_frame(table), on, where)
     logger.info("%s: %d features; in obs: %s.", where, len(names), head(obs.columns, 20))
     groups = {str(column): obs[column].to_numpy() for column in obs if _PLATE.search(str(column))}
-    if len(paths) > 1:
-        groups["file"] = np.repeat(np.array(list(map(str, paths)), dtype=object), [len(frame) for frame, _ in read])
-    values = found[names].to_numpy(np.float32, copy=True, na_value=np.nan)  # what pandas hands out may be read-only
-    values[~np.isfinite(values)] = np.nan
+    if len(read) > 1:
+        lengths = [len(frame) for frame, _ in read.values()]
+        groups["file"] = np.repeat(np.array(list(map(str, read)), dtype=object), lengths)
+    values = _numbers(found, names, where, said)
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
     if missing != "keep":
-        rows, kept = _mended(values, pd.Index(names), missing, where, groups)
+        rows, kept = _mended(values, pd.Index(names), missing, where, groups, beginnings, said)
+    if said:
+        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=2)
     cells = anndata.AnnData(X=values[np.ix_(rows, kept)], obs=_tidy(obs[rows]))
     cells.var_names = np.array(names, dtype=object)[kept]
     return cells
 
 
+def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """All of them are there, and each once; a folder of tables stands for these."""
+    given = [local_path(one) for one in ([path] if isinstance(path, (str, os.PathLike)) else path)]
+    if not given:
+        msg = "There is no file to read: give at least one."
+        raise ValueError(msg)
+    absent = [one for one in given if not one.exists()]
+    if absent:
+        msg = f"{len(absent)} of {len(given)} files are not there ({head(absent)})."
+        raise FileNotFoundError(msg)
+    check_distinct(given)
+    return [file for one in given for file in tables_in(one)]
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and not path.stat().st_size
+
+
 def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """A row a cell or well, and names of columns that are features whatever they begin with."""
     kind = kind_of(path)
-    if kind.name in ("profiles", "image_table"):
-        table = read_frame(path).rename(columns=str)
+    if kind.name in ("profiles", "image_table", "tables"):
+        table = _without_row_numbers(read_frame(path).rename(columns=str))
         # levels of an index are columns like others; the name of a row is none
         return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
     if kind.name == "anndata":
+        if path.is_file():
+            open_h5(path).close()  # says what is wrong with it
         cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
         return cells.obs.join(cells.to_df()), cells.var_names.tolist()
     if kind.name == "deepprofiler":
@@ -141,60 +196,150 @@ def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
     raise ValueError(taken_elsewhere(path, kind))
 
 
-def _check(table: pd.DataFrame, features: list[str], beginnings: tuple[str, ...], where: str) -> None:
-    if table.empty:
-        msg = f"{where} has no row: there is nothing to read."
-        raise ValueError(msg)
+def _features(
+    table: pd.DataFrame, beginnings: tuple[str, ...], known: set[str], where: str
+) -> tuple[list[str], list[str]]:
+    """Columns that are features, and those that only begin so, being called like what is no measurement."""
     if not table.columns.is_unique:
         msg = f"{where} has columns whose name is there twice ({head(table.columns[table.columns.duplicated()])})."
         raise ValueError(msg)
+    begun = [name for name in table if name in known or str(name).startswith(beginnings)]
+    about = [name for name in begun if name not in (*known, *beginnings) and _ABOUT_OBJECTS.search(str(name))]
+    features = [name for name in begun if name not in set(about)]
     if not features:
+        numbers = [f"{start!r} ({n})" for start, n in number_beginnings(table).items()]
+        lists = [name for name in table if _holds_lists(table[name])]
         msg = (
             f"{where} has no feature, which is a column that begins with {' or '.join(beginnings)}; it has: "
-            f"{head(table.columns, 8)}. Name features, or how they begin, with features=…."
+            f"{head(table.columns, 8)}. Name features, or how they begin, with features=…"
+            + (f"; most numbers begin with {head(numbers)}" if numbers else "")
+            + (f". {_of_lists(lists[0])}" if lists else "")
+            + "."
         )
         raise ValueError(msg)
-    text = [column for column in features if table[column].dtype.kind not in "fiub"]
-    if text:
-        msg = f"{where} has features that are no numbers ({head(text)}): name the others alone with features=…."
+    return features, about
+
+
+def number_beginnings(table: pd.DataFrame) -> dict[str, int]:
+    """The word that columns of numbers begin with, where three or more do, and how many; the most frequent first."""
+    numbers = [name for name in map(str, table.select_dtypes("number")) if not _ABOUT_OBJECTS.search(name)]
+    words = pd.Series([found[0] for name in numbers if (found := re.match(r"[A-Za-z]+", name))], dtype=object)
+    counts = words[words.str.lower() != "metadata"].value_counts()
+    return {str(word): int(n) for word, n in counts[counts >= 3].items()}
+
+
+def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
+    """That most numbers are no features, where it is so."""
+    numbers = obs.select_dtypes("number").columns.difference(about, sort=False).astype(str)
+    others = [name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDERS, "Location_Center_"))]
+    if len(others) <= len(features):
+        return []
+    return [
+        f"only {len(features)} of {len(features) + len(others)} columns of numbers are features ({head(features, 3)}) "
+        f"and the others go to obs ({head(others)}): name what features begin with (features=…)"
+    ]
+
+
+def _holds_lists(column: pd.Series) -> bool:
+    return column.dtype == object and bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
+
+
+def _of_lists(name: str) -> str:
+    return (
+        f"{name!r} holds a list in each row: make a column of each of its numbers, "
+        f"table.join(pandas.DataFrame(table.pop({name!r}).tolist(), table.index).add_prefix('feature_'))"
+    )
+
+
+def _without_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
+    """Lists are no labels."""
+    lists = [name for name in obs if _holds_lists(obs[name])]
+    said += [f"left out: {_of_lists(name)}" for name in lists]
+    return obs.drop(columns=lists)
+
+
+def _without_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Without the column that ``to_csv`` writes of an index of numbers: it says nothing of the rows."""
+    numbers = [name for name in table if _ROW_NUMBERS.match(name) and table[name].dtype.kind in "iu"]
+    return table.drop(columns=numbers)
+
+
+def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
+    """Values of features, float32 ``(N, F)``, NaN where there is none."""
+    typed = [name for name in features if is_number_type(table[name].dtype)]
+    values = np.empty((len(table), len(features)), np.float32)
+    places = {name: place for place, name in enumerate(features)}
+    # what pandas hands out may be read-only
+    values[:, [places[name] for name in typed]] = table[typed].to_numpy(np.float32, na_value=np.nan)
+    no_numbers, with_text = [], []
+    for name in places.keys() - set(typed):
+        values[:, places[name]], text = column_numbers(table[name])
+        if 2 * text.sum() >= max(1, len(text) - np.count_nonzero(table[name].isna())):
+            no_numbers.append(name)
+        elif text.any():
+            with_text.append(f"{name} in {text.sum():,} rows, such as {table[name][text].iloc[0]!r}")
+    if no_numbers:
+        what = _of_lists(no_numbers[0]) if _holds_lists(table[no_numbers[0]]) else "name the others with features=…"
+        msg = f"{where} has features that are no numbers ({head(sorted(no_numbers))}): {what}."
         raise TypeError(msg)
+    if with_text:
+        said.append(f"text among numbers counts as missing ({head(sorted(with_text))})")
+    values[~np.isfinite(values)] = np.nan
+    return values
 
 
 def _mended(
-    values: np.ndarray, features: pd.Index, missing: Missing, where: str, groups: Mapping[str, np.ndarray]
+    values: np.ndarray,
+    features: pd.Index,
+    missing: Missing,
+    where: str,
+    groups: Mapping[str, np.ndarray],
+    beginnings: tuple[str, ...],
+    said: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which rows and features are kept; what is missing in those is filled in place where that was asked for."""
     absent = np.isnan(values)
     lacked = np.zeros(len(features), dtype=bool)
-    for name in np.unique(groups.get("file", [])):  # to keep what a file lacks would cost all of its rows
-        lacked |= absent[groups["file"] == name].all(axis=0)
-    kept = ~lacked & (absent.mean(axis=0) <= _MOSTLY_THERE)
-    said = []
+    for names in groups.values():  # to keep what a plate or file lacks would cost all of its rows
+        for name in pd.unique(names):
+            lacked |= absent[names == name].all(axis=0)
+    rows = np.ones(len(values), dtype=bool)
+    for beginning in beginnings:  # nuclei without a cell lack all that was measured of cells
+        block = features.str.startswith(beginning) & ~lacked
+        incomplete = absent[:, block].all(axis=1) & rows
+        if block.sum() > 1 and incomplete.any() and not incomplete.all():
+            rows &= ~incomplete
+            said.append(f"{incomplete.sum():,} of {len(rows):,} rows have no value of {beginning}…, and are left out")
+    kept = ~lacked & (absent[rows].mean(axis=0) <= _MOSTLY_THERE)
     if not kept.all():
         said.append(
-            f"{(~kept).sum()} of {len(features)} features are missing in more than {_MOSTLY_THERE:.0%} of the rows or "
-            f"in a whole file, and are left out ({head(features[~kept])})"
+            f"{(~kept).sum()} of {len(features)} features are missing in a whole plate or file or in more than "
+            f"{_MOSTLY_THERE:.0%} of the rows, and are left out ({head(features[~kept])})"
         )
     holes = absent[:, kept]
-    rows = ~holes.any(axis=1)
-    if missing == "median" and not rows.all():
-        said.append(f"{holes.sum():,} missing values in {(~rows).sum():,} rows are replaced by the feature's median")
-        for column in np.flatnonzero(kept)[holes.any(axis=0)]:
-            values[absent[:, column], column] = np.nanmedian(values[:, column])
-        rows[:] = True
-    elif not rows.all():
-        whole = {kind: pd.Series(rows).groupby(names).any() for kind, names in groups.items()}
-        lost = [f"{kind} {head(left.index[~left])}" for kind, left in whole.items() if not left.all()]
+    lacking = holes.any(axis=1) if missing == "drop" else holes.mean(axis=1) > _MOSTLY_THERE if kept.any() else ~rows
+    if (rows & lacking).any():
+        left = rows & ~lacking
+        whole = {kind: pd.Series(left).groupby(names).any() for kind, names in groups.items()}
+        lost = [f"{kind} {head(there.index[~there])}" for kind, there in whole.items() if not there.all()]
         said.append(
-            f"{(~rows).sum():,} of {len(rows):,} rows have missing or infinite values, and are left out"
+            f"{(rows & lacking).sum():,} of {len(rows):,} rows have "
+            + ("missing or infinite values" if missing == "drop" else "less than half of the values")
+            + ", and are left out"
             + (f", among them all of {' and of '.join(lost)}" if lost else "")
-            + "; missing='median' keeps them"
+            + ("; missing='median' keeps them" if missing == "drop" else "")
         )
+        rows = left
     if not (kept.any() and rows.any()):
         msg = f"{where}: {'; '.join(said)}. Nothing is left: look at it with missing='keep'."
         raise ValueError(msg)
-    if said:
-        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=3)
+    holes = holes & rows[:, None]
+    if holes.any():
+        said.append(
+            f"{holes.sum():,} missing values in {holes.any(axis=1).sum():,} rows are replaced by the feature's median"
+        )
+        for column in np.flatnonzero(kept)[holes.any(axis=0)]:
+            values[absent[:, column], column] = np.nanmedian(values[rows, column])
     return rows, kept
 
 
@@ -205,25 +350,75 @@ def _tidy(obs: pd.DataFrame) -> pd.DataFrame:
     return obs.set_axis(obs.index.astype(str))
 
 
-def _joined(obs: pd.DataFrame, table: pd.DataFrame, where: str) -> pd.DataFrame:
-    """Rows with what a table knows of them; numbers and text are the same name."""
-    table = table.rename(columns=str)
-    shared = [column for column in table if column in obs]
-    if not shared:
-        msg = f"{where} and the table share no column ({', '.join(map(str, table))}): name them alike."
-        raise KeyError(msg)
-    left, right = obs[shared].astype(str), table[shared].astype(str)
+def _joined(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:
+    """Rows with what a table knows of them."""
+    table = _without_row_numbers(table.rename(columns=str))
+    keys = _shared_keys(obs, table, on, where)
+    names = ", ".join(keys.values())
+    left, right = (
+        pd.DataFrame({one: _alike(frame[name]) for one, name in zip(keys, own, strict=True)})
+        for frame, own in ((obs, keys), (table, keys.values()))
+    )
     if right.duplicated().any():
-        first = " ".join(right[right.duplicated()].iloc[0])
-        msg = f"The table has several rows for one {', '.join(map(str, shared))} (such as {first}): keep one of each."
+        first = _said(table[list(keys.values())], right.duplicated())
+        msg = f"The table has several rows for one {names} (such as {first}): keep one of each, or name more with on=…."
         raise ValueError(msg)
-    rows = left.merge(right.assign(row=range(len(right))), how="left", on=shared)["row"]
+    rows = left.merge(right.assign(row=range(len(right))), how="left", on=list(keys))["row"]
     if rows.isna().any():
-        first = " ".join(left[rows.isna().to_numpy()].iloc[0])
-        msg = f"{rows.isna().sum():,} rows of {where} are not in the table (such as {', '.join(shared)} {first})."
+        first, there = _said(obs[list(keys)], rows.isna()), _said(table[list(keys.values())], [True] * len(table))
+        msg = (
+            f"{rows.isna().sum():,} of {len(rows):,} rows of {where} are not in the table: of {names} it has no "
+            f"{first} (but {there}, …)."
+        )
         raise ValueError(msg)
-    new = table.drop(columns=shared).iloc[rows.astype(int)].set_axis(obs.index)
-    return pd.concat([obs, new], axis=1)
+    new = table.drop(columns=list(keys.values())).iloc[rows.astype(int)].set_axis(obs.index)
+    both = [name for name in new if name in obs]
+    if clash := [name for name in both if not _alike(obs[name]).equals(_alike(new[name]))]:
+        msg = f"{where} and the table have different values of {head(clash)}: drop it in one of them, or rename it."
+        raise ValueError(msg)
+    return pd.concat([obs, new.drop(columns=both)], axis=1)
+
+
+def _said(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
+    """The first of some rows, for a sentence."""
+    return " ".join(rows[np.asarray(chosen)].iloc[0].astype(str))
+
+
+def _shared_keys(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
+    """Columns to join by, and what the table calls them."""
+    if on is not None:
+        keys = {name: name for name in ([on] if isinstance(on, str) else on)}
+        absent = [name for name in keys if name not in obs or name not in table]
+    else:
+        meant, theirs = _meanings(obs), _meanings(table)
+        keys = {meant[key]: theirs[key] for key in meant if key in theirs}
+        absent = [] if keys else ["column of plates, wells or sites"]
+    if absent:
+        msg = (
+            f"{where} and the table share no {absent[0]} ({head(obs.columns, 8)}; {head(table.columns, 8)}): name "
+            "columns alike, and give them with on=…."
+        )
+        raise KeyError(msg)
+    return keys
+
+
+def _meanings(table: pd.DataFrame) -> dict[str, str]:
+    """Of plate, well and site the column that says it."""
+    plain = {re.sub(r"^(image_)?(metadata_)?", "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
+    found = {key: [plain[name] for name in names if name in plain] for key, names in _KEYS.items()}
+    return {key: names[0] for key, names in found.items() if names}
+
+
+def _alike(values: pd.Series) -> pd.Series:
+    """As text, in one of the ways to write it: A1 and A01 are one, 24277 and 24277.0."""
+
+    def plain(value: Any) -> str:
+        text = label_text(value).strip()
+        text = re.sub(r"^(\d+)\.0+$", r"\1", text)
+        well = _WELL.match(text)
+        return f"{well[1].upper()}{int(well[2])}" if well else text
+
+    return values.astype(object).map({value: plain(value) for value in pd.unique(values.astype(object))})
 
 
 def _deepprofiler(path: Path) -> pd.DataFrame:
@@ -234,6 +429,8 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
     """
     files, root = ([path], path.parent) if path.is_file() else (sorted(path.rglob("*.npz")), path)
     tables = [table for table in (_deepprofiler_field(file, file.relative_to(root)) for file in files) if len(table)]
+    if 0 < len(tables) < len(files):
+        logger.info("%s: %d of %d fields have no cell.", path, len(files) - len(tables), len(files))
     if not tables:
         msg = f"{path}: none of {len(files)} files of DeepProfiler (.npz) has a cell."
         raise ValueError(msg)

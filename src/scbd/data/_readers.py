@@ -18,7 +18,7 @@ import zarr
 
 from scbd._anndata import CONTENT_KEY, IMAGE_KEY
 from scbd._checks import head
-from scbd._files import say
+from scbd._files import local_path, say
 from scbd.data._formats import IMAGE_FILES, image_columns, kind_of, read_frame, taken_elsewhere, walked
 from scbd.data._image_files import FileSource, centred, fitted_size
 from scbd.data._inputs import Inputs, chosen_channels, numbered, say_masks, taken_channels
@@ -223,14 +223,14 @@ def read_crops(
     >>> crops.images.shape, list(crops.obs.columns[:2])
     ((240, 4, 32, 32), ['gene', 'sgRNA'])
     """
-    path, kind = Path(path), kind_of(path)
+    kind, path = kind_of(path), local_path(path)
     columns = [file_columns] if isinstance(file_columns, str) else list(file_columns)
     if kind.name == "anndata":
         crops = _anndata(path, image_key, channels)
     elif kind.name == "arrays":
         crops = _arrays(path, image_key)
     elif kind.name in ("image_table", "profiles"):
-        crops = _files(path, columns, path.parent if root is None else Path(root), fit)
+        crops = _files(path, columns, path.parent if root is None else local_path(root), fit)
     elif kind.name == "image_folder":
         crops = _folder(path, fit)
     elif kind.name == "lmdb":
@@ -292,7 +292,7 @@ def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
         If there is none; if it is truncated, or of another kind.
     """
     if isinstance(path, (str, os.PathLike)) and "://" not in str(path):
-        path = Path(path)
+        path = local_path(path)
         if path.exists() and (kind := kind_of(path)).name not in ("anndata", "unknown"):
             raise ValueError(taken_elsewhere(path, kind))
         if not path.is_dir():

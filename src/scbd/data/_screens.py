@@ -29,7 +29,7 @@ from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_nu
 
 from scbd._anndata import IMAGE_KEY, label_text, label_values
 from scbd._checks import head, resized_to
-from scbd._files import check_distinct, partial_path, progress_bar
+from scbd._files import check_distinct, local_path, partial_path, progress_bar
 from scbd.data._readers import Crops, channel_table, crops_of, images_of, opened, read_crops, some_channels, tables_of
 from scbd.data._sources import (
     FEATURES,
@@ -201,7 +201,7 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
     >>> screen = scbd.data.write_screen("screen.zarr", adata, y_key="gene")
     >>> scbd.data.verify_screen("screen.zarr")  # silent: everything is as it was written
     """
-    path = Path(path)
+    path = local_path(path)
     if not path.exists():
         msg = f"There is nothing at {path}."
         raise FileNotFoundError(msg)
@@ -304,7 +304,7 @@ def write_screen(
     >>> screen.obs["gene"].is_monotonic_increasing  # sorted by perturbation
     True
     """
-    path = Path(path)
+    path = local_path(path)
     if path.suffix != ".zarr":
         msg = f"{path}: give a path that ends in .zarr."
         raise ValueError(msg)
@@ -593,7 +593,7 @@ def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
 
 def _source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
     """Of each file its name, with as many folders as tell them apart; or with a number."""
-    paths = [Path(plate) for plate in plates]
+    paths = [local_path(plate) for plate in plates]
     stems = [path.stem for path in paths]
     depth = max(len(path.parts) for path in paths)
     for names in [stems, *(["/".join(path.parts[-n:]) for path in paths] for n in range(1, depth + 1))]:
@@ -901,7 +901,10 @@ def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     ValueError
         If it has a name that no store can hold, or values that no text stands for (in which column).
     """
-    names = table.columns.astype(str)
+    if numbers := [name for name in table.columns if not isinstance(name, str)]:
+        msg = f"{slot} has columns whose names are no text ({head(numbers)}): {slot}.columns.astype(str) makes them so."
+        raise ValueError(msg)
+    names = table.columns
     unfit = [name for name in names if "/" in name or name in ("", ".", "..", "_index")]
     if unfit or not names.is_unique:
         wrong = unfit[0] if unfit else names[names.duplicated()][0]

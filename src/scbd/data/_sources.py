@@ -274,13 +274,33 @@ def open_h5(path: Path) -> h5py.File:
     ------
     FileNotFoundError, ValueError
         If there is none; if it is not HDF5, or truncated.
+    ImportError
+        If it was compressed by a filter of hdf5plugin, which is not installed.
     """
     check_file(path)
     try:
-        return h5py.File(path, "r")
+        file = h5py.File(path, "r")
     except OSError as error:
         msg = f"{path} cannot be read as .h5ad ({error}): it is truncated or of another kind."
         raise ValueError(msg) from error
+    filters: set[int] = set()
+    file.visititems(lambda _, item: filters.update(_filters_of(item)))
+    if not all(map(h5py.h5z.filter_avail, filters)):
+        try:
+            import hdf5plugin  # noqa: F401  # brings its filters along
+        except ImportError as error:
+            file.close()
+            msg = f"{path} was compressed by a filter that HDF5 does not have by itself: pip install hdf5plugin."
+            raise ImportError(msg) from error
+    return file
+
+
+def _filters_of(item: h5py.Dataset | h5py.Group) -> list[int]:
+    """Numbers of the filters that a dataset passes."""
+    if not isinstance(item, h5py.Dataset):
+        return []
+    created = item.id.get_create_plist()
+    return [created.get_filter(place)[0] for place in range(created.get_nfilters())]
 
 
 def mapped(dataset: h5py.Dataset) -> np.ndarray | None:

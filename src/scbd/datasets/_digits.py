@@ -15,6 +15,7 @@ import pandas as pd
 from scipy.ndimage import zoom
 
 from scbd._anndata import IMAGE_KEY
+from scbd._files import local_path
 from scbd.datasets._download import fetch
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
             for name, checksum in _MNIST.items()
         ]
         return files[0].parent
-    folder = Path(path)
+    folder = local_path(path)
     missing = [name for name in _MNIST if not (folder / name).is_file()]
     if missing:
         msg = f"{folder} lacks {', '.join(missing)}: give the folder of the four official MNIST files."

@@ -33,6 +33,11 @@ _CHECKSUMS = {
     "StringDB.txt": "sha256:7955c846a551530c07b1eb508404cf15ef0b77ea39ad2368ed40c5c099dedb8c",
     "allComplexes_v3.0.txt": "sha256:833a2b73db8d745070daf86c22c9ca5c844a33483f4a15aaed4c4c80dbafe521",
 }
+# how columns of genes, and of the sets that they are in, are called, in small letters alone
+_GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
+_GROUPS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname", "term", "source", "cluster")
+# share of sets that may have the same genes as another
+_ALIKE = 0.5
 _CORUM_URL = "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt"
 
 
@@ -94,14 +99,18 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
-    r"""Read sets of genes, one a line: ``name<TAB>GENE GENE …``, or ``.gmt``, whose second field is a description.
+    r"""Read sets of genes: lists of them, or a table of genes and their groups.
+
+    A list has a set a line, ``name<TAB>GENE GENE …``; in a ``.gmt`` the second field is a description. Genes lie apart
+    by blanks, tabs, commas or semicolons. A table, ``.csv`` or separated by tabs, has a gene and its group a line, and
+    says in its first line which is which: ``gene,complex``.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If a line has no name and genes.
+        If a line has no name and genes, or the file is of another layout.
 
     Examples
     --------
@@ -111,27 +120,65 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     ['EXOSC1', 'EXOSC2']
     """
     path = check_file(path)
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        name, tab, genes = line.partition("\t")
-        if line.strip() and not tab:
+    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if not lines:
+        msg = f"{path} is empty: there is no set."
+        raise ValueError(msg)
+    mark = "," if path.suffix.lower() == ".csv" else "\t"
+    header = [name.strip().strip('"') for name in lines[0].split(mark)]
+    genes = [name for name in header if _plain(name) in _GENES]
+    if genes and len(header) > 1:
+        return _of_table(path, mark, header, genes)
+    rows, names = [], []
+    for number, line in enumerate(lines, start=1):
+        name, tab, members = line.partition("\t")
+        if path.suffix == ".gmt":
+            members = members.partition("\t")[2]
+        found = [gene for gene in re.split(r"[\s,;|]+", members) if gene]
+        if not tab or not (found or path.suffix == ".gmt"):
             msg = f"{path}, line {number}: a set is a name, a tab and genes; got {line[:60]!r}."
             raise ValueError(msg)
-        if path.suffix == ".gmt":
-            genes = genes.partition("\t")[2]
-        rows += [(name, gene) for gene in genes.split()]
+        names.append((name, " ".join(sorted(found)) or name))
+        rows += [(name, gene) for gene in found]
+    for place, what in enumerate(("name", "genes")):
+        words = pd.Series([pair[place] for pair in names])
+        if words.duplicated(keep=False).mean() > (0 if place == 0 else _ALIKE):
+            several = words[words.duplicated()].iloc[0]
+            msg = (
+                f"{path} is no list of sets: several lines have the {what} {several!r}. Give a line to each set, or a "
+                "table of genes and groups, whose first line calls the columns (gene, complex)."
+            )
+            raise ValueError(msg)
     return _tidy(pd.DataFrame(rows, columns=["source", "target"]), "sets")
+
+
+def _of_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.DataFrame:
+    """Of a table of genes and groups."""
+    others = [name for name in header if name not in genes]
+    groups = others if len(others) == 1 else [name for name in others if _plain(name) in _GROUPS]
+    if len(genes) > 1 or len(groups) != 1:
+        msg = (
+            f"{path} is a table of {', '.join(header)}, of which {'no' if not groups else 'no single'} column is known "
+            "to name the group of a gene: keep two, gene and complex."
+        )
+        raise ValueError(msg)
+    table = pd.read_csv(path, sep=mark, dtype=str, keep_default_na=False).rename(columns=str.strip)
+    found = table[[groups[0], genes[0]]].set_axis(["source", "target"], axis=1)
+    found["target"] = found["target"].str.split(r"[\s,;|]+", regex=True)
+    return _tidy(found.explode("target"), "sets")
 
 
 def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read related pairs from a CSV whose first two columns are genes; each pair is kept once, in order.
+
+    Its first line calls the columns, unless both of its words are genes of other lines, too.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If there are fewer than two columns.
+        If there are fewer than two columns, or one of them is that of sets.
 
     Examples
     --------
@@ -144,6 +191,11 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
         raise ValueError(msg)
+    if any(_plain(name) in _GROUPS[:-3] for name in table.columns[:2]):
+        msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
+        raise ValueError(msg)
+    if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:  # the first line is a pair as well
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, header=None)
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
     swap = first > second
     source, target = first.mask(swap, second), second.mask(swap, first)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from scbd._anndata import IMAGE_KEY
 from scbd._checks import check_count, head
-from scbd._files import progress_bar
+from scbd._files import local_path, progress_bar
 from scbd.data._formats import read_frame
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def funk22(
 
     from scbd.data._readers import LMDBSource, open_lmdb, parsed_keys
 
-    path = Path(path)
+    path = local_path(path)
     if n_cells is not None:
         check_count("n_cells", n_cells)
     genes = [genes] if isinstance(genes, str) else genes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd._checks import check_finite_rows
 from scbd._files import torch_threads_kept
 from scbd._linear_maps import resolution
 from scbd.metrics._table import label_names, stored_embedding
@@ -106,10 +107,7 @@ def batch_mixing(
     if len(names) < 2:
         msg = f"Every cell is in the one environment {names[0]!r}: there is nothing to mix."
         raise ValueError(msg)
-    n_bad = int((~np.isfinite(x).all(axis=1)).sum())
-    if n_bad:
-        msg = f"The embedding has NaN or infinite values in {n_bad} of {len(x)} cells: drop them."
-        raise ValueError(msg)
+    check_finite_rows(x)
     groups = [np.arange(len(x))]
     if y_key is not None:
         groups, n_left_out = _groups(label_names(adata, y_key)[rows], codes, y_key, 3 * n_neighbors)

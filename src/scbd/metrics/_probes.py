@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import dense
-from scbd._checks import check_unmasked
+from scbd._checks import check_finite_rows, check_unmasked
 from scbd._linear_maps import label_means, resolution
 from scbd.metrics._average_precision import rounded, unit_rows
 from scbd.metrics._table import chosen_rows, label_names, stored_embedding
@@ -331,11 +331,7 @@ def _check_finite(embedding: Any) -> None:
     if len(shape) != 2:
         msg = f"The embedding has the shape {shape}: give a row a cell and a column a component."
         raise ValueError(msg)
-    blocks = (np.isfinite(embedding[s : s + _BLOCK]).all(axis=1) for s in range(0, len(embedding), _BLOCK))
-    n_bad = sum(int((~finite).sum()) for finite in blocks)
-    if n_bad:
-        msg = f"The embedding has NaN or infinite values in {n_bad} of {len(embedding)} cells."
-        raise ValueError(msg)
+    check_finite_rows(embedding)
 
 
 def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:

@@ -27,7 +27,7 @@ from scipy import sparse
 from scipy.stats import false_discovery_control
 
 from scbd._anndata import control_names, label_text
-from scbd._checks import check_count, check_unmasked, head
+from scbd._checks import check_count, check_finite_rows, check_unmasked, head
 from scbd.metrics._average_precision import chance, score_queries, unit_rows
 from scbd.metrics._resampling import (
     Resampled,
@@ -221,10 +221,7 @@ def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.
 
 def _finite(block: Any) -> np.ndarray:
     block = np.asarray(block, dtype=np.float64)
-    n_bad = int((~np.isfinite(block).all(axis=1)).sum())
-    if n_bad:
-        msg = f"The embedding holds NaN or infinity in {n_bad} of {len(block)} cells read together: drop these cells."
-        raise ValueError(msg)
+    check_finite_rows(block)
     return block
 
 

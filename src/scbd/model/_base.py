@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
+from scbd._files import local_path
 from scbd.data._loading import ImageDataModule
 from scbd.model._cells import check_saved_model, plain, restored
 from scbd.model._contract import Traits
@@ -103,7 +104,7 @@ class ImageModel(TrainMixin):
         FileExistsError
             If the directory exists and ``overwrite`` is false.
         """
-        target = Path(dir_path)
+        target = local_path(dir_path)
         if target.exists() and not (overwrite and target.is_dir()):
             what = "already exists: choose another directory, or pass overwrite=True."
             msg = f"{target} {what if target.is_dir() else 'is a file: give the path of a directory to make.'}"
@@ -166,7 +167,8 @@ class ImageModel(TrainMixin):
             if the images of ``adata`` are not of the kind the model was trained on.
         """
         saved = {
-            name: Path(dir_path) / f"{prefix or ''}{name}" for name in (SAVE_KEYS.MODEL_FNAME, SAVE_KEYS.ADATA_FNAME)
+            name: local_path(dir_path) / f"{prefix or ''}{name}"
+            for name in (SAVE_KEYS.MODEL_FNAME, SAVE_KEYS.ADATA_FNAME)
         }
         check_saved_model(saved[SAVE_KEYS.MODEL_FNAME], cls.__name__, cls._FORMAT, allow_pickle=allow_pickle)
         if adata is None and not saved[SAVE_KEYS.ADATA_FNAME].exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -13,6 +14,7 @@ from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_
 from scbd._anndata import (
     CROSS,
     E_REGISTRY,
+    MISSING_WORDS,
     as_columns,
     column_codes,
     control_texts,
@@ -20,7 +22,7 @@ from scbd._anndata import (
     label_values,
     number_values,
 )
-from scbd._checks import missing_key
+from scbd._checks import head, missing_key
 from scbd.data._inferred import INFERRED, infer_environments
 from scbd.nn._variance import Numbers
 
@@ -68,18 +70,24 @@ class Design(NamedTuple):
         columns = as_columns(e_key)
         apart = [(column,) for column in columns] if e_columns == "side_by_side" else [columns]
         return cls(
-            label_values(obs, y_key),
-            {CROSS.join(map(str, each)): label_values(obs, each) for each in apart},
+            label_values(obs, y_key).rename(CROSS.join(map(str, as_columns(y_key)))),
+            {name: label_values(obs, each).rename(name) for each in apart for name in [CROSS.join(map(str, each))]},
             {column: number_values(obs, column) for column in number_keys or ()},
         )
 
 
-def check_design(design: Design) -> None:
+def check_design(design: Design, controls: Iterable[str] = ()) -> None:
     """Warn of a design that silently spoils what is learned.
 
-    That is, if an environment is a quantity, or if y and an environment, or a number, are confounded.
+    That is, if an environment is a quantity, if y and an environment, or a number, are confounded, if labels are
+    written in several ways, or if one that is no control is called like a missing value.
     """
     y = _codes(design.y)
+    _warn_if_spelt_alike(design.y, "perturbations")
+    _warn_if_missing(design.y, "perturbation", controls)
+    for labels in design.environments.values():
+        _warn_if_spelt_alike(labels, "environments")
+        _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
         _warn_if_quantity(labels, name)
         _warn_if_confounded(y, _codes(labels), name)
@@ -227,6 +235,34 @@ def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np
     labels = label_values(obs, y_columns, allow_missing=True)
     mask: np.ndarray = labels.isin(control_labels(control, labels.cat.categories)).to_numpy()
     return mask
+
+
+def _warn_if_spelt_alike(labels: pd.Series, what: str) -> None:
+    """Of labels that differ in blanks or in small and capital letters; single letters may be classes."""
+    names = [label for label in labels.cat.categories if isinstance(label, str)]
+    plain = pd.Series(
+        [
+            "".join(unicodedata.normalize("NFKC", name if len(name.strip()) == 1 else name.casefold()).split())
+            for name in names
+        ],
+        dtype=object,
+    )
+    if (twice := plain.duplicated(keep=False)).any():
+        alike = sorted(zip(plain[twice], np.array(names, dtype=object)[twice.to_numpy()], strict=True))
+        _warn(
+            f"{len(alike)} labels of {labels.name!r} differ from others only in blanks or case "
+            f"({head(repr(name) for _, name in alike)}), and count as {what} of their own: write them alike."
+        )
+
+
+def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ()) -> None:
+    named = set(controls)
+    for word in labels.cat.categories:
+        if isinstance(word, str) and word not in named and word.strip().lower() in MISSING_WORDS:
+            _warn(
+                f"The label {word!r} of {labels.name!r} counts as {what} like any other, of {(labels == word).sum():,} "
+                "cells: if it says that a value is missing, leave them out; if these are controls, name it (control=…)."
+            )
 
 
 def _warn_if_quantity(labels: pd.Series, name: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from anndata import AnnData
 
 from scbd._checks import count_or, head
-from scbd._files import named_when_whole, progress_bar
+from scbd._files import local_path, named_when_whole, progress_bar
 from scbd.data._loading import read_tensor
 from scbd.data._screens import BlockStore, open_embedding, storable
 from scbd.data._sources import digest_cells, prefetch
@@ -37,6 +37,10 @@ Center = Literal["auto", "controls"] | None
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
 # enough controls to know their mean
 _CENTRE_CELLS = 16_384
+# cells whose units are looked at, and fewer that say nothing; what no batch of the same units is off, in standard
+# deviations and as a factor, and the same of logarithms
+_LOOKED_AT, _ENOUGH = 256, 8
+_FAR, _EXP_FAR = 10.0, 3.0
 _BLOCKS = {"c": "perturbation", "s": "environment"}
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 _DTYPES = ("float32", "float16")
@@ -170,7 +174,8 @@ class EmbedMixin(EnvironmentMixin):
         Warns
         -----
         UserWarning
-            If the channels have other names than those the model was set up with.
+            If the channels have other names than those the model was set up with, or inputs are in other units than
+            those it was trained on.
         """
         embedder = self._embedder(adata, [block], representation, center)
         (name,), n_cells = embedder.blocks, embedder.source.shape[0]
@@ -302,6 +307,8 @@ class EmbedMixin(EnvironmentMixin):
         environments = None
         if "c" in names:
             environments = self._environments(adata, leftover=center is not None and kind == "embedding")
+        if adata is not self.adata or self._has_others():
+            _warn_of_units(self.module, source, environments)
         return Embedder(self.module, source, names, kind, centers, environments)
 
     def _block(self, block: str) -> BlockName:
@@ -351,6 +358,37 @@ class EmbedMixin(EnvironmentMixin):
             self.centers_[block] = z.mean(0)
 
 
+@torch.no_grad()
+def _warn_of_units(module: EmbeddingModule, source: ImageSource, environments: Environments | None) -> None:
+    """Of inputs that vary or lie quite otherwise than those of the training, such as raw ones in place of scaled."""
+    n, preprocess = source.shape[0], module.preprocess
+    rows = np.sort(np.random.default_rng(0).permutation(n)[:_LOOKED_AT])
+    if len(rows) < _ENOUGH or not (preprocess.standardize and bool(preprocess.fitted)):
+        return
+    values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
+    if environments is not None and environments.inputs is not preprocess.environments:  # new ones bring their own
+        values = environments.inputs(values, torch.from_numpy(environments.codes[rows]).to(module.device))
+    # of images what their pixels say, cell by cell: a broken one is refused where it is embedded
+    of_images = values.ndim == 4
+    pixels = values.double().cpu().numpy().reshape(*values.shape[:2], -1)
+    pixels = pixels[np.isfinite(pixels).all((1, 2))]
+    if not len(pixels):
+        return
+    middles = np.median(pixels.mean(-1), axis=0)
+    spread = np.median(pixels.std(-1) if of_images else np.abs(pixels[..., 0] - middles), axis=0)
+    off, ratio = float(np.median(np.abs(middles))), float(np.median(spread[spread > 0])) if spread.any() else 1.0
+    bound = _EXP_FAR if preprocess.intensity == "arcsinh" else _FAR
+    # smooth images vary less than noisy ones, and so do resized ones
+    if off > bound or not (0.1 if of_images else 1) / bound < ratio < bound:
+        what = "Channels" if of_images else "Features"
+        msg = (
+            f"{what} of these cells are in other units than those that the model was trained on: in the middle they "
+            f"lie {off:.2g} of its standard deviations off, and vary {ratio:.2g} times as much (farthest: number "
+            f"{np.argmax(np.abs(middles))}). Their embedding means little: scale them as those were."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=4)
+
+
 def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
     """Raise if inputs that were read, of these rows of a table, hold a NaN or an infinity."""
     if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
@@ -395,7 +433,7 @@ def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
             raise ValueError(msg)
         yield out
     else:
-        path = Path(out)
+        path = local_path(out)
         if path.suffix != ".npy":
             msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
             raise ValueError(msg)
@@ -408,7 +446,7 @@ def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
 
 def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, *, shared: bool) -> Path:
     """A path to write embeddings to."""
-    path = Path(path)
+    path = local_path(path)
     if not blocks:
         msg = "blocks names no embedding to write: give 'c', 's' or both."
         raise ValueError(msg)

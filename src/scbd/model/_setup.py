@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,9 +19,12 @@ from scbd._anndata import (
     POSITION_REGISTRY,
     Y_REGISTRY,
     as_columns,
+    check_anndata,
     control_names,
+    control_texts,
     label_text,
 )
+from scbd._checks import closest
 from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
 from scbd.data._inputs import Inputs, check_channel_names, check_like_registered
 from scbd.model._cells import TRAIN_SIZE, cell_digests
@@ -57,6 +61,14 @@ _ROWS_A_FEATURE = 10
 _LINEAR_LATENT = 300
 # what features pass before an encoder by default
 _BEFORE: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
+# arguments of scvi-tools' own models, and those that stand for them
+_MEANT = {
+    "batch_key": "e_key",
+    "labels_key": "y_key",
+    "categorical_covariate_keys": "e_key, a list of columns",
+    "sample_key": "e_key",
+    "unlabeled_category": "none: cells without a label are embedded, and not trained on",
+}
 # settings that have no meaning for features, and for images, with the values that ask for nothing
 _OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
@@ -188,9 +200,12 @@ class SetupMixin(BaseModelClass):
         Warns
         -----
         UserWarning
-            If ``y`` and ``e``, or a covariate, are confounded; if an environment is a quantity; if a channel shows
-            nothing; or if features have one value in all cells, which are left out.
+            If ``y`` and ``e``, or a covariate, are confounded; if an environment is a quantity; if labels differ only
+            in blanks or case, or one is called like a missing value; if a channel shows nothing; or if features have
+            one value in all cells, which are left out.
         """
+        check_anndata(adata)
+        _check_arguments(cls, kwargs)
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
         e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
         infer_environments = None  # from here on they are a column like any other
@@ -224,7 +239,7 @@ class SetupMixin(BaseModelClass):
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
         if design is not None:
-            check_design(design)
+            check_design(design, () if control is None else control_texts(control))
 
     @property
     def adata(self) -> Any:
@@ -266,6 +281,8 @@ class SetupMixin(BaseModelClass):
         if adata is None and self.adata is None:
             msg = "The model was loaded without data: pass adata."
             raise ValueError(msg)
+        if adata is not None:
+            check_anndata(adata)
         return self.adata if adata is None else adata
 
     def _compare_cells(self, adata: AnnData) -> None:
@@ -451,6 +468,18 @@ class SetupMixin(BaseModelClass):
     @property
     def _is_linear(self) -> bool:
         return any(isinstance(part, IdentityLinear) for part in self.module.modules())
+
+
+def _check_arguments(model: type[SetupMixin], given: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` for arguments that ``setup_anndata`` does not have, and name those that may be meant."""
+    # what scvi-tools hands on when it loads a model
+    unknown = [name for name in given if name not in ("source_registry", "extend_categories", "allow_missing_labels")]
+    if unknown:
+        names = [name for name in inspect.signature(model.setup_anndata).parameters if name not in ("adata", "kwargs")]
+        meant = _MEANT.get(unknown[0])
+        hint = closest(unknown[0], names) if meant is None else f" Here that is {meant}."
+        msg = f"setup_anndata has no argument {unknown[0]!r}.{hint or ' It has: ' + ', '.join(names) + '.'}"
+        raise TypeError(msg)
 
 
 def _plain_key(key: str | Sequence[str]) -> str | list[str]:

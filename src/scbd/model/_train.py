@@ -26,7 +26,7 @@ from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
 from scbd._checks import check_count
-from scbd._files import remove_partials, written_whole
+from scbd._files import local_path, remove_partials, written_whole
 from scbd.data._splits import Split
 from scbd.model._cells import (
     cell_digests,
@@ -129,7 +129,7 @@ class TrainSettings:
     @property
     def folder(self) -> Path | None:
         """Where states are kept."""
-        return Path(self.checkpoint_dir) if self.checkpoint_dir else None
+        return local_path(self.checkpoint_dir) if self.checkpoint_dir else None
 
     @property
     def plan(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._anndata import CONTENT_KEY, STYLE_KEY
-from scbd._checks import missing_key
+from scbd._checks import check_finite_rows, missing_key
 from scbd._files import torch_threads_kept
 from scbd.pl._looks import wrapped
 
@@ -53,6 +53,8 @@ def umap_blocks(
     ------
     KeyError
         If an embedding or a column is missing.
+    ValueError
+        If an embedding is not finite.
 
     Examples
     --------
@@ -88,6 +90,7 @@ def umap_blocks(
             drawn.obsm["X_umap"] = np.asarray(adata.obsm[f"{key}_umap"])[rows]
         else:
             drawn.obsm["embedding"] = np.asarray(adata.obsm[key])[rows]
+            check_finite_rows(drawn.obsm["embedding"], f"obsm[{key!r}]")
             # of a few thousand cells, scikit-learn is done before scanpy's own search has compiled itself
             near = {"n_neighbors": min(15, len(rows) - 1), "transformer": "sklearn"}
             with torch_threads_kept():
