@@ -11,14 +11,13 @@ from scvi.data._constants import _ADATA_MINIFY_TYPE_UNS_KEY, _MANAGER_UUID_KEY, 
 from scvi.data._utils import _get_adata_minify_type
 from torch import nn
 
-from scbd.data._sources import FEATURES, ArraySource
+from scbd.data._inputs import Inputs
 from scbd.model._cells import cell_digests
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from scbd.data._inputs import Inputs
     from scbd.data._sources import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
     from scbd.nn._encoders import Representation
@@ -26,8 +25,11 @@ if TYPE_CHECKING:
 
 # in uns, where scvi-tools has the kind of a minified table: neither of its own kinds, which hold posteriors
 _KIND = "embeddings"
-# all blocks side by side, as the losses see them; of what they are
-_KEY, _OF = "_scbd_latent", "_scbd_minified"
+# what they are of
+_OF = "_scbd_minified"
+# all blocks side by side, as the losses see them
+_KEY = "_scbd_latent"
+_STORED = Inputs(obsm_key=_KEY)
 
 
 class StoredBlocks(nn.Module):
@@ -50,9 +52,9 @@ class StoredBlocks(nn.Module):
         e: Tensor | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> Tensor:
-        """A block, as :meth:`EmbeddingModule.embed` would make it; a copy, for the table is not to change."""
+        """A block, as :meth:`EmbeddingModule.embed` would make it."""
         first = 0 if block == "c" else self.widths["c"]
-        return inputs[:, first : first + self.widths[block]].clone()
+        return inputs[:, first : first + self.widths[block]]
 
 
 def blocks_of(module: EmbeddingModule) -> list[BlockName]:
@@ -68,11 +70,12 @@ def is_minified(adata: AnnData) -> bool:
 def minified(adata: AnnData, inputs: Inputs, module: EmbeddingModule, z: np.ndarray) -> AnnData:
     """A table with all blocks ``z (N, D)`` in place of inputs, X and layers."""
     uns = {key: value for key, value in adata.uns.items() if key not in (_SCVI_UUID_KEY, _MANAGER_UUID_KEY)}
-    digests = {"inputs": cell_digests(inputs.source(adata), adata.obs[[]])["images"], "weights": _weights(module)}
-    uns |= {_ADATA_MINIFY_TYPE_UNS_KEY: _KIND, _OF: digests | {"embeddings": _digest(z)}}
     left_out = (inputs.image_key, inputs.obsm_key)
     obsm = {key: values for key, values in adata.obsm.items() if key not in left_out}
-    return AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm | {_KEY: z}, obsp=dict(adata.obsp))
+    table = AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm | {_KEY: z}, obsp=dict(adata.obsp))
+    digests = {"inputs": _digest(adata, inputs), "embeddings": _digest(table, _STORED), "weights": _weights(module)}
+    table.uns |= {_ADATA_MINIFY_TYPE_UNS_KEY: _KIND, _OF: digests}
+    return table
 
 
 def without(inputs: str) -> str:
@@ -97,17 +100,17 @@ def stored_blocks(adata: AnnData, module: EmbeddingModule) -> ImageSource:
             "attach the full table, and call minify_adata() again."
         )
         raise ValueError(msg)
-    return ArraySource(adata.obsm[_KEY], f"obsm[{_KEY!r}]", FEATURES)
+    return _STORED.source(adata)
 
 
 def digest_of_inputs(adata: AnnData) -> str:
     """Of those that the embeddings are of, as long as the cells are the same."""
     of = adata.uns[_OF]
-    return str(of["inputs"]) if of["embeddings"] == _digest(adata.obsm[_KEY]) else ""
+    return str(of["inputs"]) if of["embeddings"] == _digest(adata, _STORED) else ""
 
 
-def _digest(z: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(z).tobytes()).hexdigest()
+def _digest(adata: AnnData, inputs: Inputs) -> str:
+    return cell_digests(inputs.source(adata), adata.obs[[]])["images"]
 
 
 def _weights(module: EmbeddingModule) -> str:
