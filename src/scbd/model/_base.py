@@ -208,6 +208,7 @@ class ImageModel(TrainMixin):
     def _cells(self) -> str:
         """How many, and what is known of them."""
         cells = "no data attached" if self.adata is None else f"{self.adata.n_obs:,} cells"
+        cells += " (minified)" * (self.minified_data_type is not None)
         for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
             label = self._registered(key)
             apart = covariates(self.registry_) if key == E_REGISTRY else None

@@ -14,6 +14,7 @@ from scbd._anndata import as_columns, label_text, label_values
 from scbd._checks import check_count, check_weight, count_or, head
 from scbd.model._contract import Losses, Objective
 from scbd.model._embed import row_numbers
+from scbd.model._minified import blocks_of
 from scbd.model._pictures import CELLS, READ, PictureMixin
 from scbd.model._train import TrainMixin
 
@@ -305,7 +306,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
             raise KeyError(msg)
         rows = row_numbers(indices, adata.n_obs)
         rows = np.arange(adata.n_obs) if rows is None else rows
-        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in self._blocks()}
+        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in blocks_of(self.module)}
         names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
         means = np.stack([self._mean_content(adata, labels == name, batch_size) for name in names])
         step = means[places[0]] - means[places[1:]]

@@ -18,6 +18,7 @@ from scbd.data._loading import read_tensor
 from scbd.data._screens import BlockStore, open_embedding, storable
 from scbd.data._sources import digest_cells, prefetch
 from scbd.model._environments import EnvironmentMixin
+from scbd.model._minified import blocks_of, minified
 from scbd.nn._distributed import wait_for_all, world
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
     from scbd.model._environments import Environments
+    from scbd.model._minified import StoredBlocks
     from scbd.nn._encoders import Representation
 
 Center = Literal["auto", "controls"] | None
@@ -49,7 +51,7 @@ _DTYPES = ("float32", "float16")
 class Embedder(NamedTuple):
     """How the cells of a table are embedded."""
 
-    module: EmbeddingModule
+    module: EmbeddingModule | StoredBlocks
     source: ImageSource
     blocks: Sequence[BlockName]
     representation: Representation
@@ -247,7 +249,7 @@ class EmbedMixin(EnvironmentMixin):
             See :meth:`get_latent_representation`; or if the beginning of another store lies there.
         """
         if blocks is None:
-            blocks = "c" if self.module.style is None else "cs"
+            blocks = blocks_of(self.module)
         embedder = self._embedder(adata, blocks, representation, center)
         rank, n_processes = world()
         share = (rank + 1, n_processes) if shard is None else shard
@@ -291,6 +293,42 @@ class EmbedMixin(EnvironmentMixin):
             wait_for_all()
         return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
 
+    def minify_adata(self) -> None:
+        """Attach a table with embeddings in place of inputs: small enough to share with ``save(save_anndata=True)``.
+
+        The new table, ``model.adata``, has ``obs``, ``obsp``, ``uns``, names of ``var``, and all of ``obsm`` but the
+        inputs; the one attached before is not changed. What needs embeddings alone goes on as before:
+        :meth:`get_latent_representation`, :meth:`embed_to`, and what decodes them. All else raises a ``ValueError``,
+        until the full table is attached again: ``model.adata = adata``.
+
+        Raises
+        ------
+        ValueError
+            If no cells are attached, or these are minified.
+
+        Examples
+        --------
+        >>> model.minify_adata()
+        >>> model.minified_data_type
+        'embeddings'
+        >>> "single_cell_images" in model.adata.obsm
+        False
+        >>> model.get_latent_representation(block="s").shape
+        (240, 64)
+        """
+        adata, blocks = self._require(None), blocks_of(self.module)
+        self._source(adata)
+        embedder = self._embedder(adata, blocks, "embedding", None)
+        n = adata.n_obs
+        parts = [slice(start, min(start + BATCH_SIZE, n)) for start in range(0, n, BATCH_SIZE)]
+        bar = progress_bar("Embedding all blocks", n, shown=None)
+        z = np.empty((n, sum(map(embedder.width, blocks))), np.float32)
+        with bar, closing(embedder.embed(parts)) as batches:
+            for part, values in zip(parts, batches, strict=True):
+                z[part] = np.concatenate([values[block] for block in blocks], axis=1)
+                bar.update(len(z[part]))
+        self.adata = minified(adata, self._inputs, self.module, z)
+
     def _embedder(
         self,
         adata: AnnData | None,
@@ -301,15 +339,16 @@ class EmbedMixin(EnvironmentMixin):
         """How these cells are embedded, all of it checked."""
         self._check_if_trained(warn=True)
         adata = self._require(adata)
-        source, names = self._source(adata), [self._block(block) for block in blocks]
         kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
+        module, source = self._read_from(adata) if kind == "embedding" else (self.module, self._source(adata))
+        names = [self._block(block) for block in blocks]
         centers = self._centers(center, kind)
         environments = None
         if "c" in names:
             environments = self._environments(adata, leftover=center is not None and kind == "embedding")
-        if adata is not self.adata or self._has_others():
-            _warn_of_units(self.module, source, environments)
-        return Embedder(self.module, source, names, kind, centers, environments)
+        if module is self.module and (adata is not self.adata or self._has_others()):
+            _warn_of_units(module, source, environments)
+        return Embedder(module, source, names, kind, centers, environments)
 
     def _block(self, block: str) -> BlockName:
         """One that the model has.
@@ -353,7 +392,7 @@ class EmbedMixin(EnvironmentMixin):
             warnings.warn(msg, UserWarning, stacklevel=3)
             return
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CENTRE_CELLS])
-        for block in "c" if self.module.style is None else "cs":
+        for block in blocks_of(self.module):
             z = self.get_latent_representation(indices=rows, block=block, enable_progress_bar=False)
             self.centers_[block] = z.mean(0)
 
@@ -462,7 +501,7 @@ def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, 
     return path
 
 
-def _check_finite_embedding(module: EmbeddingModule, embedding: np.ndarray, part: slice | np.ndarray) -> None:
+def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slice | np.ndarray) -> None:
     """Raise if the model makes NaN of finite inputs: then it is to blame, or the inputs are beyond all measure."""
     finite = np.isfinite(embedding).all(axis=1)
     if finite.all():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from scbd.data._sources import ImageSource
     from scbd.model._contract import EmbeddingModule
+    from scbd.model._minified import StoredBlocks
     from scbd.nn._inputs import FeatureScaling, Preprocess
 
 KnownBy = Literal["controls", "cells"]
@@ -369,15 +370,16 @@ class EnvironmentMixin(SetupMixin):
         of_cells = torch.from_numpy(codes).to(device)
         new = asked & (codes >= 0) & ~inputs.known(of_cells).cpu().numpy()
         if new.any():
-            inputs = copy.deepcopy(inputs)
-            source, rows = self._source(adata), np.flatnonzero(new.any(1))
-            known = self._known_by(self.standardized_by_, adata, source, codes, rows, new)
-            scaled = self.module.preprocess.scaled_inputs
-            _learn(inputs, lambda: (scaled(batch.to(device)) for batch in known.batches()), known)
-            _say(new & ~inputs.known(of_cells).cpu().numpy(), codes, names)
+            (module, source), rows = self._read_from(adata), np.flatnonzero(new.any(1))
+            if module is self.module:  # what is stored was made of standardised inputs
+                inputs = copy.deepcopy(inputs)
+                known = self._known_by(self.standardized_by_, adata, source, codes, rows, new)
+                scaled = self.module.preprocess.scaled_inputs
+                _learn(inputs, lambda: (scaled(batch.to(device)) for batch in known.batches()), known)
+                _say(new & ~inputs.known(of_cells).cpu().numpy(), codes, names)
             if outputs is not None:
                 there = self._known_by(self.centered_by_, adata, source, codes, rows, new)
-                _learn(outputs, partial(embeddings, self.module, there, inputs), there)
+                _learn(outputs, partial(embeddings, module, there, inputs), there)
         return Environments(codes, inputs, outputs)
 
     def _learn_leftover(self) -> None:
@@ -408,7 +410,7 @@ def _learn(scaling: EnvironmentScaling, batches: Callable[[], Iterator[torch.Ten
 
 
 def embeddings(
-    module: EmbeddingModule, reference: Reference, environments: EnvironmentScaling
+    module: EmbeddingModule | StoredBlocks, reference: Reference, environments: EnvironmentScaling
 ) -> Iterator[torch.Tensor]:
     """z_c of the cells that environments are known by, block by block."""
     module.eval()

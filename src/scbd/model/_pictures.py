@@ -10,6 +10,7 @@ import torch
 from scbd._checks import count_or, head
 from scbd.data._loading import read_tensor
 from scbd.model._embed import EmbedMixin, check_finite_inputs, row_numbers
+from scbd.model._minified import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +88,7 @@ class PictureMixin(EmbedMixin):
         """
         self._require_decoder()
         batch_size = count_or("batch_size", batch_size, CELLS)
-        embeddings = [self._embedded(block, adata, indices, batch_size) for block in self._blocks()]
+        embeddings = [self._embedded(block, adata, indices, batch_size) for block in blocks_of(self.module)]
         return self.decode(*embeddings, batch_size=batch_size)
 
     def swap_blocks(
@@ -121,7 +122,7 @@ class PictureMixin(EmbedMixin):
             msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
             raise ValueError(msg)
         batch_size = count_or("batch_size", batch_size, CELLS)
-        n = self._source(self._require(adata)).shape[0]
+        n = self._require(adata).n_obs
         rows = [row_numbers(indices, n) for indices in (content, style)]
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
             msg = "Give equally many rows for content and for style: each pair makes one image."
@@ -168,9 +169,6 @@ class PictureMixin(EmbedMixin):
                     decoded = self.module.preprocess.intensities(decoded)
                 images[part] = decoded.cpu().numpy()
         return images
-
-    def _blocks(self) -> str:
-        return "c" if self.module.style is None else "cs"
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
         """What the decoder takes of a block, float32 ``(len(rows), D)``."""

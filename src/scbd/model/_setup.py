@@ -7,9 +7,16 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from scvi import REGISTRY_KEYS
 from scvi.data import AnnDataManager
-from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
-from scvi.model.base import BaseModelClass
+from scvi.data._constants import (
+    _ADATA_MINIFY_TYPE_UNS_KEY,
+    _FIELD_REGISTRIES_KEY,
+    _SETUP_ARGS_KEY,
+    _STATE_REGISTRY_KEY,
+)
+from scvi.data.fields import StringUnsField
+from scvi.model.base import BaseMinifiedModeModelClass
 
 from scbd._anndata import (
     E_REGISTRY,
@@ -38,6 +45,7 @@ from scbd.model._design import (
     known_number_keys,
     with_inferred,
 )
+from scbd.model._minified import StoredBlocks, digest_of_inputs, is_minified, stored_blocks, without
 from scbd.nn._encoders import IdentityLinear
 from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
@@ -105,7 +113,7 @@ class ScreenManager(AnnDataManager):
         return column
 
 
-class SetupMixin(BaseModelClass):
+class SetupMixin(BaseMinifiedModeModelClass):
     """Gives a model :meth:`setup_anndata`, the cells that are attached to it, and what they were set up with."""
 
     module: EmbeddingModule
@@ -215,13 +223,16 @@ class SetupMixin(BaseModelClass):
         e_columns = known_e_columns(e_columns, e_key, cls.__name__, **several)
         continuous_covariate_keys = known_number_keys(continuous_covariate_keys, e_key, cls.__name__, **several)
         position_key = None if position_key is None else _plain_key(position_key)
-        image_key, layer, obsm_key, channels = Inputs.found(adata, image_key, layer, obsm_key, channels)
+        if not is_minified(adata):
+            image_key, layer, obsm_key, channels = Inputs.found(adata, image_key, layer, obsm_key, channels)
+        elif kwargs.get("source_registry") is None:
+            raise ValueError(without("inputs"))
         given = {name: value for name, value in locals().items() if name not in ("__class__", "several", "where")}
         setup_method_args = cls._get_setup_method_args(**given)
         inputs = Inputs(image_key, layer, obsm_key, channels)
-        fields: list[Any] = [
-            ImageField(IMAGE_REGISTRY, image_key, channels) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
-        ]
+        field = ImageField(IMAGE_REGISTRY, image_key, channels) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
+        if is_minified(adata):
+            field = StringUnsField(REGISTRY_KEYS.MINIFY_TYPE_KEY, _ADATA_MINIFY_TYPE_UNS_KEY)
         labels: list[LabelField | NumberField] = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
         if position_key is not None:
             labels.append(LabelField(POSITION_REGISTRY, position_key))
@@ -235,7 +246,7 @@ class SetupMixin(BaseModelClass):
         else:
             # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
             labels = [field for field in labels if all(column in adata.obs for column in field.columns)]
-        manager = ScreenManager(fields=[*fields, *labels], setup_method_args=setup_method_args)
+        manager = ScreenManager(fields=[field, *labels], setup_method_args=setup_method_args)
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
         if design is not None:
@@ -255,7 +266,7 @@ class SetupMixin(BaseModelClass):
         if adata is None:
             msg = "adata=None: give cells to attach."
             raise ValueError(msg)
-        self._source(adata)
+        self._read_from(adata)
         setup = self.registry_[_SETUP_ARGS_KEY]
         self.setup_anndata(adata, source_registry=self.registry_, **setup)
         self._adata = adata
@@ -288,7 +299,10 @@ class SetupMixin(BaseModelClass):
     def _compare_cells(self, adata: AnnData) -> None:
         """Note whether the cells that are attached are those the model was trained on."""
         trained_on = getattr(self, "training_settings_", {}).get("images")
-        images = cell_digests(self._source(adata), adata.obs[[]])["images"]
+        if is_minified(adata):
+            images = digest_of_inputs(adata)
+        else:
+            images = cell_digests(self._source(adata), adata.obs[[]])["images"]
         self._know_cells(adata, others=trained_on not in (None, images))
 
     def _know_cells(self, adata: AnnData, *, others: bool) -> None:
@@ -310,6 +324,8 @@ class SetupMixin(BaseModelClass):
     def _source(self, adata: AnnData) -> ImageSource:
         """Inputs of a table, checked against what the model takes. Reads none of them."""
         inputs, registered = self._inputs, self._registered_inputs
+        if is_minified(adata):
+            raise ValueError(without(inputs.where))
         inputs.check_there(adata)
         if inputs.image_key is None:
             return known_features(adata, inputs, registered)
@@ -317,6 +333,12 @@ class SetupMixin(BaseModelClass):
         check_like_registered(source, registered, inputs.image_key, resize=resize)
         check_channel_names(adata.var, inputs.stored(adata).shape[1], registered, inputs.image_key)
         return source
+
+    def _read_from(self, adata: AnnData) -> tuple[EmbeddingModule | StoredBlocks, ImageSource]:
+        """What embeds the cells of a table, and what it reads; of a minified table, what stands in place of both."""
+        if is_minified(adata):
+            return StoredBlocks(self.module), stored_blocks(adata, self.module)
+        return self.module, self._source(adata)
 
     def _registered(self, key: str) -> dict[str, Any]:
         return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})

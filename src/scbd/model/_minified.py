@@ -1,0 +1,123 @@
+"""Tables with embeddings in place of inputs (scvi-tools calls them minified): how they are made, and read again."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from anndata import AnnData
+from scvi.data._constants import _ADATA_MINIFY_TYPE_UNS_KEY, _MANAGER_UUID_KEY, _SCVI_UUID_KEY
+from scvi.data._utils import _get_adata_minify_type
+from torch import nn
+
+from scbd.data._inputs import Inputs
+from scbd.model._cells import cell_digests
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from scbd.data._sources import ImageSource
+    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.nn._encoders import Representation
+    from scbd.nn._inputs import EnvironmentScaling
+
+# in uns, where scvi-tools has the kind of a minified table: neither of its own kinds, which hold posteriors
+_KIND = "embeddings"
+# what they are of
+_OF = "_scbd_minified"
+# all blocks side by side, as the losses see them
+_KEY = "_scbd_latent"
+_STORED = Inputs(obsm_key=_KEY)
+
+
+class StoredBlocks(nn.Module):
+    """In place of a network, where its inputs are all of its blocks side by side."""
+
+    def __init__(self, module: EmbeddingModule) -> None:
+        super().__init__()
+        self.device: torch.device = module.device
+        self.widths = {block: module.width(block, "embedding") for block in blocks_of(module)}
+
+    def width(self, block: BlockName, representation: Representation) -> int:
+        """Dimension of a block."""
+        return self.widths[block]
+
+    def embed(
+        self,
+        inputs: Tensor,
+        block: BlockName,
+        representation: Representation,
+        e: Tensor | None = None,
+        environments: EnvironmentScaling | None = None,
+    ) -> Tensor:
+        """A block, as :meth:`EmbeddingModule.embed` would make it."""
+        first = 0 if block == "c" else self.widths["c"]
+        return inputs[:, first : first + self.widths[block]]
+
+
+def blocks_of(module: EmbeddingModule) -> list[BlockName]:
+    """Those that a model has."""
+    return ["c"] if module.style is None else ["c", "s"]
+
+
+def is_minified(adata: AnnData) -> bool:
+    """Whether a table was made by :func:`minified`."""
+    return bool(_get_adata_minify_type(adata) == _KIND)
+
+
+def minified(adata: AnnData, inputs: Inputs, module: EmbeddingModule, z: np.ndarray) -> AnnData:
+    """A table with all blocks ``z (N, D)`` in place of inputs, X and layers."""
+    uns = {key: value for key, value in adata.uns.items() if key not in (_SCVI_UUID_KEY, _MANAGER_UUID_KEY)}
+    left_out = (inputs.image_key, inputs.obsm_key)
+    obsm = {key: values for key, values in adata.obsm.items() if key not in left_out}
+    table = AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm | {_KEY: z}, obsp=dict(adata.obsp))
+    digests = {"inputs": _digest(adata, inputs), "embeddings": _digest(table, _STORED), "weights": _weights(module)}
+    table.uns |= {_ADATA_MINIFY_TYPE_UNS_KEY: _KIND, _OF: digests}
+    return table
+
+
+def without(inputs: str) -> str:
+    """What is said where a minified table cannot be used; ``inputs`` are what is lacking."""
+    return (
+        f"These cells are minified: embeddings stand in place of {inputs}, which this needs. Pass the full table, or "
+        "attach it with model.adata = …"
+    )
+
+
+def stored_blocks(adata: AnnData, module: EmbeddingModule) -> ImageSource:
+    """What a minified table holds in place of inputs.
+
+    Raises
+    ------
+    ValueError
+        If it holds embeddings of other weights.
+    """
+    if _KEY not in adata.obsm or adata.uns[_OF]["weights"] != _weights(module):
+        msg = (
+            "These cells are minified, and hold embeddings of another model, or of this one before it was trained on: "
+            "attach the full table, and call minify_adata() again."
+        )
+        raise ValueError(msg)
+    return _STORED.source(adata)
+
+
+def digest_of_inputs(adata: AnnData) -> str:
+    """Of those that the embeddings are of, as long as the cells are the same."""
+    of = adata.uns[_OF]
+    return str(of["inputs"]) if of["embeddings"] == _digest(adata, _STORED) else ""
+
+
+def _digest(adata: AnnData, inputs: Inputs) -> str:
+    return cell_digests(inputs.source(adata), adata.obs[[]])["images"]
+
+
+def _weights(module: EmbeddingModule) -> str:
+    """Digest of all that embeddings are made by."""
+    digest = hashlib.sha256()
+    for part in filter(None, (module.preprocess, module.content, module.style)):
+        for name, tensor in part.state_dict().items():
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+    return digest.hexdigest()
