@@ -66,8 +66,8 @@ def evaluate(
     label_keys
         Columns of ``obs``.
     embeddings
-        Name of each and its key in ``obsm``, or an array ``(N, D)``; by default z_c, z_s and a PCA of the pixels, in
-        ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
+        Name of each and its key in ``obsm``, a layer or ``"X"``, or an array ``(N, D)``; by default z_c, z_s and a PCA
+        of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
     train_indices
         Cells the encoders were trained on, row numbers, a mask ``(N,)``, or a column of ``obs`` that says ``True`` or
         ``"train"`` there, such as ``"scbd_split"`` of ``scbd run``: probes learn from these and are tested on all
@@ -79,10 +79,11 @@ def evaluate(
 
     Returns
     -------
-    The scores of :func:`scbd.metrics.label_probe`, ``f1_low`` and ``f1_high``, a 95 % interval of the F1 over other
-    cells (not over other training seeds; NaN where all cells are right), and ``tested_on``: ``"held-out cells"``, of labels that were trained on, or
-    ``"all cells"``. Where two labels or more were not trained on at all, there is a row ``"unseen labels"``, too: how
-    well these are told from each other, learned from one half of their cells and tested on the other.
+    The scores of :func:`scbd.metrics.label_probe`; ``f1_low`` and ``f1_high``, a 95 % interval of the F1 over other
+    cells, not over other training seeds (NaN where all cells are right); and ``tested_on``: ``"held-out cells"``, of
+    labels that were trained on, or ``"all cells"``. Where two labels or more were not trained on at all, there is a row
+    ``"unseen labels"``, too: how well these are told from each other, learned from one half of their cells and tested
+    on the other.
 
     An F1 far below ``chance_f1`` says no more than one at chance: all cells are taken for the same label, as where each
     environment was given mean 0.

@@ -212,9 +212,10 @@ def _held_out(
 ) -> Split:
     """Test cells for the table; of the others, the share ``train_size`` is trained on, the rest for validation."""
     names = label_names(adata, y_key)
-    kept = likely_controls(names) if control is None else control_names(control, names, y_key)
+    each = pd.unique(names)
+    kept = likely_controls(each) if control is None else control_names(control, each, y_key)
     rows, unseen = np.arange(adata.n_obs), np.empty(0, dtype=np.int64)
-    if len(np.setdiff1d(names, kept)) >= _MANY:
+    if len(each) - len(kept) >= _MANY:
         apart = hold_out_perturbations(names, share=_HELD_OUT, validation_share=0, keep=kept, seed=seed)
         rows, unseen = apart.train, apart.test
     sizes = {"train_size": (1 - _HELD_OUT) * train_size, "validation_size": (1 - _HELD_OUT) * (1 - train_size)}
@@ -580,8 +581,8 @@ _LIKE_CONTROLS = (
 
 
 def likely_controls(labels: Iterable[Any]) -> list[str]:
-    """Those labels, each once, that are named as controls are."""
-    return [str(label) for label in pd.unique(np.asarray(list(labels), dtype=object)) if _bare(label) in _LIKE_CONTROLS]
+    """Those labels that are named as controls are."""
+    return [str(label) for label in labels if _bare(label) in _LIKE_CONTROLS]
 
 
 def _bare(name: Any) -> str:

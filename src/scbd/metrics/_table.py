@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# a key of obsm, an array, or the path of a file that embed_to wrote
+# a key of obsm, a layer or X, an array, or the path of a file that embed_to wrote
 Source = str | Path | np.ndarray
 # keys of obsm; or names of representations with where they are, or with several, such as those of training seeds
 Embeddings = Sequence[str] | Mapping[str, Source | Sequence[Source]]
@@ -115,7 +115,7 @@ def stored_embedding(adata: AnnData, key: str) -> Any:
 
 
 def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
-    """A key of ``obsm``, or an array with a row for each of the table's; finite ``(N, D)``.
+    """A key of ``obsm``, a layer, ``"X"``, or an array with a row for each of the table's; finite ``(N, D)``.
 
     Raises
     ------
