@@ -274,3 +274,9 @@ def test_nothing_is_best_where_no_cell_is_new():
 def test_what_hides_nothing_is_still_compared():
     found = said_of({"raw": 1, "mine": 3}, {"raw": 5, "mine": 6})
     assert found.best == "mine" and "none hides well" in found.sentence
+
+
+def test_nothing_is_best_where_the_perturbation_goes_with_the_environment():
+    """To name what tells of neither would be no answer."""
+    found = said_of({"raw": 5, "plain": 0, "mine": 0}, {"raw": 5, "plain": 0, "mine": 0})
+    assert found.best is None and "none that hides well tells gene" in found.sentence

@@ -187,7 +187,7 @@ class Verdict(NamedTuple):
     """What is best of several embeddings."""
 
     best: str | None
-    """Its name; `None` where no cells were left to tell by."""
+    """Its name; `None` where no cells were left to tell by, or none tells the perturbation."""
     sentence: str
 
 
@@ -212,6 +212,11 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
     hiding = [name for name in names if all(_at_most(of_e[name][e], limit) for e, limit in limits.items())]
     counted = hiding or list(names)
     top = max(counted, key=lambda name: of_y[name].value)
+    where = " or ".join(limits)
+    if _at_most(of_y[top], of_y[top].chance):
+        who = f"none that hides {where}" if len(counted) < len(names) else "none"
+        scores = ", ".join(f"{name!r} {of_y[name].value:.2f}" for name in names)
+        return Verdict(None, f"No embedding is called best: {who} tells {perturbation} beyond chance (F1: {scores}).")
     alike = [name for name in counted if _at_most(of_y[top].minus(of_y[name]), 0)]
     least = of_e[min(alike, key=lambda name: sum(max(0.0, _told(score)) for score in of_e[name].values()))]
 
@@ -222,7 +227,6 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
     scores = {perturbation: of_y[best], **of_e[best]}
     said = "; ".join(f"{label} {score.value:.2f}, by chance {score.chance:.2f}" for label, score in scores.items())
     parts = [f"On {of_y[best].n_units:,.0f} cells that were not trained on, {best!r} is best (F1 of {said})"]
-    where = " or ".join(limits)
     for name in [name for name in reversed(names) if name != best]:
         apart = of_y[best].minus(of_y[name])
         low, high = apart.interval(_LEVEL)

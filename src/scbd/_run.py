@@ -94,7 +94,7 @@ def run(
     The best has the highest F1 of the perturbation on cells that were not trained on, among z_c, the inputs as they
     are, standardised, and corrected, as far as they tell of the environment at most half as much beyond chance as the
     inputs as they are; where intervals cannot tell embeddings apart, it is the one that tells least of the
-    environment, or else the simplest.
+    environment, or else the simplest. Where none tells the perturbation beyond chance, none is called best.
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained; then ``cells.h5ad``, all of ``adata`` but
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, a PCA of the
