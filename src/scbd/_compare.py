@@ -215,8 +215,8 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
     where = " or ".join(limits)
     if _at_most(of_y[top], of_y[top].chance):
         who = f"none that hides {where}" if len(counted) < len(names) else "none"
-        scores = ", ".join(f"{name!r} {of_y[name].value:.2f}" for name in names)
-        return Verdict(None, f"No embedding is called best: {who} tells {perturbation} beyond chance (F1: {scores}).")
+        said = ", ".join(f"{name!r} {of_y[name].value:.2f}" for name in names)
+        return Verdict(None, f"No embedding is called best: {who} tells {perturbation} beyond chance (F1: {said}).")
     alike = [name for name in counted if _at_most(of_y[top].minus(of_y[name]), 0)]
     least = of_e[min(alike, key=lambda name: sum(max(0.0, _told(score)) for score in of_e[name].values()))]
 
