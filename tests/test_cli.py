@@ -33,7 +33,10 @@ def test_run_on_images(tmp_path, capsys):
     command += ["--out", str(tmp_path / "out"), "--encoder", "small", "--e-columns", "crossed"]
     command += ["--continuous-covariate-keys", "time", "--style-target", "none", *QUICK]
     assert main(command) == 0
-    assert "plate × well" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "plate × well" in said.out and (tmp_path / "out" / "verdict.txt").read_text() in said.out
+    decided = "3 steps of 24 cells", "flipped", "standardised within", "held out"
+    assert all(said.err.count(part) == 1 for part in decided), said.err
     asked = json.loads((tmp_path / "out" / "settings.json").read_text())["data"]
     assert asked.items() >= {"e_columns": "crossed", "continuous_covariate_keys": ["time"]}.items()
     embedded = anndata.read_h5ad(tmp_path / "out" / "cells.h5ad")

@@ -16,6 +16,7 @@ from PIL import Image
 
 import scbd
 from scbd import SCBDModel, _run, run
+from scbd._compare import Evaluated, known_of
 from scbd._run import input_pca, inspect, open_cells, simple_embeddings
 from scbd.baselines import pixel_pca, standardize_by_environment
 from scbd.cli import main
@@ -29,7 +30,7 @@ MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
 TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
 
-NAMES = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png"
+NAMES = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png verdict.txt"
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def quick_umap(request, monkeypatch):
 @pytest.fixture
 def only_training(monkeypatch):
     """For what is not about the scores."""
-    monkeypatch.setattr("scbd._run.evaluate", lambda *args, **kwargs: pd.DataFrame({"f1": [0.5]}))
+    monkeypatch.setattr("scbd._run.evaluated", lambda *args: Evaluated(pd.DataFrame({"f1": [0.5]}), {}))
     monkeypatch.setattr("scbd._run.input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
     monkeypatch.setattr("scbd._run._pictures", lambda *args: None)
 
@@ -61,13 +62,17 @@ def test_everything_is_written(tmp_path):
     assert sorted(os.listdir(out)) == NAMES.split()
 
     written = anndata.read_h5ad(out / "cells.h5ad")
-    expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50}
+    best = written.obsm["X_scbd_best"]
+    expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50, "X_scbd_best": best.shape[1]}
     assert {key: value.shape[1] for key, value in written.obsm.items()} == expected
+    sentence = (out / "verdict.txt").read_text().strip()
+    assert sentence == table.attrs["verdict"]
+    assert ("'z_c' is best" in sentence) == np.array_equal(best, written.obsm["X_scbd_c"])
     model = SCBDModel.load(out / "model", make_cells(300))
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
     pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
-    assert table[["embedding", "label"]].drop_duplicates().shape == (12, 2)
+    assert table[["embedding", "label"]].drop_duplicates().shape == (15, 2)
     assert set(table["label"]) == {"gene", "plate", "well"}
     # probes learn from the cells the encoders learned from, and are tested on the others
     is_train = np.isin(np.arange(300), model.train_indices)
@@ -237,7 +242,7 @@ def whole(tmp_path_factory):
     return run(make_cells(), out=out, **WHOLE), out
 
 
-@pytest.mark.parametrize("where", ["embedding", "evaluate", "_write_cells"])
+@pytest.mark.parametrize("where", ["embedding", "evaluated", "_write_cells"])
 def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatch, whole, where):
     with monkeypatch.context() as patch:
         failing_at(patch, where)
@@ -292,8 +297,9 @@ def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
     table = run(
         cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL | {"style_target": None}, train_kwargs=TRAIN
     )
-    assert table["embedding"].unique().tolist() == ["z_c", "pixel PCA", "pixel PCA, standardised by well"]
-    assert len(table) == 6
+    simple = ["pixel PCA", "pixel PCA, standardised by well", "pixel PCA, standardised by well, WCCN"]
+    assert table["embedding"].unique().tolist() == ["z_c", *simple]
+    assert len(table) == 8
     assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_pixel_pca"}
     assert sorted(os.listdir(tmp_path)) == NAMES.split()
 
@@ -318,7 +324,8 @@ def test_features_are_run_to_the_end(tmp_path, where):
     setup = {"control": "DMSO", "position_key": "well"} | where
     training = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
     table = run(wells, **columns, out=tmp_path, setup_kwargs=setup, train_kwargs=training)
-    assert table["embedding"].unique().tolist() == ["z_c", "z_s", "features", "features, standardised by plate"]
+    simple = ["features", "features, standardised by plate", "features, standardised by plate, WCCN"]
+    assert table["embedding"].unique().tolist() == ["z_c", "z_s", *simple]
     written = anndata.read_h5ad(tmp_path / "cells.h5ad")
     # all but the inputs
     expected = {"X_scbd_c", "X_scbd_s", "X_feature_pca"}
@@ -336,29 +343,88 @@ def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
     assert np.abs(found - pixel_pca(cells)).max() > 1
 
 
-def test_features_are_scored_as_they_are_and_standardised(monkeypatch):
+def known_wells(wells: anndata.AnnData) -> dict[str, Any]:
+    keys: dict[str, Any] = {"control": "DMSO", "position_key": "well", "fit": np.arange(wells.n_obs) % 5 > 0}
+    return known_of(wells, y_key="compound", e_key="plate", **keys)
+
+
+def test_features_are_scored_as_they_are_standardised_and_corrected_without_a_look_at_new_cells(monkeypatch):
     wells = make_wells()
     inputs, components = Inputs(layer="X"), np.ones((wells.n_obs, 3), dtype=np.float32)
-    found = simple_embeddings(wells, inputs, components, ["plate"])
-    assert list(found) == ["features", "features, standardised by plate"]
+    known = known_wells(wells)
+    found = simple_embeddings(wells, inputs, components, ["plate"], known)
+    one, two = "features, standardised by plate", "features, standardised by plate, WCCN"
+    assert list(found) == ["features", one, two]
     np.testing.assert_array_equal(found["features"], wells.X)
-    expected = standardize_by_environment(wells.X, wells.obs["plate"])
-    np.testing.assert_array_equal(found["features, standardised by plate"], expected)
+    np.testing.assert_array_equal(found[one], standardize_by_environment(wells.X, wells.obs["plate"], fit=known["fit"]))
+    # what new cells look like changes nothing of the others, nor does what they are called
+    others = wells.copy()
+    others.X[~known["fit"]] = 7
+    renamed = known | {"labels": np.where(known["fit"], known["labels"], "DMSO")}
+    again = simple_embeddings(others, inputs, components, ["plate"], renamed)
+    for name in (one, two):
+        np.testing.assert_array_equal(found[name][known["fit"]], again[name][known["fit"]])
     # of tables that are too large, components stand for them
     monkeypatch.setattr(_run, "_MOST_VALUES", wells.n_obs * wells.n_vars - 1)
-    found = simple_embeddings(wells, inputs, components, "plate")
-    assert list(found) == ["feature PCA", "feature PCA, standardised by plate"]
+    found = simple_embeddings(wells, inputs, components, "plate", known)
+    assert list(found)[:2] == ["feature PCA", "feature PCA, standardised by plate"]
     assert found["feature PCA"] is components and not found["feature PCA, standardised by plate"].any()
 
 
-def test_a_single_cell_cannot_be_standardised(caplog):
-    wells = make_wells()
-    wells.obs["plate"] = wells.obs["plate"].cat.add_categories("alone")
-    wells.obs.loc[wells.obs_names[0], "plate"] = "alone"
+def test_a_plate_that_is_held_out_is_standardised_by_itself_and_a_single_cell_is_not(caplog):
+    wells, components = make_wells(), np.ones((72, 3))
+    known = known_wells(wells) | {"fit": (wells.obs["plate"] != "plate_0").to_numpy()}
+    found = simple_embeddings(wells, Inputs(layer="X"), components, "plate", known)
+    new = found["features, standardised by plate"][~known["fit"]]
+    np.testing.assert_allclose(new.mean(0), 0, atol=1e-5)
+    known["environments"][0] = "alone"
     caplog.set_level("INFO")
-    found = simple_embeddings(wells, Inputs(layer="X"), np.ones((wells.n_obs, 3)), "plate")
+    found = simple_embeddings(wells, Inputs(layer="X"), components, "plate", known)
     assert list(found) == ["features"]
-    assert "features, standardised by plate is left out: an environment has a single cell" in caplog.text
+    assert "features, standardised by plate is left out" in caplog.text
+
+
+def parts_of(cells: anndata.AnnData, out: Path, **how: Any) -> pd.Series:
+    run(cells, y_key="gene", e_key="well", out=out, model_kwargs=MODEL, **{"train_kwargs": TRAIN} | how)
+    return cells.obs["scbd_split"].astype(str)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_fifth_of_the_cells_is_held_out_unless_the_user_says_otherwise(tmp_path):
+    cells = make_cells(240)
+    part = parts_of(cells, tmp_path / "a")
+    sizes = part.value_counts()
+    assert abs(sizes["test"] - 48) < 8 and abs(sizes["validation"] - 19) < 8
+    share = (part == "test").groupby([cells.obs["gene"], cells.obs["well"]], observed=True).mean()
+    assert (abs(share - 0.2) < 0.1).all()
+    for name, size in (("b", 1.0), ("c", 0.5)):
+        part = parts_of(make_cells(240), tmp_path / name, train_kwargs=TRAIN | {"train_size": size})
+        assert (part == "train").mean() == pytest.approx(size, abs=0.02) and not (part == "test").any()
+
+
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(("n", "named", "n_whole"), [(30, True, 6), (30, False, 6), (29, True, 0)])
+def test_of_many_perturbations_a_fifth_is_held_out_but_never_controls(tmp_path, n, named, n_whole):
+    cells = make_cells(300)
+    cells.obs["gene"] = pd.Categorical([f"gene_{i}" if i < n else "Non-targeting" for i in np.arange(300) % (n + 1)])
+    part = parts_of(cells, tmp_path, setup_kwargs={"control": "Non-targeting"} if named else {})
+    whole = (part == "test").groupby(cells.obs["gene"], observed=True).all()
+    assert whole.sum() == n_whole and not whole["Non-targeting"]
+
+
+def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_path, monkeypatch):
+    drawn: list[Any] = []
+
+    def draw(history: Any, *, ceiling: float | None) -> Any:
+        drawn.append(ceiling)
+        return plt.subplots(squeeze=False)[1][0]
+
+    monkeypatch.setattr("scbd.pl.history", draw)
+    monkeypatch.setattr("scbd._run.evaluated", lambda *args: Evaluated(pd.DataFrame({"f1": [0.5]}), {}))
+    for control in ({}, {"control": "gene_0"}):
+        how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN, "setup_kwargs": control}
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / str(len(drawn)), **how)
+    assert drawn[0] > 0 and drawn[1] is None
 
 
 KEY = "single_cell_images"
@@ -431,13 +497,13 @@ def write_pictures(path: Path) -> None:
             "screen.h5ad",
             lambda path: make_cells().write_h5ad(path),
             ["96 cells of 2 × 16 × 16 uint8", "channel channel_0: ", "column gene: 4 values (gene_"],
-            "scbd run {} --y-key … --e-key … --out results",
+            "scbd run {} --y-key gene --e-key … --out results",
         ),
         (
             "wells.h5ad",
             lambda path: make_wells().write_h5ad(path),
             ["72 cells or wells of 10 features: feature_0", "column plate: 4 values"],
-            "scbd run {} --layer X --y-key",
+            "scbd run {} --layer X --y-key compound --e-key plate --control DMSO --position-key well --out",
         ),
         (
             "my cells.csv",
@@ -478,3 +544,30 @@ def test_images_under_another_key_are_named_in_the_command(tmp_path, capsys):
     for name in ("cut.h5ad", "none"):
         assert main(["inspect", str(tmp_path / name)]) == 2
         assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("columns", "of_wells", "keys"),
+    [
+        ({"sgRNA": ["a", "b"], "Metadata_Gene": ["NT", "TP53"]}, False, "--y-key Metadata_Gene --e-key … --control NT"),
+        ({"what": ["mock", "x"], "batch": [1, 2]}, False, "--y-key what --e-key batch --control mock"),
+        ({"gene": ["a", "b"], "compound": ["c", "d"]}, False, "--y-key … --e-key …"),
+        (
+            {"gene": ["a b", "non targeting"], "control type": ["negcon", "trt"], "well": ["A1", "A2"]},
+            False,
+            "--y-key gene --e-key well --control 'non targeting'",
+        ),
+        (
+            {
+                "Metadata_Compound": ["DMSO", "Vehicle", "x"],
+                "Metadata_Plate": [1, 2, 3],
+                "Metadata_Well": ["A", "B", "C"],
+            },
+            True,
+            "--y-key Metadata_Compound --e-key Metadata_Plate --control DMSO Vehicle --position-key Metadata_Well",
+        ),
+    ],
+)
+def test_columns_and_controls_that_can_be_meant_alone_are_proposed(columns, of_wells, keys):
+    obs = pd.DataFrame({name: values * 3 for name, values in columns.items()})
+    assert _run._keys(obs, of_wells=of_wells) == f"{keys} --out results"

@@ -26,6 +26,9 @@ STYLE_KEY = "X_scbd_s"
 PIXEL_PCA_KEY = "X_pixel_pca"
 FEATURE_PCA_KEY = "X_feature_pca"
 
+# obsm, of what a run writes: the best of the embeddings that it compares
+BEST_KEY = "X_scbd_best"
+
 # obs, of what a run writes: the part of the split that a cell is in
 SPLIT_KEY = "scbd_split"
 # what the column of the split says of cells that are in no part

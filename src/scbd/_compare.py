@@ -11,7 +11,8 @@ import pandas as pd
 
 from scbd._anndata import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY, control_names
 from scbd.baselines._corrections import check_correction, correct
-from scbd.metrics._benchmark import benchmark, check_reference_of, nets_by_name, of_net
+from scbd.data._splits import stratified_split
+from scbd.metrics._benchmark import benchmark, check_reference_of, nets_by_name, of_net, probe_scores
 from scbd.metrics._probes import label_probe, probe_groups
 from scbd.metrics._relationships import Relations, aggregate, partners_found
 from scbd.metrics._table import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
+    from scbd.metrics._benchmark import Scored
     from scbd.metrics._table import Embeddings
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,10 @@ _KINDS = ("linear", "quadratic", "neighbours")
 _FEW = 10
 # of probes, where nothing else is asked for: as in a benchmark
 _MAX_CELLS = 100_000
+# resamples of the cells that are tested on, and the level of intervals
+_N_BOOTSTRAP, _LEVEL = 200, 0.95
+# of what inputs as they are tell of an environment beyond chance, the most that an embedding may tell
+_MOST_TOLD = 0.5
 
 
 def evaluate(
@@ -60,8 +66,8 @@ def evaluate(
     label_keys
         Columns of ``obs``.
     embeddings
-        Name of each and its key in ``obsm``, or an array ``(N, D)``; by default z_c, z_s and a PCA of the pixels, in
-        ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
+        Name of each and its key in ``obsm``, a layer or ``"X"``, or an array ``(N, D)``; by default z_c, z_s and a PCA
+        of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
     train_indices
         Cells the encoders were trained on, row numbers, a mask ``(N,)``, or a column of ``obs`` that says ``True`` or
         ``"train"`` there, such as ``"scbd_split"`` of ``scbd run``: probes learn from these and are tested on all
@@ -73,7 +79,14 @@ def evaluate(
 
     Returns
     -------
-    The scores of :func:`scbd.metrics.label_probe`, and ``tested_on``: ``"held-out cells"`` or ``"all cells"``.
+    The scores of :func:`scbd.metrics.label_probe`; ``f1_low`` and ``f1_high``, a 95 % interval of the F1 over other
+    cells, not over other training seeds (NaN where all cells are right); and ``tested_on``: ``"held-out cells"``, of
+    labels that were trained on, or ``"all cells"``. Where two labels or more were not trained on at all, there is a row
+    ``"unseen labels"``, too: how well these are told from each other, learned from one half of their cells and tested
+    on the other.
+
+    An F1 far below ``chance_f1`` says no more than one at chance: all cells are taken for the same label, as where each
+    environment was given mean 0.
 
     Raises
     ------
@@ -96,7 +109,27 @@ def evaluate(
     >>> len(report)  # three embeddings, two labels
     6
     """
-    embeddings = _EMBEDDINGS if embeddings is None else embeddings
+    return evaluated(adata, label_keys, _EMBEDDINGS if embeddings is None else embeddings, train_indices, seed).table
+
+
+class Evaluated(NamedTuple):
+    """Scores of several embeddings on the same cells."""
+
+    table: pd.DataFrame
+    """See :func:`evaluate`."""
+    f1: dict[tuple[str, str], Scored]
+    """By label and embedding, over the same resamples: of labels that were trained on, or else of those that were not.
+    Empty where too few cells are new."""
+
+
+def evaluated(
+    adata: AnnData,
+    label_keys: Sequence[str],
+    embeddings: Mapping[str, str | np.ndarray],
+    train_indices: str | ArrayLike | None,
+    seed: int,
+) -> Evaluated:
+    """What :func:`evaluate` returns, with what intervals of differences are made of."""
     check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
     train = None if train_indices is None else trained_rows(adata, train_indices, "train_indices")
     if train is not None and (left := int((~train).sum())) < _HELD_OUT_CELLS:
@@ -105,17 +138,120 @@ def evaluate(
             f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
             f"{_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warnings.warn(msg, UserWarning, stacklevel=3)
     spaces = {
         name: stored_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
+    f1: dict[tuple[str, str], Scored] = {}
     for label in label_keys:
+        parts = _parts(adata.obs[label], train, seed)
         for name, space in spaces.items():
-            scores: dict[str, Any] = {"tested_on": "all cells" if train is None else "held-out cells"}
-            scores |= label_probe(space, adata.obs[label], train=train, max_cells=_MAX_CELLS, seed=seed)
-            rows.append({"embedding": name, "label": label, **scores})
-    return pd.DataFrame(rows)
+            for tested_on, of, learned in parts:
+                x = space if of.all() else np.asarray(space)[of]
+                scores = probe_scores(
+                    x,
+                    adata.obs[label][of],
+                    kind="linear",
+                    groups=None,
+                    train=learned,
+                    n_bootstrap=_N_BOOTSTRAP,
+                    seed=seed,
+                )
+                values = {score: scored.value for score, scored in scores.items()}
+                low, high = np.clip(scores["f1"].interval(_LEVEL), 0, 1)
+                row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
+                rows.append(row | {"f1_low": low, "f1_high": high} | values | {"chance_f1": scores["f1"].chance})
+                if train is not None:
+                    f1.setdefault((label, name), scores["f1"])
+    return Evaluated(pd.DataFrame(rows), f1)
+
+
+def _parts(labels: pd.Series, train: np.ndarray | None, seed: int) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
+    """What a probe is tested on, which cells take part ``(N,)``, and which of these it learns from."""
+    if train is None:
+        return [("all cells", np.ones(len(labels), dtype=bool), None)]
+    known = (labels.isin(labels[train].unique()) | labels.isna()).to_numpy()  # what is missing, the probe names
+    parts: list[tuple[str, np.ndarray, np.ndarray | None]] = []
+    if (known & ~train).any():
+        parts.append(("held-out cells", known, train[known]))
+    new = labels[~known]
+    several = (~known) & (labels.map(new.value_counts()).astype(float) > 1).to_numpy()
+    if labels[several].nunique() > 1:
+        half = stratified_split([labels[several].astype(str).to_numpy()], train_size=0.5, seed=seed).train
+        parts.append(("unseen labels", several, np.isin(np.arange(several.sum()), half)))
+    return parts
+
+
+class Verdict(NamedTuple):
+    """What is best of several embeddings."""
+
+    best: str | None
+    """Its name; `None` where no cells were left to tell by, or none tells the perturbation."""
+    sentence: str
+
+
+def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], names: Sequence[str]) -> Verdict:
+    """Say which embedding is best on cells that were not trained on, see :func:`scbd.run`.
+
+    Parameters
+    ----------
+    found
+        Scores.
+    perturbation, environments
+        Labels.
+    names
+        Embeddings, the simplest first, which is the inputs as they are.
+    """
+    of_y = {name: found.f1[perturbation, name] for name in names if (perturbation, name) in found.f1}
+    if not of_y:
+        sentence = f"No embedding is called best: fewer than {_HELD_OUT_CELLS} cells of {perturbation} were held out."
+        return Verdict(None, sentence)
+    of_e = {name: {e: found.f1[e, name] for e in environments if (e, name) in found.f1} for name in names}
+    limits = {e: raw.chance + _MOST_TOLD * max(0.0, _told(raw)) for e, raw in of_e[names[0]].items()}
+    hiding = [name for name in names if all(_at_most(of_e[name][e], limit) for e, limit in limits.items())]
+    counted = hiding or list(names)
+    top = max(counted, key=lambda name: of_y[name].value)
+    where = " or ".join(limits)
+    if _at_most(of_y[top], of_y[top].chance):
+        who = f"none that hides {where}" if len(counted) < len(names) else "none"
+        said = ", ".join(f"{name!r} {of_y[name].value:.2f}" for name in names)
+        return Verdict(None, f"No embedding is called best: {who} tells {perturbation} beyond chance (F1: {said}).")
+    alike = [name for name in counted if _at_most(of_y[top].minus(of_y[name]), 0)]
+    least = of_e[min(alike, key=lambda name: sum(max(0.0, _told(score)) for score in of_e[name].values()))]
+
+    def tells_no_more(name: str) -> bool:
+        return all(_told(score) <= 0 or _at_most(score.minus(least[e]), 0) for e, score in of_e[name].items())
+
+    best = next(filter(tells_no_more, alike))
+    scores = {perturbation: of_y[best], **of_e[best]}
+    said = "; ".join(f"{label} {score.value:.2f}, by chance {score.chance:.2f}" for label, score in scores.items())
+    parts = [f"On {of_y[best].n_units:,.0f} cells that were not trained on, {best!r} is best (F1 of {said})"]
+    for name in [name for name in reversed(names) if name != best]:
+        apart = of_y[best].minus(of_y[name])
+        low, high = apart.interval(_LEVEL)
+        ends = f" ({low:.2f} to {high:.2f})" * bool(np.isfinite(low))
+        if name not in counted:
+            told = " and ".join(f"{score.value:.2f}" for score in of_e[name].values())
+            parts.append(f"{name!r} tells too much of {where} ({told})")
+        elif name not in alike:
+            parts.append(f"{name!r} is lower in {perturbation} by {apart.value:.2f}{ends}")
+        else:
+            why = "is less simple" if tells_no_more(name) else f"tells more of {where}"
+            parts.append(f"{name!r} cannot be told from it in {perturbation}{ends}, and {why}")
+    if not hiding:
+        parts.append(f"none hides {where}")
+    return Verdict(best, "; ".join(parts) + ".")
+
+
+def _told(score: Scored) -> float:
+    """Beyond chance; less than nothing where all cells are taken for one label."""
+    return score.value - score.chance
+
+
+def _at_most(score: Scored, limit: float) -> bool:
+    """Whether a score is no more than that, as far as its interval says."""
+    return score.value <= limit or score.interval(_LEVEL)[0] <= limit
 
 
 def compare(
@@ -285,7 +421,7 @@ def _row(metric: str, value: float, chance: float) -> dict[str, Any]:
 def known_of(
     adata: AnnData,
     *,
-    y_key: str,
+    y_key: str | Sequence[str],
     e_key: str | Sequence[str],
     control: object | Sequence[object] | None = None,
     position_key: str | None = None,

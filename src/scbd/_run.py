@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import (
+    BEST_KEY,
     CONTENT_KEY,
     CROSS,
     FEATURE_PCA_KEY,
@@ -23,12 +25,13 @@ from scbd._anndata import (
     SPLIT_KEY,
     STYLE_KEY,
     as_columns,
+    control_names,
     label_values,
 )
 from scbd._checks import check_count, head
-from scbd._compare import evaluate
+from scbd._compare import evaluated, known_of, verdict
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
-from scbd.baselines._corrections import standardize_by_environment
+from scbd.baselines._corrections import standardize_by_environment, wccn
 from scbd.baselines._pixel_pca import pixel_pca
 from scbd.data._formats import image_columns, is_table, kind_of, read_frame
 from scbd.data._inputs import Inputs
@@ -36,10 +39,12 @@ from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_p
 from scbd.data._readers import read_crops
 from scbd.data._screens import open_screen, storable
 from scbd.data._sources import digest_cells
+from scbd.data._splits import Split, hold_out_perturbations, stratified_split
+from scbd.metrics._table import label_names
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -48,8 +53,21 @@ logger = logging.getLogger(__name__)
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # what a run leaves, and the state that it goes on from: neither is written over
 _STATE = ("settings.json", "checkpoints/last.ckpt")
-_OUTPUTS = ("cells.h5ad", "history.csv", "metrics.csv", "model", "training_curves.png", "umap.png", *_STATE)
+_OUTPUTS = (
+    "cells.h5ad",
+    "history.csv",
+    "metrics.csv",
+    "model",
+    "training_curves.png",
+    "umap.png",
+    "verdict.txt",
+    *_STATE,
+)
+# of the cells, and of the perturbations where there are so many, what is kept for the table; and what chooses them
+_HELD_OUT, _MANY, _SPLITS = 0.2, 30, ("split", "train_size", "validation_size")
 _COMPONENTS, _PCA_CELLS = 50, 20_000
+# controls that are enough to correct by
+_CONTROLS = 16
 # features of larger tables are read by their components alone: 200 MB, of which a probe takes a multiple
 _MOST_VALUES = 50_000_000
 
@@ -66,13 +84,24 @@ def run(
     resume: bool = False,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Train SCBD, embed all cells, evaluate, and write everything to a directory.
+    """Train SCBD, embed all cells, score embeddings on new cells, name the best, and write everything to a directory.
+
+    For the scores a fifth of the cells is held out, drawn from each perturbation in each environment, and where there
+    are 30 perturbations or more, a fifth of these (never the controls) with all of their cells. To choose what is held
+    out, give ``split`` or ``train_size`` in ``train_kwargs``; ``train_size=1.0`` trains on all cells, and then no score
+    is honest, and no embedding is called best.
+
+    The best has the highest F1 of the perturbation on cells that were not trained on, among z_c, the inputs as they
+    are, standardised, and corrected, as far as they tell of the environment at most half as much beyond chance as the
+    inputs as they are; where intervals cannot tell embeddings apart, it is the one that tells least of the
+    environment, or else the simplest. Where none tells the perturbation beyond chance, none is called best.
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained; then ``cells.h5ad``, all of ``adata`` but
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, a PCA of the
-    inputs (``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), and ``obs["scbd_split"]``, the part of the split that
-    a cell is in; ``metrics.csv``, ``history.csv``, ``training_curves.png``, ``umap.png``; and ``checkpoints/``, which
-    an interrupted run goes on from and a finished one can do without.
+    inputs (``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), the best in ``obsm["X_scbd_best"]``, and
+    ``obs["scbd_split"]``, the part of the split that a cell is in; ``metrics.csv``, ``verdict.txt``, ``history.csv``,
+    ``training_curves.png``, ``umap.png``; and ``checkpoints/``, which an interrupted run goes on from and a finished
+    one can do without.
 
     Parameters
     ----------
@@ -94,9 +123,10 @@ def run(
 
     Returns
     -------
-    One row an embedding and label, with the scores of :func:`scbd.metrics.label_probe`: of both blocks, and of the
-    inputs (of images 50 principal components; of tables of more than 50 million values, too) as they are and
-    standardised by environment.
+    The table of :func:`scbd.evaluate`: of both blocks, and of the inputs (of images 50 principal components; of tables
+    of more than 50 million values, too) as they are, standardised by environment, and these corrected by
+    :func:`scbd.baselines.wccn`; what is learned for that is learned from the training cells. ``attrs["verdict"]`` is
+    the sentence of ``verdict.txt``: which is best, and by how much.
 
     Raises
     ------
@@ -129,9 +159,12 @@ def run(
     data = what_is_learned_from(adata, setup, training.get("split"))
     _check_writable(_cells(adata, inputs))
     asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
+    if all(training.get(name) is None for name in _SPLITS):
+        held_out = _held_out(adata, y_key, columns, setup.get("control"), model._train_size, seed)
+        training = {**training, "split": held_out}
     model = trained(model, asked, out, resume=resume, **{"seed": seed} | training)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
-    for key in _BLOCKS.values():  # what an earlier model left would be taken for this one's
+    for key in (*_BLOCKS.values(), BEST_KEY):  # what an earlier model left would be taken for this one's
         adata.obsm.pop(key, None)
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
@@ -144,13 +177,50 @@ def run(
         if len(several) > 1:  # a column of its own stays what it is
             adata.obs[label] = label_values(adata.obs, several)
     labels = list(crosses)
-    simple = simple_embeddings(adata, inputs, components, environments[0])
-    table = evaluate(adata, labels, embeddings={**blocks, **simple}, train_indices=model.train_indices, seed=seed)
+    known = known_of(
+        adata,
+        y_key=y_key,
+        e_key=environments[0],
+        control=setup.get("control"),
+        position_key=setup.get("position_key"),
+        fit=np.isin(np.arange(adata.n_obs), model.train_indices),
+    )
+    simple = simple_embeddings(adata, inputs, components, environments[0], known)
+    spaces = {name: adata.obsm[key] for name, key in blocks.items()} | simple
+    found = evaluated(adata, labels, spaces, model.train_indices, seed)
+    table, (best, sentence) = found.table, verdict(found, labels[0], labels[1:], [*simple, "z_c"])
+    if best is not None:
+        adata.obsm[BEST_KEY] = spaces[best]
+    if best not in (None, "z_c"):
+        blocks = {f"best: {best}": BEST_KEY, **blocks}
     write_table(table, out / "metrics.csv")
     write_table(pd.concat(model.history.values(), axis=1), out / "history.csv", index=True)
+    write_text(sentence + "\n", out / "verdict.txt")
     _pictures(adata, model, labels, blocks, out, seed)
     _write_cells(_cells(adata, inputs), out / "cells.h5ad")
+    table.attrs["verdict"] = sentence
     return table
+
+
+def _held_out(
+    adata: AnnData,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str],
+    control: Any,
+    train_size: float,
+    seed: int,
+) -> Split:
+    """Test cells for the table; of the others, the share ``train_size`` is trained on, the rest for validation."""
+    names = label_names(adata, y_key)
+    each = pd.unique(names)
+    kept = likely_controls(each) if control is None else control_names(control, each, y_key)
+    rows, unseen = np.arange(adata.n_obs), np.empty(0, dtype=np.int64)
+    if len(each) - len(kept) >= _MANY:
+        apart = hold_out_perturbations(names, share=_HELD_OUT, validation_share=0, keep=kept, seed=seed)
+        rows, unseen = apart.train, apart.test
+    sizes = {"train_size": (1 - _HELD_OUT) * train_size, "validation_size": (1 - _HELD_OUT) * (1 - train_size)}
+    inside = stratified_split([names, label_names(adata, e_key)], **sizes, seed=seed, rows=rows)
+    return Split(inside.train, inside.validation, np.concatenate([inside.test, unseen]))
 
 
 def seed_everything(seed: int) -> None:
@@ -240,23 +310,44 @@ def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
 
 
 def simple_embeddings(
-    adata: AnnData, inputs: Inputs, components: np.ndarray, e_key: str | Sequence[str]
+    adata: AnnData, inputs: Inputs, components: np.ndarray, e_key: str | Sequence[str], known: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """What costs nothing to have, by name: features, or components where these are too many, and the same standardised.
+    """What costs next to nothing, by name, the simplest first: features, or components where these are too many.
 
-    Standardised by all cells of an environment, without labels of the perturbation; not where an environment has a
-    single cell. float32 ``(N, D)`` each.
+    The same standardised by environment, and then corrected by :func:`scbd.baselines.wccn`; where that cannot be, it is
+    left out. Both learn from training cells, or from all cells of an environment that has fewer than two of them.
+    float32 ``(N, D)`` each.
+
+    Parameters
+    ----------
+    adata, inputs
+        Cells, and where their inputs are.
+    components
+        Of :func:`input_pca`.
+    e_key
+        Column or columns of the environment.
+    known
+        Of all cells, see :func:`known_of`.
     """
     source = inputs.source(adata)
     name, values = f"{'pixel' if inputs.image_key else 'feature'} PCA", components
     if not inputs.image_key and source.shape[0] * source.shape[1] <= _MOST_VALUES:
         name, values = "features", np.asarray(source.read(slice(0, source.shape[0])), dtype=np.float32)
-    environments = label_values(adata.obs, e_key)
+    found = {name: values}
     standardised = f"{name}, standardised by {CROSS.join(as_columns(e_key))}"
-    if environments.value_counts().min() < 2:
-        logger.info("%s is left out: an environment has a single cell.", standardised)
-        return {name: values}
-    return {name: values, standardised: standardize_by_environment(values, environments)}
+    corrected, fit = f"{standardised}, WCCN", known["fit"]
+    codes = pd.factorize(known["environments"])[0]
+    strange = np.bincount(codes, weights=fit)[codes] < 2
+    controls = known.get("controls")
+    of_controls = {}
+    if controls is not None and (controls & fit).sum() >= _CONTROLS:
+        of_controls = {key: known[key] for key in ("controls", "positions") if key in known}
+    try:
+        found[standardised] = standardize_by_environment(values, codes, fit=fit | strange)
+        found[corrected] = wccn(found[standardised], known["labels"], fit=fit, **of_controls)
+    except ValueError as error:
+        logger.info("%s is left out: %s", corrected if standardised in found else standardised, error)
+    return found
 
 
 def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:
@@ -272,7 +363,9 @@ def _pictures(
 ) -> None:
     from scbd import pl
 
-    save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
+    # of controls, which share no direction, the loss of a good z_c may lie above that of a collapsed one
+    ceiling = None if model.registry_["setup_args"].get("control") is not None else model.health["ceiling"]
+    save_figure(pl.history(model.history, ceiling=ceiling)[0].figure, out / "training_curves.png")
     axes = pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)
     save_figure(axes[0, 0].figure, out / "umap.png")
 
@@ -423,7 +516,6 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     """
     kind, typed = kind_of(path), shlex.quote(str(path))
     lines = [f"{path} is {kind.about}."]
-    keys = "--y-key … --e-key … --out results"
     if kind.name in _TABLES:
         table = read_frame(path) if is_table(path) else None
         begun = table is None or any(str(name).startswith(COMPARTMENTS) for name in table)
@@ -433,6 +525,7 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
             command = f"scbd run {typed} --features {shlex.join(words)} {keys}"
             return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: {command}"])
         cells = read_profiles(path)
+        keys = _keys(cells.obs, of_wells=True)
         return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: scbd run {typed} {keys}"])
     if kind.name not in (*_CROPS, "anndata"):
         return "\n".join([*lines, f"Next: {kind.advice}."])
@@ -443,7 +536,7 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
             raise
         cells = open_screen(path, layer="X")  # raises as well, if there are no features either
         lines += [*_of_features(cells), *_of_labels(cells.obs)]
-        return "\n".join([*lines, f"Next: scbd run {typed} --layer X {keys}"])
+        return "\n".join([*lines, f"Next: scbd run {typed} --layer X {_keys(cells.obs, of_wells=True)}"])
     n, *shape = crops.images.shape
     sample = crops.images.read(np.sort(np.random.default_rng(0).choice(n, min(n, _SAMPLED), replace=False)))
     lines.append(f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}")
@@ -451,7 +544,7 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     lines += [f"  channel {name}: {low:g} to {high:g}" for name, low, high in ranges]
     is_screen = Path(path).suffix in (".h5ad", ".zarr")
     key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
-    command = f"scbd run {typed} {key}{keys}" if is_screen else _conversion(path, key)
+    command = f"scbd run {typed} {key}{_keys(crops.obs)}" if is_screen else _conversion(path, key)
     return "\n".join([*lines, *_of_labels(crops.obs), f"Next: {command}"])
 
 
@@ -472,10 +565,50 @@ def _of_features(cells: AnnData) -> list[str]:
 
 def _of_labels(obs: pd.DataFrame) -> list[str]:
     """Columns that some cells share a value of, with the most frequent."""
-    lines = []
-    for column in obs:
-        counts = obs[column].value_counts()
-        if 1 < len(counts) <= len(obs) / 2 and obs[column].dtype.kind != "f":
-            most = head(f"{value} {count:,}" for value, count in counts.items())
-            lines.append(f"  column {column}: {len(counts):,} values ({most})")
+    lines = [
+        f"  column {column}: {len(counts):,} values ({head(f'{value} {count:,}' for value, count in counts.items())})"
+        for column, counts in _shared(obs).items()
+    ]
     return lines or ["No column has values that several cells share: give a table with labels."]
+
+
+def _shared(obs: pd.DataFrame) -> dict[str, pd.Series]:
+    """How many cells have each value, of columns that may be labels."""
+    found = {column: obs[column].value_counts() for column in obs if obs[column].dtype.kind != "f"}
+    return {column: counts for column, counts in found.items() if 1 < len(counts) <= len(obs) / 2}
+
+
+# what columns and controls are called, without case, signs and "Metadata_"
+_PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
+_ENVIRONMENTS = "plate platebarcode barcode batch well donor".split()
+_LIKE_CONTROLS = (
+    "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "
+    "untreated mock vehicle scrambled scramble"
+).split()
+
+
+def likely_controls(labels: Iterable[Any]) -> list[str]:
+    """Those labels that are named as controls are."""
+    return [str(label) for label in labels if _bare(label) in _LIKE_CONTROLS]
+
+
+def _bare(name: Any) -> str:
+    return re.sub(r"[^a-z0-9]", "", str(name).lower()).removeprefix("metadata")
+
+
+def _keys(obs: pd.DataFrame, *, of_wells: bool = False) -> str:
+    """Options of ``scbd run``, those columns and controls named that can be meant alone."""
+    shared = _shared(obs)
+    controls = {column: found for column, counts in shared.items() if (found := likely_controls(counts.index))}
+    named = [column for column in shared if _bare(column) in _PERTURBATIONS]
+    y = [column for column in named if column in controls] or named or list(controls)
+    places = [column for column in shared if _bare(column) == "well"]
+    e = [column for column in shared if _bare(column) in _ENVIRONMENTS and not (of_wells and column in places)]
+    said = [
+        f"--{name} {shlex.quote(str(of[0])) if len(of) == 1 else '…'}" for name, of in {"y-key": y, "e-key": e}.items()
+    ]
+    if len(y) == 1 and y[0] in controls:
+        said.append(f"--control {shlex.join(controls[y[0]])}")
+        if of_wells and len(places) == 1:
+            said.append(f"--position-key {shlex.quote(str(places[0]))}")
+    return " ".join([*said, "--out results"])

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from conftest import make_wells
 from scipy import sparse
 
 from scbd import metrics
@@ -22,7 +23,7 @@ from scbd.metrics import (
     retrieval,
     variance_table,
 )
-from scbd.metrics._table import coded_labels, label_names, named_embeddings, trained_rows
+from scbd.metrics._table import coded_labels, label_names, named_embeddings, stored_embedding, trained_rows
 
 # of the order of their names
 NUMBERS = {"DMSO": 0, "EtOH": 1, "a": 2, "b": 3, "c": 4, "d": 5}
@@ -307,3 +308,16 @@ def test_cells_of_one_name_are_told_by_their_order_alone(tmp_path, repeat):
     np.testing.assert_array_equal(found.values, stored.obsm["X_pca"])
     with pytest.raises(ValueError, match="obs_names repeat"):
         named_embeddings(other[::-1].copy(), {"z": tmp_path / "z.h5ad"})
+
+
+def test_features_may_lie_in_x_and_in_layers():
+    wells = make_wells()
+    wells.layers["scaled"] = wells.obsm["own"] = wells.X * 2
+    wells.layers["own"] = wells.X * 3
+    np.testing.assert_array_equal(stored_embedding(wells, "X"), wells.X)
+    np.testing.assert_array_equal(stored_embedding(wells, "scaled"), wells.X * 2)
+    np.testing.assert_array_equal(stored_embedding(wells, "own"), wells.X * 2)  # obsm comes first
+    assert [found.key for found in named_embeddings(wells, ["X", "scaled"])] == ["X", "scaled"]
+    del wells.X
+    with pytest.raises(KeyError, match="obsm has no 'X'"):
+        stored_embedding(wells, "X")

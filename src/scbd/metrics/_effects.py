@@ -54,7 +54,7 @@ def perturbation_effects(
         Wells; or cells of a pooled screen. Rows are taken for independent: average cells of an arrayed screen, which
         share what their well adds, to wells first.
     rep
-        Key of ``obsm``, or an array ``(N, D)``, for example ``adata.X``.
+        Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     y_key
         Column of ``obs`` with the perturbation, or several for their cross.
     control

@@ -51,7 +51,7 @@ def batch_mixing(
     adata
         Embedded cells.
     embedding_key
-        Key in ``obsm``.
+        Key of ``obsm``, a layer, or ``"X"``.
     e_key
         Column of ``obs``, or several for their cross.
     y_key

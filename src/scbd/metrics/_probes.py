@@ -147,7 +147,7 @@ def batch_probe(
     adata
         Embedded cells.
     embedding_key
-        Key in ``obsm``.
+        Key of ``obsm``, a layer, or ``"X"``.
     e_key
         Column of ``obs``, or several for their cross.
     group_key

@@ -90,7 +90,7 @@ def aggregate(
     adata
         Embedded cells.
     embedding_key
-        Key in ``obsm``, ``(N, D)``.
+        Key of ``obsm``, a layer, or ``"X"``, ``(N, D)``.
     gene_key
         Column of ``obs`` with the perturbed gene.
     guide_key

@@ -202,7 +202,7 @@ def retrieval(
     adata
         Wells, cells, or profiles.
     rep
-        Key of ``obsm``, or an array ``(N, D)``, for example ``adata.X``.
+        Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     label_key
         Column of ``obs`` with the label of the perturbation, or several labels with ``separator`` between them; empty
         where it is not known. Where rows of a perturbation differ in it, it has all their labels.
@@ -325,7 +325,7 @@ def replicate_retrieval(
         Wells (or cells). What is not in the table is not in the gallery: for replicates on unseen plates alone, give
         the wells of these plates.
     rep
-        Key of ``obsm``, or an array ``(N, D)``, for example ``adata.X``.
+        Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     y_key, e_key
         Columns of ``obs`` with the perturbation and with the environment, each one or several for their cross.
     control

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# a key of obsm, an array, or the path of a file that embed_to wrote
+# a key of obsm, a layer or X, an array, or the path of a file that embed_to wrote
 Source = str | Path | np.ndarray
 # keys of obsm; or names of representations with where they are, or with several, such as those of training seeds
 Embeddings = Sequence[str] | Mapping[str, Source | Sequence[Source]]
@@ -97,7 +97,7 @@ def _of_file(adata: AnnData, path: Path) -> Any:
 
 
 def stored_embedding(adata: AnnData, key: str) -> Any:
-    """A key of ``obsm``, as an array or a memory-map ``(N, D)``.
+    """A key of ``obsm``, else a layer, or ``"X"``; as an array or a memory-map ``(N, D)``.
 
     Raises
     ------
@@ -109,11 +109,13 @@ def stored_embedding(adata: AnnData, key: str) -> Any:
         If it is sparse.
     """
     check_keys(adata, [key])
-    return dense(adata.obsm[key], f"obsm[{key!r}]")
+    if key in adata.obsm:
+        return dense(adata.obsm[key], f"obsm[{key!r}]")
+    return dense(*((adata.layers[key], f"layers[{key!r}]") if key in adata.layers else (adata.X, "X")))
 
 
 def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
-    """A key of ``obsm``, or an array with a row for each of the table's; finite ``(N, D)``.
+    """A key of ``obsm``, a layer, ``"X"``, or an array with a row for each of the table's; finite ``(N, D)``.
 
     Raises
     ------
@@ -234,9 +236,10 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
-    """Raise a KeyError that names the keys there are, if one is missing."""
+    """Raise a KeyError that names the keys there are, if one is missing; layers and X may stand for those of obsm."""
+    others = {"obsm": [*adata.layers, *(["X"] if adata.X is not None else [])], "obs": []}
     for slot, keys in (("obsm", obsm), ("obs", obs)):
         for key in keys:
-            if key not in getattr(adata, slot):
+            if key not in getattr(adata, slot) and key not in others[slot]:
                 msg = f"{slot} has no {key!r} (its keys: {', '.join(getattr(adata, slot).keys()) or 'none'})."
                 raise KeyError(msg)

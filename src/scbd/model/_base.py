@@ -194,7 +194,7 @@ class ImageModel(TrainMixin):
         """Data, what it is made of, state and the next step, for a person."""
         # a model that was called trained from outside, as a callback of scvi-tools does, knows no settings
         settings = getattr(self, "training_settings_", {}) if self.is_trained_ else {}
-        lines = [*self._input_lines(), *self._parts()]
+        lines = []
         if settings:
             lines.append(("precision", settings["precision"]))
         if self.is_trained_:
@@ -203,6 +203,11 @@ class ImageModel(TrainMixin):
             lines.append(("next", self.traits.next_step))
         else:
             lines += [("state", "not trained"), ("next", "train()")]
+        return self._described(lines)
+
+    def _described(self, more: list[tuple[str, str]]) -> str:
+        """Data and what the model is made of, and more: a line each."""
+        lines = [*self._input_lines(), *self._parts(), *more]
         return "\n".join([f"{type(self).__name__}: {self._cells()}", *(f"  {name:<9} {text}" for name, text in lines)])
 
     def _cells(self) -> str:
@@ -232,10 +237,11 @@ class ImageModel(TrainMixin):
             transform = getattr(getattr(self.module, "content", None), "transform", None)
             how = f"→ scaled, {transform.kind} → {transform.output_shape[0]}" if transform is not None else "→ scaled"
             return [("features", says), ("", how + self._within())]
+        augmented = ", flipped and turned at random in training" * bool(preprocess.augment)
         shapes = [" × ".join(map(str, shape)) for shape in (known["image_shape"], preprocess.output_shape)]
         return [
             ("images", f"{shapes[0]} {known['dtype']} ({', '.join(known['channels'])})"),
-            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}{self._within()}"),
+            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}{augmented}{self._within()}"),
         ]
 
     def _within(self) -> str:

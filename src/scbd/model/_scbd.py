@@ -209,6 +209,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha = f"{module.alpha:g}" if module.auto_alpha is None else "auto"
         if module.auto_alpha is not None and self.is_trained_:
             alpha = f"auto, {float(module.current_alpha):.2g} in the end"
+        matched = "single cells" if module.set_size == 1 else f"cells and sets of {module.set_size}"
         encoder = encoder_name(self._encoder(self.init_params_["non_kwargs"]["encoder"]))
         networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
         return [
@@ -216,7 +217,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             (
                 "objective",
                 f"alpha {alpha} ({module.invariance}), temperature {module.temperature:g}, "
-                f"smoothing {module.smoothing:.2g}{style}",
+                f"smoothing {module.smoothing:.2g}, {matched} matched{style}",
             ),
         ]
 

@@ -22,6 +22,7 @@ from lightning.fabric.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities import rank_zero_only
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
@@ -313,6 +314,8 @@ class TrainMixin(PredictMixin):
                 self.module.fit(sample._replace(reference=reference))
             elif reference is not None:
                 self.module.learn_environments(reference)
+            if contrastive:
+                self._tell(data, plan)
             with self._apart(), self._forgotten() if contrastive else nullcontext():
                 run.start(state)
         self.module.eval()
@@ -357,6 +360,17 @@ class TrainMixin(PredictMixin):
         else:
             data.max_steps = settings.max_steps
         return data
+
+    @rank_zero_only
+    def _tell(self, data: ImageDataModule, plan: TrainingPlan) -> None:
+        """Log, in one table, what was asked for and what was decided."""
+        split = data.split
+        parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
+        lines = [
+            ("training", f"{data.max_steps:,} steps of {data.batch_size:,} cells, lr {plan.lr:g}"),
+            ("split", ", ".join(f"{len(rows):,} cells {what}" for what, rows in parts.items())),
+        ]
+        logger.info("%s", self._described(lines))
 
     def _new_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
         """What learns beside the encoder, where no head is part of the objective: it goes on from where it is."""
