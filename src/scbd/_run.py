@@ -517,16 +517,13 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     kind, typed = kind_of(path), shlex.quote(str(path))
     lines = [f"{path} is {kind.about}."]
     if kind.name in _TABLES:
-        table = read_frame(path) if is_table(path) else None
-        begun = table is None or any(str(name).startswith(COMPARTMENTS) for name in table)
-        if not begun and (words := list(number_beginnings(table))):
-            # what is called otherwise has to be named: by what most of its numbers begin with
-            cells = read_profiles(path, features=words)
-            command = f"scbd run {typed} --features {shlex.join(words)} {keys}"
-            return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: {command}"])
-        cells = read_profiles(path)
-        keys = _keys(cells.obs, of_wells=True)
-        return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: scbd run {typed} {keys}"])
+        table = read_frame(path) if is_table(path) else pd.DataFrame()
+        # features that are called otherwise have to be named: by what most columns of numbers begin with
+        words = [] if any(str(name).startswith(COMPARTMENTS) for name in table) else list(number_beginnings(table))
+        cells = read_profiles(path, features=words) if words else read_profiles(path)
+        named = f"--features {shlex.join(words)} " if words else ""
+        command = f"scbd run {typed} {named}{_keys(cells.obs, of_wells=True)}"
+        return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: {command}"])
     if kind.name not in (*_CROPS, "anndata"):
         return "\n".join([*lines, f"Next: {kind.advice}."])
     try:
