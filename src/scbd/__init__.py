@@ -13,6 +13,7 @@ from scbd._lazy import lazy_names
 if TYPE_CHECKING:
     from scbd import baselines, data, datasets, metrics, model, nn, pl
     from scbd._compare import compare, evaluate
+    from scbd._cross_fit import cross_fit
     from scbd._run import run
     from scbd._select import check_assumption, select_alpha
     from scbd.model import SCBDModel
@@ -23,6 +24,7 @@ __all__ = [
     "baselines",
     "check_assumption",
     "compare",
+    "cross_fit",
     "data",
     "datasets",
     "evaluate",
@@ -39,6 +41,7 @@ _HOMES = {
     "run": "scbd._run",
     "compare": "scbd._compare",
     "evaluate": "scbd._compare",
+    "cross_fit": "scbd._cross_fit",
     "check_assumption": "scbd._select",
     "select_alpha": "scbd._select",
 }

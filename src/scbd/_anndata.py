@@ -31,6 +31,8 @@ BEST_KEY = "X_scbd_best"
 
 # obs, of what a run writes: the part of the split that a cell is in
 SPLIT_KEY = "scbd_split"
+# obs, of what cross_fit returns: whose model embedded a cell
+FOLD_KEY = "scbd_fold"
 # what the column of the split says of cells that are in no part
 LEFT_OUT = "left out"
 

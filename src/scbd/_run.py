@@ -44,7 +44,7 @@ from scbd.metrics._table import label_names
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -265,6 +265,17 @@ def what_is_learned_from(adata: AnnData, setup: Mapping[str, Any], split: Any = 
     where = {name: key for name, key in inputs._asdict().items() if key is not None}
     digest = digest_cells(inputs.source(adata), pd.DataFrame(looked_at))
     return {**setup, **where, "n_cells": adata.n_obs, "digest": digest}
+
+
+def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], taken: Collection[str]) -> None:
+    """Raise if several runs could not share these arguments, of which those ``taken`` are of each run."""
+    set_here = {"checkpoint_dir", "resume", *taken} & {*model, *training}
+    if set_here:
+        msg = f"{min(set_here)} is set for each run here: leave it out."
+        raise ValueError(msg)
+    if not isinstance(model.get("encoder", ""), str):
+        msg = "Every run makes a new model: give encoder by name, a module would be trained on and on."
+        raise ValueError(msg)
 
 
 def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:

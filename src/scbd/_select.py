@@ -18,7 +18,7 @@ import pandas as pd
 from scbd._anndata import as_columns, label_values
 from scbd._checks import check_count
 from scbd._files import check_directory, save_figure, write_table
-from scbd._run import seed_everything, trained, what_is_learned_from
+from scbd._run import check_repeatable, seed_everything, trained, what_is_learned_from
 from scbd.baselines._classifiers import ERMModel
 from scbd.data._splits import hold_out_environments, split_by_column
 from scbd.metrics._probes import label_probe, predict_labels
@@ -271,14 +271,8 @@ def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
 def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[str, Any], *, unseen: bool) -> None:
     """Raise if a setting cannot be the same in all runs of a sweep, or leaves nothing to score."""
     split = training.get("split")
-    taken = {"alpha"} & set(model) | {"seed", "checkpoint_dir", "resume"} & set(training)
-    taken |= {"split"} if unseen and split is not None else set()
-    if taken:
-        msg = f"{min(taken)} is set by the sweep itself: leave it out."
-        raise ValueError(msg)
-    if not isinstance(model.get("encoder", ""), str):
-        msg = "Every run makes a new model: give encoder by name, a module would be trained on and on."
-        raise ValueError(msg)
+    taken = {"alpha", "seed"} | ({"split"} if unseen and split is not None else set())
+    check_repeatable(model, training, taken)
     split = split_by_column(adata.obs, split) if isinstance(split, str) else split
     train, size = training.get("train_size"), training.get("validation_size")
     size = 1 - (_TRAIN_SIZE if train is None else train) if size is None else size

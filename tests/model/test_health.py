@@ -18,8 +18,8 @@ import scbd
 from scbd import SCBDModel
 from scbd.metrics import label_probe
 from scbd.model._contract import Reference
-from scbd.model._health import measure
-from scbd.nn import Numbers
+from scbd.model._health import means_differ, measure
+from scbd.nn import Groups, Numbers
 
 
 class Noise(nn.Module):
@@ -30,12 +30,58 @@ class Noise(nn.Module):
 
 
 def test_a_collapsed_embedding_warns(cells):
-    model = make_model(cells, alpha=0.5)
+    model = make_model(cells, alpha=100.0)
     torch.nn.init.zeros_(model.module.content.projection[-1].weight)
-    with pytest.warns(UserWarning, match="z_c has collapsed"):
+    with pytest.warns(UserWarning, match=r"z_c has collapsed.*SCBDModel\(adata, alpha=10\)"):
         model.train(**QUICK | {"lr": 0.0})
     assert model.health["collapsed"] == 1 and model.health["spread"] < 0.05
     assert "COLLAPSED" in repr(model)
+
+
+def weak_screen(effect: float) -> AnnData:
+    """Cells whose brightness differs far more within genes than between them, if there."""
+    cells = make_cells(600)
+    rng = np.random.default_rng(0)
+    images = 100 + rng.normal(0, 20, (600, 2, 16, 16)) + rng.normal(0, 30, (600, 1, 1, 1))
+    images += effect * cells.obs["gene"].cat.codes.to_numpy()[:, None, None, None]
+    cells.obsm["single_cell_images"] = np.clip(images, 0, 255).astype("uint8")
+    return cells
+
+
+def trained_weakly(effect: float, alpha: float) -> tuple[SCBDModel, list[str]]:
+    """A model, and what was said of it."""
+    model = make_model(weak_screen(effect), alpha=alpha, style_target=None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.train(**QUICK | {"max_steps": 12, "batch_size": 100, "lr": 1e-3}, train_size=0.5)
+    return model, [str(warning.message) for warning in said]
+
+
+def test_little_spread_is_no_collapse_where_means_of_new_cells_are_told_apart():
+    model, said = trained_weakly(effect=12, alpha=1e-4)
+    assert model.health["spread"] < 0.025 and model.health["collapsed"] == 0 and not said
+
+
+def test_an_alpha_that_weighs_nothing_is_not_blamed():
+    model, said = trained_weakly(effect=0, alpha=1e-4)
+    assert model.health["collapsed"] == 1
+    assert len(said) == 1 and "alpha" not in said[0] and "model.train(max_steps=12)" in said[0]
+
+
+def test_an_alpha_that_outweighs_all_else_is_blamed():
+    _, said = trained_weakly(effect=0, alpha=100.0)
+    assert len(said) == 1 and "SCBDModel(adata, alpha=10)" in said[0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_means_are_compared_with_those_of_permuted_labels(scale):
+    rng, labels = np.random.default_rng(0), Groups(torch.arange(200) % 20)
+    noise = torch.from_numpy(rng.normal(size=(200, 5)))
+    shift = torch.from_numpy(rng.normal(size=(20, 5)))[labels.labels]
+    assert means_differ(scale * (noise + shift), labels)
+    # nothing, a point, rounding of a point, and what is no number
+    for nothing in (noise, torch.ones(200, 5), 1 + 1e-7 * (noise + shift), torch.full((200, 5), torch.nan)):
+        assert not means_differ(scale * nothing, labels)
 
 
 def test_an_embedding_that_tells_nothing_warns_without_being_a_point():
@@ -54,8 +100,7 @@ def test_an_embedding_that_tells_a_few_of_many_is_no_point():
     cells = AnnData(values, obs=obs.set_index(obs.index.astype(str)))
     SCBDModel.setup_anndata(cells, y_key="drug", e_key="plate", layer="X")
     model = SCBDModel(cells, encoder="linear")
-    with pytest.warns(UserWarning, match="z_c has learned to tell few"):
-        model.train(**QUICK | {"max_steps": 20, "batch_size": 256})
+    model.train(**QUICK | {"max_steps": 20, "batch_size": 256})  # without a warning
     assert model.health["spread"] > 0.5 and model.health["supervised_c"] > model.health["ceiling"]
     assert label_probe(model.get_latent_representation(), cells.obs["drug"])["accuracy"] > 1.5 / 40
 
@@ -101,4 +146,4 @@ def test_the_environment_is_that_of_labels_and_numbers(with_numbers):
     assert (z_c - module.content(module.preprocess(images))).abs().max() > 1e-3
     every: list[Any] = [e, *map(Numbers, numbers.T)] if with_numbers else [e]
     expected = scbd.nn.invariance_statistic([z_c], every, y)
-    assert measure(module, batch)[0]["environment_c"] == pytest.approx(float(expected), abs=1e-5)
+    assert measure(module, batch, lambda: True, str)[0]["environment_c"] == pytest.approx(float(expected), abs=1e-5)

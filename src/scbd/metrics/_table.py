@@ -229,8 +229,8 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
     if len(known):
         msg = (
             f"A model was trained on {len(known):,} of {len(asked):,} perturbations that are scored ({head(known)}): "
-            "of its embedding, neither scores nor q values say that they have an effect. Train without some "
-            "(scbd.data.hold_out_perturbations), and score those."
+            "of its embedding, neither scores nor q values say that they have an effect. Embed each by a model that "
+            "has not seen it (scbd.cross_fit)."
         )
         warnings.warn(msg, UserWarning, stacklevel=stacklevel)
 

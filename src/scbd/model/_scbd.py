@@ -6,17 +6,20 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from scbd._anndata import NUMBER_REGISTRY, Y_REGISTRY
 from scbd._checks import closest
 from scbd.model._base import ImageModel, encoder_name, parameters
 from scbd.model._cells import check_other_environments
 from scbd.model._decode import DecodeMixin
 from scbd.model._design import covariates
-from scbd.model._health import measure
+from scbd.model._health import means_differ, measure, remedy
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
+from scbd.nn._contrastive import Groups
 
 if TYPE_CHECKING:
-    import numpy as np
     from anndata import AnnData
     from torch import nn
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 # perturbations from which cells of images are matched in sets, and cells of a set: among so many, few cells show which
 # is theirs
 _MANY, _SET_SIZE = 30, 4
+# whose means are asked before a warning
+_CELLS = 2_048
 # further arguments with their defaults: of the preparation of inputs, of what features pass, and of the module
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
@@ -184,7 +189,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         these are known; ``environment_c``: by how many standard errors of a batch z_c shows its
         environments, between -2 and 2 by chance, see :func:`scbd.nn.invariance_statistic`; ``spread``: its total
         variance, between 0 (collapsed) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1
-        or 0; ``final_alpha``: alpha, or where ``"auto"`` ended.
+        if it is nearly a point and means of perturbations differ no more than those of permuted labels, else 0;
+        ``final_alpha``: alpha, or where ``"auto"`` ended.
         """
         return self.health_
 
@@ -196,9 +202,31 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     def _after_training(self, data: ImageDataModule) -> None:
         """Look at z_c on a batch, and warn if it carries nothing."""
-        self.health_, warning = measure(self.module, data.example_batch())
+        of_invariance = self._share_of_invariance()
+        self.health_, warning = measure(
+            self.module,
+            data.example_batch(),
+            self._tells_means,
+            lambda: remedy(self.module, of_invariance, data.max_steps),
+        )
         if warning:
             warnings.warn(warning, UserWarning, stacklevel=3)
+
+    def _tells_means(self) -> bool:
+        """Whether z_c tells means of perturbations apart, of validation cells where there are some."""
+        rows = self.validation_indices if len(self.validation_indices) > 1 else self.train_indices
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CELLS])
+        z = self.get_latent_representation(indices=rows, enable_progress_bar=False)
+        return means_differ(torch.from_numpy(z), Groups(torch.from_numpy(self._codes(self.adata, Y_REGISTRY)[rows])))
+
+    def _share_of_invariance(self) -> float:
+        """The largest share that the invariance loss had of the objective at a training step that was logged."""
+        history = self.history_ or {}
+        if "train_loss" not in history:
+            return 0.0
+        loss, invariance = (history[f"train_{name}"][f"train_{name}"] for name in ("loss", "invariance_c"))
+        alpha = history["alpha"]["alpha"] if "alpha" in history else self.module.alpha
+        return min(float((alpha * invariance / loss).abs().max()), 1.0)
 
     def _parts(self) -> list[tuple[str, str]]:
         """Blocks and objective, to print."""

@@ -256,8 +256,9 @@ class TrainMixin(PredictMixin):
         Warns
         -----
         UserWarning
-            If z_c has collapsed, or has learned no more than it would then; if cells are validated on that an earlier
-            run was trained on.
+            If z_c has collapsed, or has learned no more than it would then, and does not tell means of perturbations
+            apart either; if it has learned training cells by heart; if cells are validated on that an earlier run was
+            trained on.
         """
         given = dict(locals())
         del given["self"]
