@@ -153,7 +153,7 @@ def discriminants(
     *,
     shrinkage: float = 0.0,
     n_components: int | None = None,
-    gains: bool = False,
+    rows: float | None = None,
     n_features: int | None = None,
 ) -> np.ndarray:
     r"""Axes in which labels differ most, of the covariance of label means in a space that is white within labels.
@@ -166,9 +166,10 @@ def discriminants(
         Of that towards a multiple of the identity, from 0 to 1.
     n_components
         How many axes; all by default.
-    gains
-        Scale each axis by :math:`b / (b + 1)`, with :math:`b` its variance between labels: the share of what is seen
-        there that belongs to the label (probabilistic discriminants). Otherwise axes count alike.
+    rows
+        Scale each axis by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels: the share of what is
+        seen there of the mean of n rows that belongs to the label (probabilistic discriminants). Otherwise axes count
+        alike.
     n_features
         Directions that its trace is shared by; D by default, more where others were left out that have none of it.
 
@@ -180,7 +181,7 @@ def discriminants(
     shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / (n_features or size) * np.eye(size)
     variances, axes = np.linalg.eigh(shrunk)
     variances, axes = variances[::-1].clip(min=0)[:n_components], axes[:, ::-1][:, :n_components]
-    return axes * (variances / (variances + 1)) if gains else axes
+    return axes if rows is None else axes * (variances / (variances + 1 / rows))
 
 
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:

@@ -496,7 +496,8 @@ def test_plda_scales_by_what_belongs_to_the_label(seed, shrinkage, weight):
     root = np.linalg.inv(sqrtm(spread + np.eye(6)))
     between = root @ np.cov(means_of(scaled, wells, fit).T) @ root
     between = (1 - shrinkage) * between + shrinkage * np.trace(between) / 6 * np.eye(6)
-    gains = between @ np.linalg.inv(between + np.eye(6))
+    of_label = np.unique(wells.compounds[fit], return_counts=True)[1]
+    gains = between @ np.linalg.inv(between + np.eye(6) / np.median(of_label))  # of a profile, the mean of so many rows
     expected = scaled @ root @ gains
     how = {"controls": wells.controls, "positions": wells.positions, "position_weight": weight}
     found = plda(wells.features, wells.compounds, fit=fit, shrinkage=shrinkage, **how)

@@ -556,6 +556,8 @@ class Within(NamedTuple):
     white: LinearMap
     means: np.ndarray
     """``(L, D)``, float64, without offset."""
+    counts: np.ndarray
+    """How many rows each has, ``(L,)``."""
 
 
 def within_map(table: Table, labels: ArrayLike, positions: Positions, regularization: float) -> Within:
@@ -569,7 +571,7 @@ def within_map(table: Table, labels: ArrayLike, positions: Positions, regulariza
     spread = within_covariance(learned, codes) + _of_positions(table, positions)
     mean, factor = scaling_of(table)
     white = white_map(mean, factor, spread, regularization)
-    return Within(white, means @ white.matrix)
+    return Within(white, means @ white.matrix, counts)
 
 
 def _of_positions(table: Table, positions: Positions) -> np.ndarray | float:
@@ -665,8 +667,8 @@ def plda(
     r"""Probabilistic linear discriminants: each direction counts by how much of it belongs to the label.
 
     After :func:`wccn`, where the variance within labels is about 1, each principal axis of the labels' means is scaled
-    by :math:`b / (b + 1)`, with :math:`b` its variance between labels: what is to be expected of the label, given one
-    row. Shrinkage of :math:`b` towards its mean keeps directions that only labels outside of ``fit`` may use.
+    by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels: what is to be expected of the label, given a
+    profile, the mean of as many rows as a label has in the middle (n). Shrinkage of :math:`b` towards its mean keeps directions that only labels outside of ``fit`` may use.
 
     Parameters
     ----------
@@ -710,7 +712,8 @@ def plda(
     check_number("shrinkage", shrinkage, most=1)
     table = read_table(features, fit=fit, controls=controls)
     within = within_map(table, labels, Positions(positions, position_weight), regularization)
-    return _along(table, within, discriminants(_between(within), shrinkage=shrinkage, gains=True))
+    rows = float(np.median(within.counts))
+    return _along(table, within, discriminants(_between(within), shrinkage=shrinkage, rows=rows))
 
 
 def _between(within: Within) -> np.ndarray:

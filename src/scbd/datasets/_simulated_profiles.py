@@ -193,7 +193,7 @@ def _truth(
 ) -> dict[str, pd.DataFrame]:
     genes, features = [_gene(y) for y in range(len(effects))], [_feature(i) for i in range(len(within))]
     white = whitening(within, 0.0)
-    axes = white @ discriminants(white.T @ between @ white, n_components=_PHENOTYPES, gains=True)
+    axes = white @ discriminants(white.T @ between @ white, n_components=_PHENOTYPES, rows=1)
     components = [f"component_{i + 1}" for i in range(axes.shape[1])]
     network = pd.DataFrame({"source": [_complex(c) for c in complexes[does]], "target": np.array(genes)[does]})
     network.attrs["kind"] = "sets"

@@ -414,8 +414,8 @@ class InputTransform(nn.Module):
         After ``"within"``, the directions in which the means of labels differ most, alike in length (linear
         discriminants, shrunken); of L labels there are L - 1, and what is asked for beyond is 0.
     ``"plda"``
-        The same, each times :math:`b / (b + 1)`, the share of its variance that belongs to labels (probabilistic
-        discriminants).
+        The same, each times :math:`b / (b + 1 / n)`: of the variance of a profile, the mean of as many rows as a label
+        has in the middle (n), the share that belongs to labels (probabilistic discriminants).
 
     The mean of the controls, where they are known, else of all cells, is mapped to 0. Where the means of all labels are
     the same, as those of plates that were standardised one by one, the discriminants have no direction to choose, and
@@ -548,11 +548,14 @@ class InputTransform(nn.Module):
         n_components = self.output_shape[0]
         between = self._between(features, labels, matrix)
         if between is not None:
-            gains, n_features = self.kind == "plda", len(self.matrix)
+            # of which a profile is the mean
+            rows = float(np.median(np.unique(labels, return_counts=True)[1])) if self.kind == "plda" else None
             matrix = matrix @ discriminants(
-                between, shrinkage=_SHRINKAGE, n_components=n_components, gains=gains, n_features=n_features
+                between, shrinkage=_SHRINKAGE, n_components=n_components, rows=rows, n_features=len(self.matrix)
             )
-            if not gains:  # beyond what so many labels differ in, directions are of nothing, and as long as the others
+            if (
+                rows is None
+            ):  # beyond what so many labels differ in, directions are of nothing, and as long as the others
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
         elif n_components < len(self.matrix):
             # of whitened cells, the directions in which there is more than variation within labels
