@@ -668,7 +668,8 @@ def plda(
 
     After :func:`wccn`, where the variance within labels is about 1, each principal axis of the labels' means is scaled
     by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels: what is to be expected of the label, given a
-    profile, the mean of as many rows as a label has in the middle (n). Shrinkage of :math:`b` towards its mean keeps directions that only labels outside of ``fit`` may use.
+    profile, the mean of as many rows as a label has in the middle (n). Shrinkage of :math:`b` towards its mean keeps
+    directions that only labels outside of ``fit`` may use.
 
     Parameters
     ----------
