@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import math
 import os
 import shutil
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from scbd.data._inputs import Channels
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
+
+logger = logging.getLogger(__name__)
 
 # rows that are written at once, a file of the store
 _BLOCK_BYTES = 64 * 2**20
@@ -617,7 +620,14 @@ def _scale(plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed:
     n_channels, stored = plates[0].images.shape[1], plates[0].images.dtype
     if dtype.kind == "f" or dtype == stored:
         return None
-    found = sampled_range(plates, seed) if intensity_range is None else np.asarray(intensity_range, dtype=np.float32)
+    if intensity_range is None:
+        found = sampled_range(plates, seed)
+        told = (f"{name} {low:g} to {high:g}" for name, (low, high) in zip(plates[0].channels, found, strict=True))
+        logger.info(
+            "%s holds these intensities, and what is beyond is cut off (intensity_range): %s.", dtype, head(told, 8)
+        )
+    else:
+        found = np.asarray(intensity_range, dtype=np.float32)
     return np.array(np.broadcast_to(found, (n_channels, 2)))
 
 

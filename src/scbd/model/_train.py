@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
-from scbd._checks import check_count
+from scbd._checks import check_count, closest
 from scbd._files import local_path, remove_partials, written_whole
 from scbd.data._splits import Split
 from scbd.model._cells import (
@@ -262,10 +262,22 @@ class TrainMixin(PredictMixin):
         """
         given = dict(locals())
         del given["self"]
+        self._check_trainer(trainer_kwargs)
         settings, defaults = TrainSettings(**given), dict(self._training_defaults)
         leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}  # of the first, see _data
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
         self._finish(self._fit(self.module, replace(settings, **unset)))
+
+    def _check_trainer(self, given: Mapping[str, Any]) -> None:
+        """Raise ``TypeError`` for arguments that neither ``train`` nor Lightning's trainer has."""
+        ours, theirs = (inspect.signature(call).parameters for call in (self.train, L.Trainer.__init__))
+        for name in given:
+            if name in theirs:
+                continue
+            system, of_model = type(self).__name__, inspect.signature(type(self).__init__).parameters
+            where = f" Give it to the model: {system}(adata, {name}=…)." if name in of_model else closest(name, ours)
+            msg = f"train has no argument {name!r}, and neither has lightning.pytorch.Trainer.{where}"
+            raise TypeError(msg)
 
     def _train_settings(self, **given: Any) -> TrainSettings:
         """Arguments of :meth:`train`, with its defaults."""
