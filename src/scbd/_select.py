@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import as_columns, label_values
+from scbd._anndata import as_columns, check_anndata, label_values
 from scbd._checks import check_count
 from scbd._files import check_directory, save_figure, write_table
 from scbd._run import check_repeatable, seed_everything, trained, what_is_learned_from
@@ -185,6 +185,7 @@ def select_alpha(
     settings = {"style_target": None} | dict(model_kwargs or {})
     alphas = _alphas(alphas, settings.get("invariance", "variance"))
     _check_criterion(criterion)
+    check_anndata(adata)
     check_count("n_seeds", n_seeds)
     setup = {"y_key": y_key, "e_key": as_columns(e_key), **(setup_kwargs or {})}
     y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))

@@ -178,6 +178,27 @@ def test_sound_files_are_not_called_damaged(tmp_path, write, error, message):
         read_profiles(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("Metadata_Well;Cells_a;Cells_b\nA01;1,5;2\nA02;2,5;3\n", ValueError, "separated by ';'.*decimal"),
+        ("Metadata_Well|Cells_a\nA01|1\n", ValueError, "separated by '|'"),
+        ('Metadata_Well,Cells_a\nA01,"1,5"\nA02,"2,5"\n', TypeError, "Cells_a.*commas are decimal"),
+    ],
+)
+def test_how_numbers_and_columns_are_written_is_told(tmp_path, text, error, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(error, match=message):
+        read_profiles(tmp_path / "t.csv")
+
+
+def test_an_empty_field_of_deepprofiler_costs_no_other(tmp_path):
+    write_field(tmp_path / "P1" / "A01_1.npz", 3)
+    (tmp_path / "P1" / "A01_2.npz").write_bytes(b"")
+    with pytest.warns(UserWarning, match="1 of 2 files are empty"):
+        assert read_profiles(tmp_path).shape == (3, 6)
+
+
 def test_addresses_are_called_so_and_home_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     wells().to_csv(tmp_path / "t.csv", index=False)

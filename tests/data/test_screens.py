@@ -693,3 +693,9 @@ def test_large_tables_beside_images_stay_on_the_disk(tmp_path, monkeypatch):
     keys: Any = {"gene_key": "gene", "control": "gene_0"}
     on_disk, in_memory = aggregate(screen, "features", **keys), aggregate(screen.to_memory(), "features", **keys)
     np.testing.assert_allclose(on_disk.X, in_memory.X)
+
+
+def test_an_empty_plate_costs_no_other(tmp_path):
+    cells = make_cells(12)
+    with pytest.warns(UserWarning, match="1 of 2 plates have no cell .plate 1"):
+        assert write_screen(tmp_path / "s.zarr", [cells, cells[:0].copy()], y_key="gene").n_obs == 12

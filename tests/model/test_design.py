@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 from small_models import QUICK
 
+import scbd
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.datasets import simulated_profiles
@@ -240,6 +241,24 @@ def test_labels_that_are_meant_are_quiet():
 def test_arguments_that_set_up_does_not_have(model, arguments, message):
     with pytest.raises(TypeError, match=message):
         model.setup_anndata(make_cells(), "gene", "well", **arguments)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda cells: scbd.run(cells, y_key="gene", e_key="well", out="none"),
+        lambda cells: scbd.select_alpha(cells, y_key="gene", e_key="well"),
+        lambda cells: scbd.cross_fit(cells, y_key="gene", e_key="well", control="a"),
+        lambda cells: scbd.metrics.batch_mixing(cells, "X", e_key="well"),
+        lambda cells: scbd.metrics.aggregate(cells, "X", gene_key="gene", control="a"),
+        lambda cells: scbd.data.infer_environments(cells, "gene", 2),
+        lambda cells: scbd.baselines.pixel_pca(cells),
+        lambda cells: scbd.pl.umap_blocks(cells, "gene"),
+    ],
+)
+def test_what_takes_cells_says_so(use):
+    with pytest.raises(TypeError, match="given as an AnnData, got DataFrame"):
+        use(pd.DataFrame({"gene": ["a", "b"], "well": ["A", "B"]}))
 
 
 @pytest.mark.parametrize("cells", ["cells.h5ad", pd.DataFrame({"gene": ["a"]}), np.ones((3, 2)), None, 5])

@@ -234,6 +234,12 @@ def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
     except (OSError, EOFError, ValueError) as error:
         msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
         raise ValueError(msg) from error
+    if rows.shape[1] == 1 and (other := next((mark for mark in ";\t|," if mark in rows.columns[0]), None)):
+        msg = (
+            f"{where} is separated by {other!r}: pandas reads it with sep={other!r} (and decimal=',', if numbers are "
+            "written so); save it with commas, or tabs as .tsv."
+        )
+        raise ValueError(msg)
     if _has_two_rows_of_names(rows):
         msg = (
             f"{where} has two rows of names: make one of them, table = pandas.read_csv(…, header=[0, 1]), "

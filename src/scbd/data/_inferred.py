@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import as_columns, control_names, label_text, label_values
+from scbd._anndata import as_columns, check_anndata, control_names, label_text, label_values
 from scbd._checks import check_count, check_unmasked, head
 from scbd._linear_maps import resolution
 from scbd.data._inputs import Inputs
@@ -130,6 +130,7 @@ def infer_environments(
     >>> wells.shape
     (6, 6)
     """
+    check_anndata(adata)
     check_count("n_environments", n_environments, least=2)
     codes = [label_values(adata.obs, as_columns(key)).cat.codes.to_numpy() for key in (y_key, e_key) if key is not None]
     learned = _learned(adata, y_key, n_environments, control, fit)

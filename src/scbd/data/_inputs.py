@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from scbd._anndata import IMAGE_KEY, frame_numbers, is_sparse
+from scbd._anndata import IMAGE_KEY, check_anndata, frame_numbers, is_sparse
 from scbd._checks import head, missing_key
 from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, columns_of
 
@@ -57,6 +57,7 @@ class Inputs(NamedTuple):
         ValueError
             If several were said, or channels of features.
         """
+        check_anndata(adata)
         said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
         given = [name for name, key in said.items() if key is not None]
         if len(given) > 1:
@@ -146,6 +147,7 @@ class Inputs(NamedTuple):
 
     def stored(self, adata: AnnData) -> ImageSource:
         """All that lies there; errors are those of :meth:`source`."""
+        check_anndata(adata)
         array = self.array(adata)
         if isinstance(array, pd.DataFrame):
             array = frame_numbers(array, self.where)

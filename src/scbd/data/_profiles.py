@@ -279,7 +279,10 @@ def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[st
         elif text.any():
             with_text.append(f"{name} in {text.sum():,} rows, such as {table[name][text].iloc[0]!r}")
     if no_numbers:
-        what = _of_lists(no_numbers[0]) if _holds_lists(table[no_numbers[0]]) else "name the others with features=…"
+        first = table[no_numbers[0]]
+        what = _of_lists(no_numbers[0]) if _holds_lists(first) else "name the others with features=…"
+        if first.astype(str).str.fullmatch(r"-?\d+,\d+").any():
+            what = "commas are decimal there, pandas.read_csv(…, decimal=',')"
         msg = f"{where} has features that are no numbers ({head(sorted(no_numbers))}): {what}."
         raise TypeError(msg)
     if with_text:
@@ -428,7 +431,11 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
     read.
     """
     files, root = ([path], path.parent) if path.is_file() else (sorted(path.rglob("*.npz")), path)
-    tables = [table for table in (_deepprofiler_field(file, file.relative_to(root)) for file in files) if len(table)]
+    there = [file for file in files if not _is_empty(file)]
+    if len(there) < len(files):
+        msg = f"{path}: {len(files) - len(there)} of {len(files)} files are empty, and their fields are left out."
+        warnings.warn(msg, UserWarning, stacklevel=4)
+    tables = [table for table in (_deepprofiler_field(file, file.relative_to(root)) for file in there) if len(table)]
     if 0 < len(tables) < len(files):
         logger.info("%s: %d of %d fields have no cell.", path, len(files) - len(tables), len(files))
     if not tables:

@@ -322,6 +322,10 @@ def write_screen(
         msg = "There is no plate to write: give at least one."
         raise ValueError(msg)
     check_distinct(given)
+    empty = [f"plate {number}" for number, plate in enumerate(given) if isinstance(plate, AnnData) and not plate.n_obs]
+    if empty and len(empty) < len(given):
+        warnings.warn(f"{len(empty)} of {len(given)} plates have no cell ({head(empty)}).", UserWarning, stacklevel=2)
+        given = [plate for plate in given if not isinstance(plate, AnnData) or plate.n_obs]
     crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     size, kind = _wanted(crops, image_size, dtype, intensity_range)
     _check_alike(crops, y_key, sized=size is not None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import CONTENT_KEY, LEFT_OUT, SPLIT_KEY, as_columns, dense, label_text, label_values
+from scbd._anndata import CONTENT_KEY, LEFT_OUT, SPLIT_KEY, as_columns, check_anndata, dense, label_text, label_values
 from scbd._checks import check_unmasked, head
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
     """Raise a KeyError that names the keys there are, if one is missing; layers and X may stand for those of obsm."""
+    check_anndata(adata)
     others = {"obsm": [*adata.layers, *(["X"] if adata.X is not None else [])], "obs": []}
     for slot, keys in (("obsm", obsm), ("obs", obs)):
         for key in keys:

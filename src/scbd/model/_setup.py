@@ -408,6 +408,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
         Raises
         ------
+        TypeError
+            If a setting is not known.
         ValueError
             If a setting is for inputs of the other kind, and not at its default.
         """
@@ -422,6 +424,12 @@ class SetupMixin(BaseMinifiedModeModelClass):
         own = {
             name: value for name, value in settings.items() if name not in foreign and (of_images or name != "augment")
         }
+        kind: type[Preprocess | FeatureScaling] = Preprocess if of_images else FeatureScaling
+        known = inspect.signature(kind).parameters
+        if unknown := [name for name in own if name not in known]:
+            others = {*known, *inspect.signature(type(self)).parameters}
+            msg = f"{type(self).__name__} has no argument {unknown[0]!r}.{closest(unknown[0], others)}"
+            raise TypeError(msg)
         if of_images:
             return Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
         return FeatureScaling(len(registered["features"]), **own)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd._anndata import CONTENT_KEY, STYLE_KEY
+from scbd._anndata import CONTENT_KEY, STYLE_KEY, check_anndata
 from scbd._checks import check_finite_rows, missing_key
 from scbd._files import torch_threads_kept
 from scbd.pl._looks import wrapped
@@ -65,6 +65,7 @@ def umap_blocks(
     from anndata import AnnData
     from pandas.api.types import is_numeric_dtype
 
+    check_anndata(adata)
     blocks = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY} if blocks is None else blocks
     color = [color] if isinstance(color, str) else list(color)
     for slot, keys in (("obsm", blocks.values()), ("obs", color)):
