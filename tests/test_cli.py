@@ -139,3 +139,15 @@ def test_the_package_is_a_command_too():
 def test_a_default_that_is_yes_can_be_said_no_to():
     _, bound, _ = cli.app.parse_args(["run", "x", "--y-key", "a", "--e-key", "b", "--out", "o", "--no-augment"])
     assert not bound.arguments["model"].augment and cli.Model().augment
+
+
+def test_a_warning_is_a_sentence(tmp_path):
+    """Not a line of code, which nobody has who types a command."""
+    table = pd.DataFrame(
+        {"Metadata_Plate": ["P1", "P2"] * 4, "Cells_a": [1.0, np.nan] + [2.0, 3.0] * 3, "Cells_b": 1.0}
+    )
+    table.to_csv(tmp_path / "t.csv", index=False)
+    command = [sys.executable, "-m", "scbd", "inspect", str(tmp_path / "t.csv")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert any(line.startswith("scbd: ") and "1 missing values" in line for line in said.splitlines())
+    assert ".py" not in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -370,9 +371,10 @@ def demo(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; errors of the user's become one sentence and exit code 2."""
+    """Run a command; errors of the user's become one sentence and exit code 2, warnings one sentence."""
     notes, shown = logging.getLogger("scbd"), logging.StreamHandler()
-    level = notes.level
+    level, in_python = notes.level, warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"scbd: {message}\n"  # the line of code says nothing here
     notes.addHandler(shown)
     notes.setLevel(logging.INFO)
     try:
@@ -389,6 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         notes.removeHandler(shown)
         notes.setLevel(level)
+        warnings.formatwarning = in_python
     return 0
 
 
