@@ -262,7 +262,7 @@ TASKS = {
     "Embed": ["get_latent_representation", "embed_to"],
     "Predict perturbations": ["predict", "can_predict"],
     "Decode and look": ["train_decoder", "reconstruct", "swap_blocks", "traverse", "decode", "get_intensities"],
-    "Save and load": ["save", "load"],
+    "Save and load": ["save", "load", "minify_adata"],
     "Inspect": ["health", "latent_health", "adata", "get_var_names", "view_anndata_setup"],
     "Cells of the training": ["train_indices", "validation_indices", "test_indices"],
 }

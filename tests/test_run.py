@@ -218,7 +218,12 @@ def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
         raise OSError(28, "No space left on device")
 
     if where == "embedding":
-        patch.setattr(SCBDModel, "get_latent_representation", fails)
+        embed = SCBDModel.get_latent_representation  # at the end of training z_c is looked at, too
+        patch.setattr(
+            SCBDModel,
+            "get_latent_representation",
+            lambda self, *args, **how: fails() if "block" in how else embed(self, *args, **how),
+        )
     elif where == "saving":
         patch.setattr(SCBDModel, "save", fails)
     else:

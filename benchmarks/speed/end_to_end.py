@@ -30,7 +30,7 @@ PARTS: list[tuple[str, Any, str]] = [
     ("embed", SCBDModel, "get_latent_representation"),
     ("pixel PCA", _run, "input_pca"),
     ("standardised inputs", _run, "simple_embeddings"),
-    ("evaluate", _run, "evaluate"),
+    ("evaluate", _run, "evaluated"),
     ("save the model", SCBDModel, "save"),
     ("pictures", _run, "_pictures"),
     ("write the cells", _run, "_write_cells"),
