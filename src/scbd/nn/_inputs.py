@@ -415,7 +415,8 @@ class InputTransform(nn.Module):
         discriminants, shrunken); of L labels there are L - 1, and what is asked for beyond is 0.
     ``"plda"``
         The same, each times :math:`b / (b + 1 / n)`: of the variance of a profile, the mean of as many rows as a label
-        has in the middle (n), the share that belongs to labels (probabilistic discriminants).
+        has in the middle (n), the share that belongs to labels (probabilistic discriminants). Axes are turned at
+        random, so that scaling each of them leaves the weights alone.
 
     The mean of the controls, where they are known, else of all cells, is mapped to 0. Where the means of all labels are
     the same, as those of plates that were standardised one by one, the discriminants have no direction to choose, and
@@ -553,10 +554,10 @@ class InputTransform(nn.Module):
             matrix = matrix @ discriminants(
                 between, shrinkage=_SHRINKAGE, n_components=n_components, rows=rows, n_features=len(self.matrix)
             )
-            if (
-                rows is None
-            ):  # beyond what so many labels differ in, directions are of nothing, and as long as the others
+            if rows is None:  # beyond what so many labels differ in, directions are of nothing, and as long as others
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
+            else:  # whoever scales each axis, as probes do, would undo the weights: axes are to mean nothing
+                matrix = matrix @ np.linalg.qr(np.random.default_rng(0).normal(size=(n_components, n_components)))[0]
         elif n_components < len(self.matrix):
             # of whitened cells, the directions in which there is more than variation within labels
             matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
