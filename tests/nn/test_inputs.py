@@ -353,7 +353,7 @@ def test_discriminants_keep_what_labels_differ_in():
 
 
 def test_weights_of_directions_outlast_the_scaling_of_axes():
-    """As a probe, or scanpy, scales them: where few directions of many tell of labels, these go on to count for more."""
+    """As a probe, or scanpy, scales them: where few directions of many tell of labels, these still count for more."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(30), 6)
     features = rng.normal(size=(180, 40)).astype(np.float32)
@@ -443,9 +443,8 @@ def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_
     for cells in (features, new):
         z = [mapped(transform, cells) for transform in (few, full)]
         if kind == "plda":  # along its axes, before these are turned
-            z = [
-                one @ np.linalg.qr(np.random.default_rng(0).normal(size=(n_components, n_components)))[0].T for one in z
-            ]
+            turned = np.linalg.qr(np.random.default_rng(0).normal(size=(n_components, n_components)))[0]
+            z = [one @ turned.T for one in z]
         one, other = (np.abs(each[:, :told]) for each in z)
         np.testing.assert_allclose(one, other, atol=1e-3 * other.max())
 
