@@ -280,3 +280,9 @@ def test_nothing_is_best_where_the_perturbation_goes_with_the_environment():
     """To name what tells of neither would be no answer."""
     found = said_of({"raw": 5, "plain": 0, "mine": 0}, {"raw": 5, "plain": 0, "mine": 0})
     assert found.best is None and "none that hides well tells gene" in found.sentence
+
+
+def test_what_tells_nothing_is_not_best_beside_what_tells_little():
+    """With few cells an interval holds both: the one that hides the environment by telling nothing must not win."""
+    found = said_of({"raw": 5, "plain": 0, "mine": 0.65}, {"raw": 5, "plain": 0, "mine": 0.2}, train=500)
+    assert found.best == "mine" and "'plain' tells no more of gene than chance" in found.sentence

@@ -217,7 +217,8 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
         who = f"none that hides {where}" if len(counted) < len(names) else "none"
         said = ", ".join(f"{name!r} {of_y[name].value:.2f}" for name in names)
         return Verdict(None, f"No embedding is called best: {who} tells {perturbation} beyond chance (F1: {said}).")
-    alike = [name for name in counted if _at_most(of_y[top].minus(of_y[name]), 0)]
+    telling = [name for name in counted if not _at_most(of_y[name], of_y[name].chance)]
+    alike = [name for name in telling if _at_most(of_y[top].minus(of_y[name]), 0)]
     least = of_e[min(alike, key=lambda name: sum(max(0.0, _told(score)) for score in of_e[name].values()))]
 
     def tells_no_more(name: str) -> bool:
@@ -234,6 +235,8 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
         if name not in counted:
             told = " and ".join(f"{score.value:.2f}" for score in of_e[name].values())
             parts.append(f"{name!r} tells too much of {where} ({told})")
+        elif name not in telling:
+            parts.append(f"{name!r} tells no more of {perturbation} than chance")
         elif name not in alike:
             parts.append(f"{name!r} is lower in {perturbation} by {apart.value:.2f}{ends}")
         else:
