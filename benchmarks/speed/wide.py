@@ -16,10 +16,12 @@ _LABELS, _REPLICATES, _COMPONENTS = 48, 3, 300
 
 
 def fitted(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """What the rows are mapped to, in the axes in which labels differ; their signs are any."""
+    """What the rows are mapped to, in the axes in which labels differ, before these are turned; their signs are any."""
     transform = InputTransform(features.shape[1], "plda", n_components=min(_COMPONENTS, features.shape[1]))
     transform.fit(features, labels)
-    return np.abs(features @ transform.matrix.numpy() + transform.offset.numpy())[:, : _LABELS - 1]
+    z = features @ transform.matrix.numpy() + transform.offset.numpy()
+    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(z.shape[1], z.shape[1])))[0]
+    return np.abs(z @ turned.T)[:, : _LABELS - 1]
 
 
 def among_all_features(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
