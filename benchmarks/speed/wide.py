@@ -9,6 +9,7 @@ import numpy as np
 from _compare import Row, interleaved, largest_difference
 from _scale import Scale
 
+from scbd._linear_maps import turn
 from scbd.nn import InputTransform, _inputs
 
 # compounds and their wells, and as many components as a linear encoder keeps
@@ -20,8 +21,7 @@ def fitted(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     transform = InputTransform(features.shape[1], "plda", n_components=min(_COMPONENTS, features.shape[1]))
     transform.fit(features, labels)
     z = features @ transform.matrix.numpy() + transform.offset.numpy()
-    turned = np.linalg.qr(np.random.default_rng(0).normal(size=(z.shape[1], z.shape[1])))[0]
-    return np.abs(z @ turned.T)[:, : _LABELS - 1]
+    return np.abs(z @ turn(z.shape[1]).T)[:, : _LABELS - 1]
 
 
 def among_all_features(features: np.ndarray, labels: np.ndarray) -> np.ndarray:

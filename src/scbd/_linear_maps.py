@@ -184,6 +184,12 @@ def discriminants(
     return axes if rows is None else axes * (variances / (variances + 1 / rows))
 
 
+def turn(size: int) -> np.ndarray:
+    """A rotation ``(size, size)``, always the same: of axes that it has turned, none means anything by itself."""
+    rotation: np.ndarray = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
+    return rotation
+
+
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
     """Sum of squares and products around one mean, or around that of each row's code."""
     total = np.zeros((features.shape[1], features.shape[1]))

@@ -33,7 +33,7 @@ from scbd._compare import evaluated, known_of, verdict
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
 from scbd.baselines._corrections import standardize_by_environment, wccn
 from scbd.baselines._pixel_pca import pixel_pca
-from scbd.data._formats import image_columns, is_table, kind_of, read_frame
+from scbd.data._formats import head_of, image_columns, is_table, kind_of
 from scbd.data._inputs import Inputs
 from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_profiles
 from scbd.data._readers import read_crops
@@ -528,7 +528,7 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     kind, typed = kind_of(path), shlex.quote(str(path))
     lines = [f"{path} is {kind.about}."]
     if kind.name in _TABLES:
-        table = read_frame(path) if is_table(path) else pd.DataFrame()
+        table = head_of(path) if is_table(path) else pd.DataFrame()
         # features that are called otherwise have to be named: by what most columns of numbers begin with
         words = [] if any(str(name).startswith(COMPARTMENTS) for name in table) else list(number_beginnings(table))
         cells = read_profiles(path, features=words) if words else read_profiles(path)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import digamma, polygamma
 from scipy.stats import median_abs_deviation
 
+from scbd._linear_maps import turn
 from scbd.nn import FeatureScaling, InputTransform, Preprocess
 from scbd.nn._inputs import ChannelSums, EnvironmentScaling, Moments, align, random_orientation
 
@@ -443,8 +444,7 @@ def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_
     for cells in (features, new):
         z = [mapped(transform, cells) for transform in (few, full)]
         if kind == "plda":  # along its axes, before these are turned
-            turned = np.linalg.qr(np.random.default_rng(0).normal(size=(n_components, n_components)))[0]
-            z = [one @ turned.T for one in z]
+            z = [one @ turn(n_components).T for one in z]
         one, other = (np.abs(each[:, :told]) for each in z)
         np.testing.assert_allclose(one, other, atol=1e-3 * other.max())
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import anndata
 import numpy as np
 import pandas as pd
+from pandas.api.types import infer_dtype
 
 from scbd._anndata import column_numbers, is_number_type, label_text
 from scbd._checks import head
@@ -241,7 +242,9 @@ def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[s
 
 
 def _holds_lists(column: pd.Series) -> bool:
-    return column.dtype == object and bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
+    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":  # which is fast, as of text
+        return False
+    return bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
 
 
 def _of_lists(name: str) -> str:
@@ -266,14 +269,12 @@ def _without_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
 
 def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
     """Values of features, float32 ``(N, F)``, NaN where there is none."""
-    typed = [name for name in features if is_number_type(table[name].dtype)]
-    values = np.empty((len(table), len(features)), np.float32)
-    places = {name: place for place, name in enumerate(features)}
-    # what pandas hands out may be read-only
-    values[:, [places[name] for name in typed]] = table[typed].to_numpy(np.float32, na_value=np.nan)
-    no_numbers, with_text = [], []
-    for name in places.keys() - set(typed):
-        values[:, places[name]], text = column_numbers(table[name])
+    found, no_numbers, with_text = table[features], [], []
+    for place, name in enumerate(features):
+        if is_number_type(table[name].dtype):
+            continue
+        numbers, text = column_numbers(table[name])
+        found.isetitem(place, numbers)
         if 2 * text.sum() >= max(1, len(text) - np.count_nonzero(table[name].isna())):
             no_numbers.append(name)
         elif text.any():
@@ -287,6 +288,7 @@ def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[st
         raise TypeError(msg)
     if with_text:
         said.append(f"text among numbers counts as missing ({head(sorted(with_text))})")
+    values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # what pandas hands out may be read-only
     values[~np.isfinite(values)] = np.nan
     return values
 
@@ -421,7 +423,8 @@ def _alike(values: pd.Series) -> pd.Series:
         well = _WELL.match(text)
         return f"{well[1].upper()}{int(well[2])}" if well else text
 
-    return values.astype(object).map({value: plain(value) for value in pd.unique(values.astype(object))})
+    values = values.astype(object)
+    return values.map({value: plain(value) for value in pd.unique(values)})
 
 
 def _deepprofiler(path: Path) -> pd.DataFrame:

@@ -35,7 +35,8 @@ _CHECKSUMS = {
 }
 # how columns of genes, and of the sets that they are in, are called, in small letters alone
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
-_GROUPS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname", "term", "source", "cluster")
+_SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
+_GROUPS = (*_SETS, "term", "source", "cluster")
 # share of sets that may have the same genes as another
 _ALIKE = 0.5
 _CORUM_URL = "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt"
@@ -191,7 +192,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
         raise ValueError(msg)
-    if any(_plain(name) in _GROUPS[:-3] for name in table.columns[:2]):
+    if any(_plain(name) in _SETS for name in table.columns[:2]):
         msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
         raise ValueError(msg)
     if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:  # the first line is a pair as well

@@ -39,8 +39,8 @@ Classifier = Literal["linear", "nearest_mean"]
 _SCORES = 1 << 24
 # cells × labels that permuted labels are learned of, all times together, where it is more than once
 _CHANCE_SIZE = 100_000
-# cells that are looked through for what is not finite; values, such as cosines, that are worked on at once
-_BLOCK, _VALUES = 1 << 17, 1 << 22
+# values, such as cosines, that are worked on at once
+_VALUES = 1 << 22
 # of the quadratic probe: at most 64 + 64 + 120 features, which a few hundred cells allow; and, in standard deviations,
 # where they are cut off: the square of an outlier would outweigh all else
 _N_COMPONENTS, _N_MULTIPLIED, _CLIP = 64, 16, 5.0

@@ -221,7 +221,7 @@ def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.
 
 def _finite(block: Any) -> np.ndarray:
     block = np.asarray(block, dtype=np.float64)
-    check_finite_rows(block)
+    check_finite_rows(block, "The embedding of cells that are read together")
     return block
 
 

@@ -347,7 +347,9 @@ class EmbedMixin(EnvironmentMixin):
         if "c" in names:
             environments = self._environments(adata, leftover=center is not None and kind == "embedding")
         if module is self.module and (adata is not self.adata or self._has_others()):
-            _warn_of_units(module, source, environments)
+            registered = self._registered_inputs
+            called = registered["channels" if self._inputs.image_key is not None else "features"]
+            _warn_of_units(module, source, environments, called)
         return Embedder(module, source, names, kind, centers, environments)
 
     def _block(self, block: str) -> BlockName:
@@ -398,7 +400,9 @@ class EmbedMixin(EnvironmentMixin):
 
 
 @torch.no_grad()
-def _warn_of_units(module: EmbeddingModule, source: ImageSource, environments: Environments | None) -> None:
+def _warn_of_units(
+    module: EmbeddingModule, source: ImageSource, environments: Environments | None, names: Sequence[str]
+) -> None:
     """Of inputs that vary or lie quite otherwise than those of the training, such as raw ones in place of scaled."""
     n, preprocess = source.shape[0], module.preprocess
     rows = np.sort(np.random.default_rng(0).permutation(n)[:_LOOKED_AT])
@@ -422,8 +426,8 @@ def _warn_of_units(module: EmbeddingModule, source: ImageSource, environments: E
         what = "Channels" if of_images else "Features"
         msg = (
             f"{what} of these cells are in other units than those that the model was trained on: in the middle they "
-            f"lie {off:.2g} of its standard deviations off, and vary {ratio:.2g} times as much (farthest: number "
-            f"{np.argmax(np.abs(middles))}). Their embedding means little: scale them as those were."
+            f"lie {off:.2g} of its standard deviations off, and vary {ratio:.2g} times as much (farthest: "
+            f"{names[int(np.argmax(np.abs(middles)))]}). Their embedding means little: scale them as those were."
         )
         warnings.warn(msg, UserWarning, stacklevel=4)
 

@@ -19,6 +19,7 @@ from scbd._linear_maps import (
     inverse_of_varying,
     label_means,
     span_of_few,
+    turn,
     whitening,
     within_covariance,
 )
@@ -557,7 +558,7 @@ class InputTransform(nn.Module):
             if rows is None:  # beyond what so many labels differ in, directions are of nothing, and as long as others
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
             else:  # whoever scales each axis, as probes do, would undo the weights: axes are to mean nothing
-                matrix = matrix @ np.linalg.qr(np.random.default_rng(0).normal(size=(n_components, n_components)))[0]
+                matrix = matrix @ turn(n_components)
         elif n_components < len(self.matrix):
             # of whitened cells, the directions in which there is more than variation within labels
             matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
