@@ -9,6 +9,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
+# notebooks that read data of others, from the folder SCBD_DATA
+REAL := notebooks/real_plate.ipynb notebooks/real_map.ipynb
 # what computes numbers
 NUMERIC := tests/nn tests/metrics tests/baselines/test_corrections.py tests/originals
 
@@ -56,10 +58,12 @@ benchmark: $(VENV)/.ready
 	$(BIN)/python benchmarks/speed $(ONLY)
 	$(BIN)/python benchmarks/speed --docs
 
-# executed into a scratch folder: committed outputs stay as they are
+# executed into a scratch folder: committed outputs stay as they are; those of real data where these are
 notebooks: export SCBD_NOTEBOOK_STEPS ?= 100
+notebooks: export SCBD_DATA ?= $(abspath ../shared/data)
 notebooks: $(VENV)/.ready
-	$(BIN)/jupyter nbconvert --to notebook --execute --CoalesceStreamsPreprocessor.enabled=True --output-dir build/notebooks notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --CoalesceStreamsPreprocessor.enabled=True --output-dir build/notebooks \
+	$(filter-out $(if $(wildcard $(SCBD_DATA)),,$(REAL)),$(wildcard notebooks/*.ipynb))
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable ".[docs]"
