@@ -1,12 +1,12 @@
-"""Golden numbers: what the package gives today, kept, so that it can be asked later whether anything moved.
+"""What the package gives before a change, kept, so that it can be asked afterwards whether anything moved.
 
-    python tests/golden/freeze.py [PART ...]               compute, and write tests/golden/PART.npz
-    python tests/golden/freeze.py --check [PART ...]       compute again, and say what differs (exit status 1)
-    python tests/golden/freeze.py --time                   seconds of the processor for a step, ..., as JSON
+    python tests/golden.py [PART ...]               compute, and write build/golden/PART.npz: before the change
+    python tests/golden.py --check [PART ...]       compute again, and say what differs (exit status 1): after it
+    python tests/golden.py --time                   seconds of the processor for a step, ..., as JSON
 
 PART is a part, or a part and a case, such as ``models`` or ``models/decode``; all by default. Of each entry a digest of
-its bytes is kept, and some of its values, by which a difference is measured. They hold on one kind of processor: on
-another, freeze the commit before first. Another checkout is looked at by ``PYTHONPATH=other/src``.
+its bytes is kept, and some of its values, by which a difference is measured. Numbers are those of one kind of
+processor, so that they are not committed. Another checkout is looked at by ``PYTHONPATH=other/src``.
 """
 
 # ruff: noqa: E402
@@ -14,6 +14,7 @@ another, freeze the commit before first. Another checkout is looked at by ``PYTH
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -83,18 +84,9 @@ def relationship_retrieval(relations: Any) -> Entries:
     return scores | {f"table/{name}": values for name, values in of_frame(found).items()}
 
 
-# entries of what is no longer given: p values of each gene, and scores of replicates that were not asked for
-GONE = (
-    *(f"benchmark/retrieval/replicates/scores/{name}" for name in ("floor", "n_floor_called", "cross_position")),
-    "benchmark/retrieval/positions/scores/cross_position",
-    *(f"benchmark/relationship chance and retrieval/retrieval/table/{name}" for name in ("p_", "q_", "n_")),
-    "benchmark/relationship chance and retrieval/retrieval/scores/n_called",
-)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 
-HERE = Path(__file__).parent
+KEPT = Path(__file__).parents[1] / "build" / "golden"
 N_VALUES = 96  # kept of an entry
 STEPS = 30
 Entries = dict[str, Any]
@@ -311,21 +303,15 @@ class Interrupt(Callback):
 
 
 def goes_on(cells: Callable[[], AnnData], keys: dict[str, Any], settings: dict[str, Any], **training: Any) -> Entries:
-    """A run that is interrupted, one that ended earlier, and one at once: the same weights."""
+    """A run that is interrupted, and one at once: the same weights."""
     found = of_model(trained(SCBDModel, cells(), keys, settings, **training), "c")
-    for how in ("interrupted", "longer"):
-        with tempfile.TemporaryDirectory() as folder:
-            where = training | {"checkpoint_dir": folder}
-            try:
-                if how == "longer":
-                    trained(SCBDModel, cells(), keys, settings, **where | {"max_steps": 15})
-                else:
-                    trained(SCBDModel, cells(), keys, settings, **where | {CALLBACKS: [Interrupt(15)]})
-            except (KeyboardInterrupt, SystemExit):
-                pass
-            resumed = trained(SCBDModel, cells(), keys, settings, **where | RESUME)
-        found |= prefixed(how, of_model(resumed, "c"))
-        found[f"{how}/as at once"] = np.array_equal(found[f"{how}/parameters"], found["parameters"])
+    with tempfile.TemporaryDirectory() as folder:
+        where = training | {"checkpoint_dir": folder}
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            trained(SCBDModel, cells(), keys, settings, **where | {CALLBACKS: [Interrupt(15)]})
+        resumed = trained(SCBDModel, cells(), keys, settings, **where | RESUME)
+    found |= prefixed("interrupted", of_model(resumed, "c"))
+    found["as at once"] = np.array_equal(found["interrupted/parameters"], found["parameters"])
     return found
 
 
@@ -903,30 +889,6 @@ def _() -> Entries:
     return found
 
 
-# ---- a model that was saved -----------------------------------------------------------------------------------------
-
-SAVED: dict[str, tuple[Callable[[], AnnData], dict[str, Any], dict[str, Any]]] = {
-    "table": (make_wells, WELLS, {"encoder": "linear"}),
-    "image": (make_cells, CELLS, SMALL | {"style_target": None}),
-}
-
-
-def saved(name: str) -> Entries:
-    """Embeddings by weights that were kept; they are made only where there are none."""
-    make, keys, settings = SAVED[name]
-    path = HERE / "saved_model" / name
-    if not path.exists():
-        trained(SCBDModel, make(), keys, settings).save(str(path))
-    model = SCBDModel.load(str(path), adata=make(), accelerator="cpu")
-    found: Entries = {f"health/{key}": value for key, value in model.health.items()}
-    for block in "c" if settings.get("style_target", "e") is None else "cs":
-        found[f"z_{block}"] = model.get_latent_representation(block=block)
-    return found
-
-
-for _name in SAVED:
-    case(f"saved/{_name}")(lambda name=_name: saved(name))
-
 # ---- freezing and checking ------------------------------------------------------------------------------------------
 
 
@@ -973,7 +935,7 @@ def computed(names: list[str], failed: list[str]) -> Kept:
 
 
 def kept(part: str) -> Kept:
-    with np.load(HERE / f"{part}.npz") as file:
+    with np.load(KEPT / f"{part}.npz") as file:
         values = np.split(file["values"], np.cumsum(file["sizes"])[:-1])
         rows = zip(*(file[column].tolist() for column in ("names", "kinds", "digests")), values, strict=True)
         return {name: (kind, digest, some) for name, kind, digest, some in rows}
@@ -984,8 +946,9 @@ def keep(part: str, entries: Kept) -> None:
     columns["kinds"], columns["digests"], values = (list(column) for column in zip(*entries.values(), strict=True))
     arrays = {name: np.array(column) for name, column in columns.items()}
     flat: list[np.ndarray] = values
+    KEPT.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
-        HERE / f"{part}.npz", **arrays, values=np.concatenate(flat), sizes=np.array([len(v) for v in flat])
+        KEPT / f"{part}.npz", **arrays, values=np.concatenate(flat), sizes=np.array([len(v) for v in flat])
     )
 
 
@@ -1018,7 +981,7 @@ def check(names: list[str], verbose: bool) -> int:
     for name in names:
         if name in failed:
             continue
-        before = {k: value for k, value in golden.items() if k.startswith(f"{name}/") and not k.startswith(GONE)}
+        before = {k: value for k, value in golden.items() if k.startswith(f"{name}/")}
         now = {key: value for key, value in entries.items() if key.startswith(f"{name}/")}
         said = {key: difference(before[key], now[key]) if key in now else "MISSING" for key in before}
         differing = {key: text for key, text in said.items() if text != "same to the bit"}
@@ -1036,12 +999,12 @@ def freeze(names: list[str]) -> int:
     for part in dict.fromkeys(name.split("/")[0] for name in names):
         chosen = [name for name in names if name.split("/")[0] == part]
         entries = computed(chosen, failed)
-        if (HERE / f"{part}.npz").exists():  # of other cases, what was kept
+        if (KEPT / f"{part}.npz").exists():  # of other cases, what was kept
             known = {key: value for key, value in kept(part).items() if "/".join(key.split("/")[:2]) not in chosen}
             known = {key: value for key, value in known.items() if "/".join(key.split("/")[:2]) in CASES}
             entries = known | entries
         keep(part, entries)
-        print(f"{part}: {len(entries)} entries, {(HERE / f'{part}.npz').stat().st_size // 1000} kB")
+        print(f"{part}: {len(entries)} entries, {(KEPT / f'{part}.npz').stat().st_size // 1000} kB")
     return int(bool(failed))
 
 
