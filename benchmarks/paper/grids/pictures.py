@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from paper.grids.shared import Budget
 
@@ -116,14 +117,20 @@ def _decoder(decoder: Any) -> str:
 
 
 def _draw(frame: pd.DataFrame, out: Path) -> None:
-    """The same digits by each form of invariance, at its largest alpha, and by the iVAE, of one seed."""
-    import matplotlib.pyplot as plt
-
+    """A file a system: the same digits by each form of invariance, at its largest alpha, and by the iVAE; one seed."""
     apart = frame[frame["decoder"].isin([_DECODERS[0], _DECODERS[-1]])]
     kept = apart[[(out / "runs" / key / PICTURES).is_file() for key in apart["key"]]]
     if kept.empty:
         return
     kept = kept[kept["seed"] == kept["seed"].min()].drop_duplicates(["system", "invariance"], keep="last")
+    for system, of_system in kept.groupby("system"):
+        save_figure(_exchange(of_system, out), out / f"pictures_{system}.png")
+
+
+def _exchange(kept: pd.DataFrame, out: Path) -> Figure:
+    """Digits, and what was decoded of them: a panel a run."""
+    import matplotlib.pyplot as plt
+
     panels = []
     for key in kept["key"]:
         with np.load(out / "runs" / key / PICTURES) as file:
@@ -139,7 +146,7 @@ def _draw(frame: pd.DataFrame, out: Path) -> None:
                 draw_picture(ax, image, np.zeros(3), np.ones(3))
     for ax, name in zip(axes[:, 0], names, strict=True):
         ax.set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center", fontsize="small")
-    save_figure(figure, out / "pictures.png")
+    return figure
 
 
 _EFFECTS = {
