@@ -84,6 +84,57 @@ def test_plates_and_their_maps(tmp_path):
             read_profiles(paths, table=other)
 
 
+def periscope(guides: list[str], rng: np.random.Generator) -> pd.DataFrame:
+    """A table of guides as the Cell Painting Gallery has it for each plate (cpg0021): nothing names the plate."""
+    genes = ["nontargeting" if guide.startswith("N") else f"GENE{guide[0]}" for guide in guides]
+    names = ["Cells_AreaShape_Area", "Cytoplasm_Intensity_MeanIntensity_ConA", "Nuclei_Texture_Contrast_DAPI_Painting"]
+    about = {"Metadata_Foci_Barcode_MatchedTo_GeneCode": genes, "Metadata_Foci_Barcode_MatchedTo_Barcode": guides}
+    return pd.DataFrame(about | {name: rng.normal(size=len(guides)) for name in names})
+
+
+def test_plates_of_a_pooled_screen_are_told_by_their_files(tmp_path):
+    rng, guides = np.random.default_rng(0), [f"{kind}ACGT{number}" for kind in "ACGN" for number in range(4)]
+    stems = [f"20200805_A549_WG_Screen_guide_normalized_ALLBATCHES___CP186{plate}___ALLWELLS" for plate in "AB"]
+    paths = [tmp_path / f"{stem}.csv.gz" for stem in stems]
+    for path in paths:
+        periscope(guides, rng).to_csv(path, index=False)
+    for files in (tmp_path, paths):
+        found = read_profiles(files)
+        assert found.shape == (32, 3) and found.obs["source"].tolist() == np.repeat(stems, 16).tolist()
+    media = pd.DataFrame({"source": stems, "medium": ["DMEM", "HPLM"]})
+    assert read_profiles(paths, table=media, on="source").obs["medium"].tolist() == ["DMEM"] * 16 + ["HPLM"] * 16
+    assert "source" not in read_profiles(paths[0]).obs
+    gene = "Metadata_Foci_Barcode_MatchedTo_GeneCode"
+    SCBDModel.setup_anndata(found, y_key=gene, e_key="source", control="nontargeting", layer="X")
+    # merged over plates as its authors do, with numbers of rows
+    pd.concat([periscope(guides, rng)] * 2).to_csv(tmp_path / "merged.csv.gz")
+    assert list(read_profiles(tmp_path / "merged.csv.gz").obs) == [gene, "Metadata_Foci_Barcode_MatchedTo_Barcode"]
+
+
+def test_cells_of_a_pooled_screen_know_their_plate_and_well(tmp_path):
+    """Columns of single cells as its recipe writes them: those of places and numbers of objects measure nothing."""
+    rng, paths = np.random.default_rng(0), []
+    for plate in ("CP186A", "CP186B"):
+        cells = periscope(["AACGT0", "NACGT1"] * 8, rng)
+        about = {"plate": plate, "well": ["Well1", "Well2"] * 8, "site": [f"{plate}-Well1-{n}" for n in range(16)]}
+        cells = cells.assign(**{f"Metadata_Foci_{name}": values for name, values in about.items()})
+        cells = cells.assign(Metadata_Cells_ObjectNumber=range(16), Metadata_Foci_Barcode_MatchedTo_Score_mean=1.0)
+        cells = cells.assign(Cells_AreaShape_Center_X=rng.uniform(0, 900, 16), Align_Xshift_ConA=0.0)
+        if plate == "CP186B":  # what a plate lacks is no feature
+            cells["Cells_AreaShape_Area"] = np.nan
+        paths.append(tmp_path / f"{plate}_single_cell_profiles.csv.gz")
+        cells.to_csv(paths[-1], index=False)
+    plan = pd.DataFrame({"plate": ["CP186A", "CP186B"], "medium": ["DMEM", "HPLM"]})
+    with pytest.warns(UserWarning, match=r"Cells_AreaShape_Center_X.*1 of 3 features are missing"):
+        found = read_profiles(paths, table=plan)
+    assert found.var_names.tolist() == [
+        "Cytoplasm_Intensity_MeanIntensity_ConA",
+        "Nuclei_Texture_Contrast_DAPI_Painting",
+    ]
+    assert found.n_obs == 32 and "source" not in found.obs
+    assert found.obs.groupby("Metadata_Foci_plate", observed=True)["medium"].first().tolist() == ["DMEM", "HPLM"]
+
+
 def test_levels_of_an_index_are_columns(tmp_path):
     levels = wells().set_index(["Metadata_Plate", "Metadata_Well", "dose"])
     levels.rename_axis([None, "Metadata_Well", "dose"]).to_parquet(tmp_path / "1.parquet")

@@ -21,6 +21,7 @@ from scbd.datasets._simulated import (
     add_layout,
     draw,
     looks,
+    neighbours_of,
     photograph,
     places,
     simulated_effect,
@@ -186,6 +187,39 @@ def test_crowded_wells_have_more_and_smaller_cells():
     assert np.polyfit(density, size[1], 1)[0] == pytest.approx(-0.5, abs=0.1)
 
 
+def test_neighbours_are_light_at_the_edge_of_the_same_cells(tmp_path):
+    one, other = (simulated_screen(400, **SMALL, neighbours=number) for number in (0, 5))
+    pd.testing.assert_frame_equal(one.obs, other.obs)
+    np.testing.assert_array_equal(one.obsm["X_oracle"], other.obsm["X_oracle"])
+    alone, among = (cells.obsm["single_cell_images"].mean((0, 1)) for cells in (one, other))
+    assert among[14:18, 14:18].mean() == pytest.approx(alone[14:18, 14:18].mean(), rel=0.02)
+    assert among[[0, -1]].mean() > 3 * alone[[0, -1]].mean()
+    other.write_h5ad(tmp_path / "screen.h5ad")
+
+
+@settings(max_examples=20, deadline=None)
+@given(mean=st.floats(0, 6), n_wells=st.integers(1, 5), seed=st.integers(0, 99))
+def test_neighbours_are_of_the_same_well_and_as_many_as_asked_for(mean, n_wells, seed):
+    rng = np.random.default_rng(seed)
+    well = rng.choice(2 * np.arange(n_wells), size=600)  # some have no cell
+    around = neighbours_of(rng, well, np.full(600, mean))
+    cell, _ = np.nonzero(around >= 0)
+    assert (well[around[around >= 0]] == well[cell]).all()
+    assert (around >= 0).sum(1).mean() == pytest.approx(mean, abs=0.3)
+    # whatever cell of the well
+    assert mean < 1 or len(np.unique(around)) > 200
+
+
+def test_cells_of_crowded_wells_have_more_neighbours():
+    design: dict[str, Any] = SMALL | {"n_wells": 24, "effect_size": 0.0, "well_effect": 0.0, "density_effect": 2.0}
+    one, other = (simulated_screen(2400, **design, neighbours=number) for number in (0, 2))
+    light = other.obsm["single_cell_images"][:, 2].mean((1, 2)) - one.obsm["single_cell_images"][:, 2].mean((1, 2))
+    density = np.log(one.uns["truth"]["wells"]["density"])
+    of_well = np.log(pd.Series(light).groupby(one.obs["well"].astype(str).to_numpy()).mean()).loc[density.index]
+    # their number is as the density, the area of a nucleus as one over its square root
+    assert np.polyfit(density, of_well, 1)[0] == pytest.approx(0.5, abs=0.25)
+
+
 @settings(max_examples=20, deadline=None)
 @given(n_wells=st.integers(12, 60), maps=st.integers(1, 6), imbalance=st.sampled_from([0.0, 0.5]))
 def test_plate_maps(n_wells, maps, imbalance):
@@ -229,6 +263,8 @@ def test_the_hard_screen_tells_embeddings_apart():
         ({"control_fraction": 1}, "control_fraction=1 leaves no cells for genes: give less than 1"),
         ({"active": -0.1}, "active=-0.1 is a share"),
         ({"well_imbalance": -1}, "well_imbalance=-1: give at least 0"),
+        ({"neighbours": -1}, "neighbours=-1: give at least 0"),
+        ({"neighbours": 7}, "neighbours=7: no more than 6 cells fit around one"),
         ({"n_wells": 0}, "n_wells=0: give at least 1"),
         ({"image_size": 8}, "image_size=8: give at least 16"),
         ({"plate_wells": 12}, "plate_wells=12: plates have 6, 24, 96, 384, 1536 wells"),
@@ -246,8 +282,10 @@ def test_bad_input(kwargs, said):
 _SCREEN = {"n_complexes": 2, "genes_per_complex": 2, "guides_per_gene": 1, "n_wells": 2, "image_size": 24, "seed": 3}
 
 
-def test_the_effect_is_the_difference_that_many_cells_show():
-    screen = datasets.simulated_screen(6000, control_fraction=0.4, effect_size=1.5, well_effect=0.5, **_SCREEN)
+@pytest.mark.parametrize("neighbours", [0, 3])
+def test_the_effect_is_the_difference_that_many_cells_show(neighbours):
+    setting: dict[str, Any] = _SCREEN | {"control_fraction": 0.4, "effect_size": 1.5, "well_effect": 0.5}
+    screen = datasets.simulated_screen(6000, neighbours=neighbours, **setting)
     effect = simulated_effect(screen.uns["truth"], "GENE1", "P1_W2", image_size=24)
     images = screen.obsm["single_cell_images"].astype(np.float64)
     here = (screen.obs["well"] == "P1_W2").to_numpy()

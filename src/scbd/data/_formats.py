@@ -278,7 +278,8 @@ def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | N
         how = {"keep_default_na": False, "na_values": [""], "dtype": str}
         text = pd.read_csv(path, sep=separator, nrows=n_rows, usecols=places, **how)
         for place, (_, words) in zip(places, text.items(), strict=True):
-            table[table.columns[place]] = words
+            if words.notna().any():  # an empty column stays one of numbers, for what other files have there
+                table[table.columns[place]] = words
     return table
 
 

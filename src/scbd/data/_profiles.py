@@ -19,6 +19,7 @@ from scbd._anndata import column_numbers, is_number_type, label_text
 from scbd._checks import head
 from scbd._files import check_distinct, local_path
 from scbd.data._formats import kind_of, read_frame, tables_in, taken_elsewhere
+from scbd.data._screens import SOURCE, source_names
 from scbd.data._sources import open_h5
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ Missing: TypeAlias = Literal["drop", "median", "keep"]
 
 # CellProfiler's compartments, and what features of DeepProfiler are called here
 COMPARTMENTS = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
-_PLATE = re.compile(r"^(Image_)?(Metadata_)?plate$", re.IGNORECASE)
+# what programs write before the names of columns of plates and wells; those of pooled screens name spots of barcodes
+_BEFORE = r"^(image_)?(metadata_)?(foci_)?"
+_PLATE = re.compile(rf"{_BEFORE}plate$", re.IGNORECASE)
 # names of numbers that say where an object lies, which it is, or what it belongs to
 _ABOUT_OBJECTS = re.compile(
     r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
@@ -70,7 +73,8 @@ def read_profiles(
     path
         ``.parquet``, ``.csv``, ``.tsv`` (also ``.csv.gz``, ``.tsv.gz``) with a cell or well a row, or a folder of such;
         ``.h5ad`` or ``.zarr`` of an AnnData, whose ``X`` are the features; an ``.npz`` of DeepProfiler, or the folder
-        of them, where folders are called by plate and well. Several, such as a file for each plate, are put together.
+        of them, where folders are called by plate and well. Several, such as a file for each plate, are put together;
+        where no column is one of plates, ``obs["source"]`` says which file each row is from, by its name.
     features
         Beginnings of the names of features, or whole names. By default those of CellProfiler's compartments, and
         ``feature_``, as those of DeepProfiler are called here.
@@ -144,12 +148,14 @@ def read_profiles(
     if features is COMPARTMENTS and not known:
         said += _other_numbers(obs, names, about)
     obs = _without_lists(obs, said)
+    lengths = [len(frame) for frame, _ in read.values()]
+    if len(read) > 1 and not {"plate", SOURCE} & {*_meanings(obs), *obs}:
+        obs[SOURCE] = np.repeat(np.array(source_names([*map(str, read)], set()), dtype=object), lengths)
     if table is not None:
         obs = _joined(obs, table if isinstance(table, pd.DataFrame) else read_frame(table), on, where)
     logger.info("%s: %d features; in obs: %s.", where, len(names), head(obs.columns, 20))
     groups = {str(column): obs[column].to_numpy() for column in obs if _PLATE.search(str(column))}
     if len(read) > 1:
-        lengths = [len(frame) for frame, _ in read.values()]
         groups["file"] = np.repeat(np.array(list(map(str, read)), dtype=object), lengths)
     values = _numbers(found, names, where, said)
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
@@ -409,7 +415,7 @@ def _shared_keys(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str]
 
 def _meanings(table: pd.DataFrame) -> dict[str, str]:
     """Of plate, well and site the column that says it."""
-    plain = {re.sub(r"^(image_)?(metadata_)?", "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
+    plain = {re.sub(_BEFORE, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
     found = {key: [plain[name] for name in names if name in plain] for key, names in _KEYS.items()}
     return {key: names[0] for key, names in found.items() if names}
 

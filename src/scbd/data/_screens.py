@@ -588,7 +588,7 @@ def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
     if len(plates) == 1 or not new:
         return obs
     old = {str(name) for plate in plates if SOURCE in plate.obs for name in plate.obs[SOURCE].dropna().unique()}
-    names = dict(zip(new, _source_names([plates[number].name for number in new], old), strict=True))
+    names = dict(zip(new, source_names([plates[number].name for number in new], old), strict=True))
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), [len(plate.obs) for plate in plates])
     if not old:
         return obs.assign(**{SOURCE: pd.Categorical.from_codes(plate_of, list(names.values()))})
@@ -598,10 +598,10 @@ def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
     return obs.assign(**{SOURCE: column})
 
 
-def _source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
+def source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
     """Of each file its name, with as many folders as tell them apart; or with a number."""
     paths = [local_path(plate) for plate in plates]
-    stems = [path.stem for path in paths]
+    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
     depth = max(len(path.parts) for path in paths)
     for names in [stems, *(["/".join(path.parts[-n:]) for path in paths] for n in range(1, depth + 1))]:
         if len({*names, *taken}) == len(names) + len(taken):
