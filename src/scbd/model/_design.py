@@ -290,7 +290,7 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
     elif alone_y >= _MANY * n_y:
         remedy = _across_environments(y, e, controls, np.bincount(of_y) > 1)
     else:
-        remedy = "Removing e from z_c may remove y with it: most cells of a perturbation are in one environment."
+        remedy = "Removing e from z_c may remove y with it: repeat perturbations, or use a coarser e_key."
     _warn(
         f"y and e are confounded ({name}): {alone_y:,} of {n_y:,} perturbations were seen in one environment only, "
         f"{alone_e:,} of {n_e:,} environments with one perturbation only, and {share:.0%} of their contrasts are "
