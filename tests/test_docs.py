@@ -8,6 +8,7 @@ import pydoc
 import re
 import runpy
 import shlex
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,21 @@ def test_python_of_a_page_runs(page, setting):
             exec(compile("\n" * line + block, page, "exec"), setting)
     if lacking:
         pytest.skip(f"the rest ran; not installed: {', '.join(sorted(lacking))}")
+
+
+def test_designs_get_the_warnings_that_their_page_shows():
+    """What stands behind a block is what it warns of, with … for what is left out; where nothing does, it is quiet."""
+    page = DOCS / "user_guide" / "different_days.md"
+    text, known = page.read_text(encoding="utf-8"), {"scbd": scbd}
+    blocks = re.findall(r"^```python\n(.*?)^```\n*(?:^```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
+    assert len([shown for _, shown in blocks if shown]) == 5
+    for block, shown in blocks:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            exec(block, known)
+        said = [str(warning.message) for warning in caught]
+        assert len(said) == bool(shown)
+        assert not shown or re.fullmatch(".*".join(map(re.escape, re.split(r"\s*…\s*", shown.strip()))), said[0])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,12 @@ def said(
     e_key: Any = "plate",
     numbers: list[str] | None = None,
     e_columns: Any = None,
+    controls: Iterable[str] = (),
 ) -> list[str]:
     """What is warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_design(Design.of(obs, "gene", e_key, e_columns, numbers))
+        check_design(Design.of(obs, "gene", e_key, e_columns, numbers), controls)
     return [str(warning.message) for warning in caught]
 
 
@@ -95,6 +98,29 @@ def test_a_share_that_follows_a_rule_is_not_resolvable(n_cells):
 def test_confounded_labels_are_warned_of(obs, warned):
     found = said(pd.DataFrame(obs).astype(str))
     assert len(found) == warned and all("y and e are confounded (plate)" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("without", "control", "remedy"),
+    [
+        ("", "control", "compared by their controls alone.*plate_[1-4] has 80 rows"),
+        ("", None, r"in several alone \(control\).*name them"),
+        ("control on plate_3", "control", r"without controls: plate_3\)"),
+        ("control on every plate", None, "cannot be compared"),
+    ],
+)
+def test_of_perturbations_on_one_plate_each_it_is_said_what_they_are_compared_by(without, control, remedy):
+    obs = simulated_profiles(20, 4, cells_per_well=10, n_controls=8, n_features=4, n_plate_maps=4).obs
+    gone = {"": [], "control on plate_3": ["plate_3"]}.get(without, obs["plate"].unique())
+    obs = obs[(obs["perturbation"] != "control") | ~obs["plate"].isin(gone)].rename(columns={"perturbation": "gene"})
+    found = said(obs, controls=[] if control is None else [control])
+    assert len(found) == 1 and re.search(remedy, found[0])
+
+
+def test_what_fills_a_day_or_a_well_asks_for_another_environment():
+    obs = pd.DataFrame({"gene": ["wild type", "mutant"] * 20, "plate": ["day 1", "day 2"] * 20})
+    assert "coarser e_key" in said(obs)[0] and said(obs) == said(obs, controls=["wild type"])
+    assert not said(obs.assign(plate=["day 1"] * 20 + ["day 2"] * 20))
 
 
 def test_columns_side_by_side_are_judged_one_by_one():

@@ -90,7 +90,7 @@ def check_design(design: Design, controls: Iterable[str] = ()) -> None:
         _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
         _warn_if_quantity(labels, name)
-        _warn_if_confounded(y, _codes(labels), name)
+        _warn_if_confounded(design.y, labels, name, set(controls))
     for name, numbers in design.numbers.items():
         _warn_if_ordered_alike(y, numbers, name)
 
@@ -274,19 +274,51 @@ def _warn_if_quantity(labels: pd.Series, name: str) -> None:
         )
 
 
-def _warn_if_confounded(y: np.ndarray, e: np.ndarray, name: str) -> None:
+def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str]) -> None:
     """What is not resolved is the same thing to any method: taking e out of z_c takes y out too, or leaves both in."""
-    n_y, n_e = int(y.max()) + 1, int(e.max()) + 1
-    of_y, of_e = np.divmod(np.unique(y.astype(np.int64) * n_e + e), n_e)
+    n_y, n_e = len(y.cat.categories), len(e.cat.categories)
+    of_y, of_e = np.divmod(np.unique(_codes(y) * n_e + _codes(e)), n_e)
     alone_y, alone_e = (np.count_nonzero(np.bincount(codes) == 1) for codes in (of_y, of_e))
-    share = resolvable_contrasts(y, e)
+    share = resolvable_contrasts(_codes(y), _codes(e))
     if share >= _TOO_FEW and alone_y < _MANY * n_y and alone_e < _MANY * n_e:
         return
+    if 2 * alone_e >= n_e:
+        remedy = (
+            "What fills an environment cannot be told from it, by any method: use a coarser e_key, such as the plate "
+            "in place of the well, or several columns side by side; or put controls, or the same perturbations, in all."
+        )
+    elif alone_y >= _MANY * n_y:
+        remedy = _across_environments(y, e, controls, np.bincount(of_y) > 1)
+    else:
+        remedy = "Removing e from z_c may remove y with it: repeat perturbations, or use a coarser e_key."
     _warn(
         f"y and e are confounded ({name}): {alone_y:,} of {n_y:,} perturbations were seen in one environment only, "
         f"{alone_e:,} of {n_e:,} environments with one perturbation only, and {share:.0%} of their contrasts are "
-        "resolvable. Removing e from z_c may remove y with it: use a coarser e_key, such as the plate, or several "
-        "columns side by side."
+        f"resolvable. {remedy}"
+    )
+
+
+def _across_environments(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
+    """By what perturbations of one environment could be compared with those of another; ``shared`` are in several."""
+    labels = y.cat.categories
+    is_control = np.array([label_text(label) in controls for label in labels])
+    n_controls = e[is_control[_codes(y)]].value_counts(sort=False)
+    if n_controls.all():
+        return (
+            "Those of different environments are compared by their controls alone: what these do not show of an "
+            f"environment ({n_controls.idxmin()} has {n_controls.min():,} rows of them) counts as effect."
+        )
+    if n_controls.any():
+        lacking = head(n_controls.index[n_controls == 0])
+        return f"Put controls, or the same perturbations, in all environments (without controls: {lacking})."
+    if not shared.any():
+        return (
+            "Those of different environments cannot be compared, by any method: put controls, or the same "
+            "perturbations, in all."
+        )
+    return (
+        f"Those of different environments are compared by what is in several alone ({head(labels[shared])}): if these "
+        "are controls, name them (control=…)."
     )
 
 
