@@ -69,7 +69,7 @@ def test_select_alpha(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["images", "table"])
 def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind, tmp_path, capsys, monkeypatch):
-    clocks = []
+    clocks: list[_speed._Clock] = []
 
     class Clock(_speed._Clock):
         def __init__(self) -> None:
