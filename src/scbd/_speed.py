@@ -85,7 +85,7 @@ def measure_speed(
         n, start = min(max(BATCH_SIZE, 4 * n), adata.n_obs), time.perf_counter()
         model.get_latent_representation(indices=np.arange(n), enable_progress_bar=False)
         seconds = time.perf_counter() - start
-    data, step = model.trainer.datamodule, clock.seconds_of_a_step
+    data, step = model.trainer.datamodule, clock.seconds_of_a_step  # type: ignore[attr-defined]
     whole = [timedelta(seconds=round(each)) for each in (data.max_steps * step, adata.n_obs / n * seconds)]
     threads = f", {torch.get_num_threads()} threads" * (model.device.type == "cpu")
     return (

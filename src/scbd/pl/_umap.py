@@ -116,10 +116,9 @@ def _keep_compiled() -> None:
         warnings.simplefilter("ignore")
         from umap import layouts, umap_
 
-    functions = {umap_: ("smooth_knn_dist", "compute_membership_strengths")}
-    functions[layouts] = ("_nb_optimize_layout_euclidean_single_epoch",)
-    for module, names in functions.items():
-        for name in names:
-            # another version of umap-learn may have no such function, and a disk no place for it
-            with suppress(AttributeError, RuntimeError):
-                getattr(module, name).enable_caching()
+    functions = [(umap_, "smooth_knn_dist"), (umap_, "compute_membership_strengths")]
+    functions += [(layouts, "_nb_optimize_layout_euclidean_single_epoch")]
+    for module, name in functions:
+        # another version of umap-learn may have no such function, and a disk no place for it
+        with suppress(AttributeError, RuntimeError):
+            getattr(module, name).enable_caching()
