@@ -10,7 +10,6 @@ from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what is loaded from here on, and by other processes
-os.environ.setdefault("NUMBA_OPT", "0")  # to compile takes longer than what is compiled
 
 import numpy as np
 import pandas as pd

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -17,7 +18,7 @@ from pictures import is_drawn
 from PIL import Image
 
 import scbd
-from scbd import cli
+from scbd import _speed, cli
 from scbd.cli import Cells, Model, Training, main
 from scbd.data import open_screen
 
@@ -64,6 +65,33 @@ def test_select_alpha(tmp_path, capsys):
     command = ["select-alpha", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well"]
     assert main([*command, "--out", str(tmp_path / "out"), "--alphas", "0", "0.01", "--encoder", "small", *QUICK]) == 0
     assert "0.01" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind, tmp_path, capsys, monkeypatch):
+    clocks: list[_speed._Clock] = []
+
+    class Clock(_speed._Clock):
+        def __init__(self) -> None:
+            clocks.append(self)
+
+    monkeypatch.setattr(_speed, "_Clock", Clock)
+    monkeypatch.setattr(_speed, "_LONG_ENOUGH", 1e-6)
+    command = ["benchmark", str(tmp_path / "cells.h5ad"), "--e-key", "plate", "--accelerator", "cpu"]
+    if kind == "images":
+        make_cells().write_h5ad(tmp_path / "cells.h5ad")
+        command += ["--y-key", "gene", "--encoder", "small", "--max-steps", "200"]
+    else:
+        make_wells().write_h5ad(tmp_path / "cells.h5ad")
+        command += ["--y-key", "compound", "--control", "DMSO", "--layer", "X", "--max-steps", "200"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    rates = re.findall(r"(reading|training|embedding) +([\d,]+) cells/s", said)
+    assert [name for name, _ in rates] == ["reading", "training", "embedding"]
+    assert all(int(rate.replace(",", "")) > 0 for _, rate in rates)
+    assert "On cpu, 1 threads" in said and "200 steps" in said
+    assert len(clocks[0]._ends) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 
 
 def test_convert_and_inspect(tmp_path, capsys):
@@ -117,7 +145,7 @@ def test_options_are_arguments_with_their_defaults():
 
 
 @pytest.mark.parametrize(
-    "described", [cli.inspect, cli.convert, cli.run, cli.select_alpha, cli.demo, Cells, Model, Training]
+    "described", [cli.inspect, cli.benchmark, cli.convert, cli.run, cli.select_alpha, cli.demo, Cells, Model, Training]
 )
 def test_every_option_is_described(described):
     """What help shows is what docstrings say."""

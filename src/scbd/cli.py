@@ -196,6 +196,20 @@ def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
 
 
 @app.command
+def benchmark(path: str, /, *, cells: Cells, model: Model = Model(), training: Training = Training()) -> None:
+    """Say in a minute how fast this machine reads, trains and embeds: call it as run, without --out.
+
+    Parameters
+    ----------
+    path
+        A screen or an .h5ad of images or features, or a table of features.
+    """
+    from scbd._speed import measure_speed
+
+    print(f"\n{measure_speed(**cells.opened(path), model_kwargs=model.kwargs(), train_kwargs=training.kwargs())}")
+
+
+@app.command
 def convert(
     *plates: str,
     out: Path,

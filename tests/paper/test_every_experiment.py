@@ -1,6 +1,7 @@
 """Experiments of `python benchmarks/paper list`, from files in the official layout to their tables and figures.
 
 Each system, each data set and each report is run once; of the others it is enough that they have nothing of their own.
+So are trials: of those that only repeat on other cells what an experiment before does, a few stay, for the report.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ UNDRAWN = {"cmnist-variance", "screen-neighbours"}
 UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015", "new-plates", "new-plates-cpjump1"}
 UNDRAWN |= {"effect-pictures", "hidden-cmnist", "hidden-screen", "hidden-cpjump1"}
 RUN = [name for name in EXPERIMENTS if name not in ALIKE]
+# trials of an experiment that only repeat what others do
+REPEATED = 4
 RESULTS = Path(paper.__file__).with_name("results")
 
 
@@ -145,11 +148,13 @@ SMALLER: dict[str, dict[str, Any]] = {
     | {"guides_per_gene": 1},
     "simulated_screen_fold": {"n_cells": 600, "n_wells": 8, "plate_wells": 6, "n_plate_maps": 1}
     | {"image_size": 16, "n_complexes": 3, "genes_per_complex": 3},
-    "simulated_screen_plates": {"n_cells": 900, "n_complexes": 3, "n_wells": 18, "control_fraction": 0.2},
+    "simulated_screen_plates": {"n_cells": 900, "n_complexes": 3, "n_wells": 18, "control_fraction": 0.2}
+    | {"image_size": 16},
     "drawn_screen_fold": {"n_cells": 600},
 }
 SMALLER |= {
     "colored_mnist_hidden": SMALLER["colored_mnist"] | {"n_inferred": 2},
+    "simulated_screen_untold": SMALLER["simulated_screen_fold"],
     "simulated_screen_hidden": SMALLER["simulated_screen_fold"] | {"n_inferred": 8},
     "simulated_screen_half_hidden": SMALLER["simulated_screen_fold"] | {"n_inferred": 4},
 }
@@ -183,6 +188,15 @@ def kind(trial: Trial) -> str:
     return trial.dataset + way(trial)
 
 
+def few_of(name: str) -> list[Trial]:
+    """The last of each kind, a sweep's largest alpha; of those whose way an experiment before has, the first few."""
+    *others, own = (map(smaller, EXPERIMENTS[each].trials("smoke", None)) for each in RUN[: RUN.index(name) + 1])
+    before = {way(trial) for trials in others for trial in trials}
+    trials = {kind(trial): trial for trial in own}.values()
+    repeated = [trial for trial in trials if way(trial) in before]
+    return [trial for trial in trials if trial not in repeated[REPEATED:]]
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -203,8 +217,7 @@ def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
     net = pd.DataFrame({"source": "Nup107-160", "target": ["NUP107", "NUP133"]})
     for dataset in ("funk22", "funk22_cellprofiler", "funk22_plates"):  # else CORUM, which is downloaded
         monkeypatch.setitem(DATASETS, dataset, replace(DATASETS[dataset], relations=lambda adata: net))
-    # the last of each kind: a sweep's largest alpha
-    trials = list({kind(trial): trial for trial in map(smaller, EXPERIMENTS[name].trials("smoke", None))}.values())
+    trials = few_of(name)
     make, file = FILES.get(trials[0].dataset, (None, ""))
     path = None if make is None else make(tmp_path / file)
     out = tmp_path / "out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from functools import partial
@@ -216,12 +217,19 @@ class Preprocess(nn.Module):
 
 def random_orientation(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Put each image of a batch ``(B, C, H, W)`` into a random one of its eight (not square: four) orientations."""
-    choice = torch.rand(3, len(images), generator=generator).lt(0.5).to(images.device)[:, :, None, None, None]
-    images = torch.where(choice[0], images.flip(-1), images)
-    images = torch.where(choice[1], images.flip(-2), images)
-    if images.shape[-1] == images.shape[-2]:
-        images = torch.where(choice[2], images.transpose(-1, -2), images)
-    return images
+    choice = torch.rand(3, len(images), generator=generator).lt(0.5)
+    if images.shape[-1] != images.shape[-2]:
+        choice[2] = False
+    turned = torch.empty_like(images)
+    # each image is copied once: to flip the whole batch for each choice takes three times as long
+    for orientation in itertools.product((False, True), repeat=3):
+        rows = (choice == torch.tensor(orientation)[:, None]).all(0).nonzero()[:, 0].to(images.device)
+        if not len(rows):
+            continue
+        across, down, transposed = orientation
+        some = images[rows].flip([axis for axis, wanted in ((-1, across), (-2, down)) if wanted])
+        turned[rows] = some.transpose(-1, -2) if transposed else some
+    return turned
 
 
 logger = logging.getLogger(__name__)
@@ -862,7 +870,7 @@ class EnvironmentScaling(nn.Module):
         for row in rows.T[1:]:
             shift, ratio = shift + ratio * self.shift[row], ratio * self.ratio[row]
         trailing = [1] * (values.ndim - 2)
-        return (values - shift.view(*shift.shape, *trailing)) / ratio.view(*ratio.shape, *trailing)
+        return (values - shift.view(*shift.shape, *trailing)).div_(ratio.view(*ratio.shape, *trailing))
 
     def _rows(self, codes: Tensor) -> Tensor:
         n_columns = len(self.reference)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,6 +97,7 @@ def umap_blocks(
             check_finite_rows(drawn.obsm["embedding"], f"obsm[{key!r}]")
             # of a few thousand cells, scikit-learn is done before scanpy's own search has compiled itself
             near = {"n_neighbors": min(15, len(rows) - 1), "transformer": "sklearn"}
+            _keep_compiled()
             with torch_threads_kept():
                 sc.pp.neighbors(drawn, use_rep="embedding", **near)
                 sc.tl.umap(drawn, random_state=seed)
@@ -103,3 +107,18 @@ def umap_blocks(
             sc.pl.umap(drawn, color=column, ax=ax, show=False, legend_loc=legend, legend_fontsize="small")
             ax.set_title(wrapped(f"{title} by {column}", 30), fontsize="medium")
     return axes
+
+
+@cache
+def _keep_compiled() -> None:
+    """Have numba keep on disk what umap-learn compiles: to compile it takes longer than all else, in each process."""
+    with warnings.catch_warnings():  # of what else it could do
+        warnings.simplefilter("ignore")
+        from umap import layouts, umap_
+
+    functions = [(umap_, "smooth_knn_dist"), (umap_, "compute_membership_strengths")]
+    functions += [(layouts, "_nb_optimize_layout_euclidean_single_epoch")]
+    for module, name in functions:
+        # another version of umap-learn may have no such function, and a disk no place for it
+        with suppress(AttributeError, RuntimeError):
+            getattr(module, name).enable_caching()
