@@ -71,6 +71,8 @@ def test_arrays(tmp_path):
         found = read_crops(tmp_path / "b.npy", table=rows)
         check(found, images, gene="abcabcabcabc")
         assert list(found.obs.index) == list(table.index) and list(found.obs) == ["gene"]
+    unnamed = read_crops(tmp_path / "b.npy", table=table.reset_index(drop=True)).to_memory()
+    assert list(unnamed.obs_names) == [str(i) for i in range(N)]
 
 
 def test_real_arrays(shared):

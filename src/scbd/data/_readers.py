@@ -112,7 +112,8 @@ class Crops:
         from anndata import AnnData
 
         images = self.images.read(slice(None))
-        return AnnData(obs=self.obs, var=channel_table(self.channels), obsm={image_key: images})
+        obs = self.obs.set_axis(self.obs.index.astype(str))  # AnnData warns of numbers, as pandas makes
+        return AnnData(obs=obs, var=channel_table(self.channels), obsm={image_key: images})
 
     def __repr__(self) -> str:
         """Shape and channels, for a person."""
