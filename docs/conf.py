@@ -328,6 +328,15 @@ def mathml(writer, node):
     raise SkipNode
 
 
+def mark_long(app, doctree):
+    """Mark code in the text of which a word may not fit the line of a phone: scbd.css lets it break."""
+    from docutils.nodes import literal
+
+    for node in doctree.findall(literal):
+        if max(map(len, node.astext().split()), default=0) > 30:
+            node["classes"].append("long")
+
+
 def setup(app):
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("builder-inited", for_templates, priority=100)
@@ -335,3 +344,4 @@ def setup(app):
     app.connect("autodoc-process-signature", spelled_out)
     app.connect("builder-inited", add_known, priority=900)  # after intersphinx
     app.connect("missing-reference", full_name, priority=400)  # before intersphinx
+    app.connect("doctree-read", mark_long)
