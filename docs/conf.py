@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import re
-import shutil
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinxcontrib.bibtex",
-    "sphinxcontrib.katex",
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 # .rst is what autosummary writes: without it, pages of the API hold its directives as text
@@ -74,11 +72,7 @@ nitpick_ignore = [
 
 bibtex_bibfiles = ["references.bib"]
 
-# Formulas need no other host: style and fonts are in _static, and what draws them is a part of the extension.
-# Drawn when the pages are built where there is node, by the browser otherwise.
-html_math_renderer = "katex"
-katex_css_path = "katex/katex.min.css"
-katex_prerender = shutil.which("node") is not None
+html_math_renderer = "mathml"  # see mathml() below
 myst_update_mathjax = False
 
 html_theme = "sphinx_book_theme"
@@ -115,7 +109,7 @@ python_maximum_signature_line_length = 72  # one parameter a line where they are
 napoleon_google_docstring = False
 # what is returned is said in sentences, not as a type and a description
 napoleon_custom_sections = [("Warns", "Raises"), "Returns"]
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 suppress_warnings = ["mystnb.unknown_mime_type"]
@@ -317,9 +311,37 @@ def for_templates(app):
     app.config.autosummary_context = {} if app.config.autosummary_context else known
 
 
+def mathml(writer, node):
+    """Formulas as MathML, which browsers draw themselves: no script, no fonts, no other host."""
+    from docutils.nodes import SkipNode, math_block
+    from docutils.utils.math import MathError
+    from docutils.utils.math.latex2mathml import tex2mathml
+    from sphinx.util import logging
+
+    block = isinstance(node, math_block)
+    try:
+        formula = str(tex2mathml(node.astext(), as_block=block))
+    except MathError as error:  # as of \\big, which has to be \\bigl or \\bigr
+        logging.getLogger(__name__).warning("Formula: %s", error, location=node)
+        formula = ""
+    writer.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    raise SkipNode
+
+
+def mark_long(app, doctree):
+    """Mark code in the text of which a word may not fit the line of a phone: scbd.css lets it break."""
+    from docutils.nodes import literal
+
+    for node in doctree.findall(literal):
+        if max(map(len, node.astext().split()), default=0) > 30:
+            node["classes"].append("long")
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("builder-inited", for_templates, priority=100)
     app.connect("builder-inited", for_templates, priority=800)  # autosummary writes between them
     app.connect("autodoc-process-signature", spelled_out)
     app.connect("builder-inited", add_known, priority=900)  # after intersphinx
     app.connect("missing-reference", full_name, priority=400)  # before intersphinx
+    app.connect("doctree-read", mark_long)

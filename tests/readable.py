@@ -40,11 +40,20 @@ def texts_of(ax: Axes) -> list[Text]:
     return [text for text in found if text.get_visible() and text.get_text().strip()]
 
 
+def require_readable_in_print(figure: Figure | SubFigure) -> None:
+    """As it is drawn, and as wide as a column and as a page of a journal."""
+    require_readable(figure)
+    for width in (3.5, 7):
+        figure.set_figwidth(width)  # type: ignore[union-attr]
+        require_readable(figure)
+
+
 def require_readable(figure: Figure | SubFigure) -> None:
     """Every text is whole and lies on no other, in letters that can be printed; axes are no slivers."""
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     texts = [text for ax in figure.axes for text in texts_of(ax)]
+    texts += [text for legend in figure.legends for text in legend.get_texts()]
     for ax in figure.axes:
         assert min(ax.bbox.width, 3 * ax.bbox.height) > 0.6 * figure.dpi or ax.get_label() == "<colorbar>"
     boxes = pd.Series([text.get_window_extent() for text in texts])

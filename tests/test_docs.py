@@ -229,12 +229,6 @@ def test_every_member_of_a_model_has_a_place_on_its_page():
         assert configuration["own_members"](owner)["tasks"]  # raises where a member has no task
 
 
-def test_formulas_have_the_style_of_the_version_that_draws_them():
-    katex = pytest.importorskip("sphinxcontrib.katex")
-    style = (DOCS / "_static" / "katex" / "katex.min.css").read_text(encoding="utf-8")
-    assert f'content:"{katex.katex_version}"' in style
-
-
 def test_styles_load_nothing_from_other_hosts():
     for path in (DOCS / "_static").rglob("*.css"):
         for target in re.findall(r"url\(['\"]?([^)'\"]+)", path.read_text(encoding="utf-8")):

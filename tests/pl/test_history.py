@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from readable import require_readable_in_print
 
 from scbd import pl
 
@@ -21,10 +22,20 @@ def make_history(*names):
 
 def test_training_curves_and_the_line_of_a_collapsed_embedding():
     axes = pl.history(make_history("train_loss", "validation_loss", "train_supervised_c", "z_c_spread"), ceiling=5.5)
-    assert [ax.get_title() for ax in axes] == ["loss", "supervised loss of z_c", "spread of z_c (0: collapsed)"]
+    titles = [ax.get_title().replace("\n", " ") for ax in axes]
+    assert titles == ["loss", "supervised loss of z_c", "spread of z_c (0: collapsed)"]
     assert [line.get_label() for line in axes[1].lines] == ["train", "collapsed (train)"]
     assert axes[0].figure.get_size_inches()[0] <= 7
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
+
+
+def test_long_runs_can_be_read():
+    names = [f"{part}_{name}" for part in ("train", "validation") for name in ("loss", "supervised_c", "cycle")]
+    history = {
+        name: frame.set_axis(frame.index * 10_000) * 10_000
+        for name, frame in make_history(*names, "z_c_spread").items()
+    }
+    require_readable_in_print(pl.history(history, ceiling=5.5)[0].figure)
 
 
 def test_a_single_step_is_seen():

@@ -34,6 +34,18 @@ def test_long_names_of_channels_and_labels_can_be_read(channels, n):
     assert axes[0, 0].get_title() == "missing" and min(ax.bbox.height for ax in axes.flat) > 50
 
 
+def test_few_pictures_can_be_read_in_a_column_of_a_journal():
+    cells = make_cells(12, shape=(2, 16, 16))
+    cells.obs["long"] = long_names(12)
+    for axes in (
+        pl.cells(cells, label="long", rows=range(3)),
+        pl.counterfactuals(Model(3), [0, 5, 10]),
+        pl.traverse(Path(3), [0, 5], long_names(1)[0], n_steps=2),
+    ):
+        axes[0, 0].figure.set_figwidth(3.5)
+        require_readable(axes[0, 0].figure)
+
+
 def test_no_cells_and_no_such_column():
     cells = make_cells(12, shape=(1, 16, 16))
     empty: tuple = ([], np.zeros(12, bool))

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
-from readable import long_names, require_readable
+from readable import long_names, require_readable_in_print
 
 from scbd import pl
 
@@ -205,7 +205,7 @@ def test_long_names_can_be_read(n):
         pl.complexes(complexes),
     ]
     for ax in drawn:
-        require_readable(ax.figure)
+        require_readable_in_print(ax.figure)
 
 
 def test_ranks_are_written_and_what_is_missing_is_left_empty():

@@ -6,9 +6,11 @@ import pandas as pd
 import pytest
 import torch
 from anndata import AnnData
-from readable import long_names, require_readable
+from matplotlib.colors import to_hex
+from readable import long_names, require_readable_in_print
 
 from scbd import pl
+from scbd.pl._looks import COLORS
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +59,15 @@ def test_long_names_can_be_read(cells):
     cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
     column = "Metadata_JCP2022_perturbation_by_name"
     cells.obs[column] = np.array(long_names(3))[np.arange(96) % 3]
-    require_readable(pl.umap_blocks(cells, column, blocks={"z_c of the model of alpha 10, adapted": "Z"})[0, 0].figure)
+    ax = pl.umap_blocks(cells, column, blocks={"z_c of the model of alpha 10, adapted": "Z"})[0, 0]
+    require_readable_in_print(ax.figure)
+
+
+def test_few_labels_are_told_apart_by_colour_blind_readers(cells):
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}).flat
+    shown = set(map(to_hex, ax.collections[0].get_facecolor()))
+    assert shown == set(map(to_hex, COLORS[:4]))
 
 
 @pytest.mark.parametrize(("color", "blocks", "named"), [("gene", None, "X_scbd_c"), ("genes", {"mine": "Z"}, "genes")])

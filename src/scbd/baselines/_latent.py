@@ -423,7 +423,7 @@ class MCVAEModule(LatentModule):
     The salient code of controls is zero before decoding. Their salient posterior is not held to its prior, but drawn to
     zero, by a penalty that warms up with the divergences:
 
-    .. math:: 8\, \big( \lVert \mu \rVert^2 + \textstyle\sum \sigma^2 \big).
+    .. math:: 8\, \bigl( \lVert \mu \rVert^2 + \textstyle\sum \sigma^2 \bigr).
 
     Priors are normal distributions of variance 1 around a mean learned for each perturbation. The loss is that of a
     pair of a control and a perturbed cell: the mean over controls plus the mean over the others.

@@ -105,8 +105,8 @@ def supervised_contrastive_loss(
     **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` asks for a match with a partner of the label
     with probability :math:`1 - \varepsilon`, and with anyone else otherwise:
 
-    .. math:: -\sum_i \Big[ \frac{1 - \varepsilon}{|P(i)|} \sum_{p \in P(i)} \log P_{ip} +
-              \frac{\varepsilon}{B - 1} \sum_{a \ne i} \log P_{ia} \Big].
+    .. math:: -\sum_i \Bigl[ \frac{1 - \varepsilon}{|P(i)|} \sum_{p \in P(i)} \log P_{ip} +
+              \frac{\varepsilon}{B - 1} \sum_{a \ne i} \log P_{ia} \Bigr].
 
     Cells that carry a label without showing it (guides that do not cut, phenotypes of some cells only) then need not be
     told apart from all others at any price: on the sphere, where every embedding has the same length, "cannot tell"
@@ -209,15 +209,15 @@ def invariance_loss(
     and :math:`n_i^+, n_i^-` for how many there are. The forms are
 
     ``"listing"`` (the published code)
-        .. math:: \frac{1}{B} \sum_i \frac{1}{B} \Big|\sum_{p \in P_e(i)} \log P_{ip} -
-                  \sum_{n \in N_e(i)} \log P_{in}\Big|
+        .. math:: \frac{1}{B} \sum_i \frac{1}{B} \Bigl|\sum_{p \in P_e(i)} \log P_{ip} -
+                  \sum_{n \in N_e(i)} \log P_{in}\Bigr|
     ``"formula"`` (the paper's equation, summed over anchors)
-        .. math:: \sum_i \Big|\sum_{p \in P_e(i)} \log P_{ip} - \sum_{n \in N_e(i)} \log P_{in}\Big|
+        .. math:: \sum_i \Bigl|\sum_{p \in P_e(i)} \log P_{ip} - \sum_{n \in N_e(i)} \log P_{in}\Bigr|
     ``"mean"`` (per-term means)
-        .. math:: \frac{1}{B} \sum_i \Big|\tfrac{1}{n_i^+} \sum_{p} \log P_{ip} - \tfrac{1}{n_i^-} \sum_{n}
-                  \log P_{in}\Big| = \frac{1}{B} \sum_i |z_i \cdot (\mu_i^+ - \mu_i^-)| / \tau
+        .. math:: \frac{1}{B} \sum_i \Bigl|\tfrac{1}{n_i^+} \sum_{p} \log P_{ip} - \tfrac{1}{n_i^-} \sum_{n}
+                  \log P_{in}\Bigr| = \frac{1}{B} \sum_i |z_i \cdot (\mu_i^+ - \mu_i^-)| / \tau
     ``"mass"`` (probability mass against frequency)
-        .. math:: \frac{1}{B} \sum_i \Big|\log \sum_p P_{ip} - \log \sum_n P_{in} - \log \frac{n_i^+}{n_i^-}\Big|
+        .. math:: \frac{1}{B} \sum_i \Bigl|\log \sum_p P_{ip} - \log \sum_n P_{in} - \log \frac{n_i^+}{n_i^-}\Bigr|
 
     **Which one.** With two balanced environments the two sums of the listing have equally many terms and all forms
     ask for the same thing. With :math:`E` environments there are about :math:`E-1` times more negatives than

@@ -75,7 +75,7 @@ def explained_variance(
     Features are standardised over the batch; :math:`r_i` is a cell less the mean of its label. Of the groups :math:`g`
     of partners, the sum of squares between them at equal label is
 
-    .. math:: T = \sum_g \frac{1}{n_g} \Big\| \sum_{i \in g} r_i \Big\|^2 - \sum_i d_i \|r_i\|^2
+    .. math:: T = \sum_g \frac{1}{n_g} \Bigl\| \sum_{i \in g} r_i \Bigr\|^2 - \sum_i d_i \|r_i\|^2
               = \sum_{ij} M_{ij} \langle r_i, r_j \rangle:
 
     whether cells of a group differ in the same direction from their labels' means. The :math:`d_i` take off what each
@@ -146,9 +146,9 @@ def invariance_statistic(
 ) -> Tensor:
     r"""By how much a batch contradicts invariance: the environment's share in standard errors.
 
-    .. math:: \frac{1}{2S} \sum_s \Big(
+    .. math:: \frac{1}{2S} \sum_s \Bigl(
               \frac{\hat\omega^2_{s,\text{within}}}{\mathrm{sd}(\hat\omega^2_{s,\text{within}})} +
-              \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Big)
+              \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Bigr)
 
     over both ways of pairing and all representations :math:`s`; over one pairing, where in the other nobody has a
     partner (wells of which each plate has one a perturbation). Of order one, on either side of zero, where the
@@ -313,7 +313,7 @@ def environment_effects(
     a feature's variance: a batch in which most cells have no partner counts as what it is. Both pairings see what an
     environment does to all cells alike; those within a label see what it does to that label, too. So
 
-    .. math:: \max_s \big( \omega^2_{s, within} - \omega^2_{s, across} - 2\,\mathrm{sd} \big)_+
+    .. math:: \max_s \bigl( \omega^2_{s, within} - \omega^2_{s, across} - 2\,\mathrm{sd} \bigr)_+
 
     is the **interaction** that a batch shows for sure: the environment changes what a feature says of the label. Such
     features mislead, also where z_c is blind to the environment, since it may be computed from two of them.

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scbd.pl._looks import wrapped
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,6 +30,8 @@ _PARTS: dict[str, dict[str, Any]] = {
 }
 # of a single step, which is no line
 _POINT = {"marker": "o", "ms": 3}
+# characters of a line above a panel
+_TITLE = 23
 _HEALTH = {"z_c_spread": "spread of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
 
 
@@ -66,7 +70,7 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         raise ValueError(msg)
     n = len(panels) + len(health)
     lines = -(-n // 2)
-    size = 6.4, 2.4 * lines + 0.3
+    size = 6.4, 2.4 * lines + 0.5
     figure, axes = plt.subplots(lines, min(n, 2), figsize=size, squeeze=False, layout="constrained")
     named: dict[str, Any] = {}
     for ax, name in zip(axes.flat, panels, strict=False):
@@ -78,16 +82,17 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         if ceiling is not None and name == _SUPERVISED:
             collapsed = f"collapsed ({drawn[-1]})"
             named[collapsed] = ax.axhline(ceiling, ls="--", color=_PARTS[drawn[-1]]["color"], label=collapsed)
-        ax.set_title(_PANELS[name], fontsize="medium")
+        ax.set_title(wrapped(_PANELS[name], _TITLE), fontsize="small")
         ax.set_xlabel("step")
     # once, below: within a panel, it lies on a line
-    figure.legend(named.values(), named, frameon=False, loc="outside lower center", ncols=len(named))
+    figure.legend(named.values(), named, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     for ax in axes.flat:
-        ax.locator_params(axis="x", nbins=5)  # numbers of long runs are wide
+        ax.locator_params(axis="x", nbins=3)  # numbers of long runs are wide
+        ax.tick_params(labelsize="small")
     for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
         frame = history[name]
         ax.plot(frame.index, frame.iloc[:, 0].astype(float), "ko-", ms=3)
-        ax.set_title(_HEALTH[name], fontsize="medium")
+        ax.set_title(wrapped(_HEALTH[name], _TITLE), fontsize="small")
         ax.set(xlabel="step", ylim=(0, None))
     for ax in list(axes.flat)[n:]:
         ax.set_axis_off()

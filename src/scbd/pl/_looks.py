@@ -14,6 +14,8 @@ _MARKERS = "os^Dv<>PX*p"
 _LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
 # a legend of more series would lie on them
 _INSIDE = 6
+# characters of a line where axes share the width with others, or have names on both sides
+NARROW = 16
 
 
 def look(i: int) -> dict[str, Any]:
@@ -32,7 +34,11 @@ def legend(ax: Axes) -> None:
 
 def size_of(names: list[str]) -> tuple[float, float]:
     """Width and height in inches of a figure that has room for such a legend."""
-    return (4.6, 3.6) if len(names) <= _INSIDE else (6.4, max(3.6, 1 + height_of([wrapped(name) for name in names])))
+    return (
+        (4.6, 3.6)
+        if len(names) <= _INSIDE
+        else (6.4, max(3.6, 1 + height_of([wrapped(name, NARROW) for name in names])))
+    )
 
 
 def wrapped(name: object, width: int = 24) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scbd.metrics._benchmark import measure_name
-from scbd.pl._looks import COLORS, height_of, legend, look, size_of, wrapped
+from scbd.pl._looks import COLORS, NARROW, height_of, legend, look, size_of, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ def benchmark(
     biology = _biology(frame, biology)
     rows = [_rows(frame, metric) for metric in (biology, batch)]
     order = list(dict.fromkeys(frame["representation"]))
-    names = [wrapped(name) for name in order]
+    names = [wrapped(name, NARROW) for name in order]
     if axes is None:
         size = (6.6, max(2.4, height_of(names) + 1))
         _, axes = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
@@ -70,7 +70,9 @@ def benchmark(
         if np.isfinite(chance := _chance(own)):
             ax.axvline(chance, ls="--", color="k", lw=1, label="chance")
             legend(ax)
-        ax.set(xlabel=wrapped(measure_name(own["metric"].iloc[0])), ylim=(len(order) - 0.5, -0.5))
+        ax.set(xlabel=wrapped(measure_name(own["metric"].iloc[0]), 14), ylim=(len(order) - 0.5, -0.5))
+        ax.locator_params(axis="x", nbins=3)
+        ax.tick_params(labelsize="small")
         ax.set_yticks(range(len(names)), names, fontsize="small")
     return axes
 
@@ -119,11 +121,12 @@ def biology_against_batch(
         how = look(i) | {"ls": ""}
         if len(x) > 1:
             ax.plot(x, y, **how, ms=3, alpha=0.5)
-        ax.plot(x.mean(), y.mean(), **how, ms=8, label=wrapped(name))
+        ax.plot(x.mean(), y.mean(), **how, ms=8, label=wrapped(name, NARROW))
     for rows, line in ((up, ax.axhline), (across, ax.axvline)):
         if np.isfinite(chance := _chance(rows)):
             line(chance, ls="--", color="0.5", lw=1)
-    ax.set(xlabel=measure_name(batch), ylabel=measure_name(biology))
+    ax.set(xlabel=wrapped(measure_name(batch)), ylabel=wrapped(measure_name(biology)))
+    ax.locator_params(nbins=3)
     legend(ax)
     return ax
 
@@ -197,9 +200,9 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         msg = f"The table {what}: give what scbd.metrics.variance_table returns."
         raise ValueError(msg)
     factors, names = (list(dict.fromkeys(table[column])) for column in ("factor", "representation"))
-    lines = [wrapped(factor) for factor in factors]
+    lines = [wrapped(factor, NARROW) for factor in factors]
     if ax is None:
-        beside = 0.5 + height_of([wrapped(name) for name in names])  # the legend
+        beside = 0.5 + height_of([wrapped(name, NARROW) for name in names])  # the legend
         ax = _axes((6.8, 1 + max(beside, height_of(lines, max(0.4, 0.16 * len(names))))))
     place = {factor: i for i, factor in enumerate(factors)}
     for i, name in enumerate(names):
@@ -207,7 +210,7 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         mean = mine.groupby("factor", sort=False)[["share", "chance", "alone"]].mean()
         y = np.array([place[factor] for factor in mean.index]) + _HEIGHT * ((i + 0.5) / len(names) - 0.5)
         ax.hlines(y, 0, mean["share"], color=color, lw=1, alpha=0.5)
-        ax.plot(mean["share"], y, **look(i) | {"ls": ""}, ms=4, label=wrapped(name), clip_on=False)
+        ax.plot(mean["share"], y, **look(i) | {"ls": ""}, ms=4, label=wrapped(name, NARROW), clip_on=False)
         ax.plot(mean["alone"], y, **look(i) | {"ls": ""}, ms=8, mfc="none", clip_on=False)
         ax.plot(mean["chance"], y, ls="", marker="|", ms=9, mew=1.5, color="k", zorder=4)
         if mine["key"].nunique() > 1:
@@ -215,8 +218,9 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             ax.plot(mine["share"], mine["factor"].map(at), ls="", marker=".", ms=2, color="k", zorder=4)
     ax.plot([], [], ls="", marker="o", ms=8, mfc="none", color="0.4", label="alone")
     ax.plot([], [], ls="", marker="|", ms=9, mew=1.5, color="k", label="chance")
-    ax.set(xlabel="share of the variance", xlim=(0, None), ylim=(len(factors) - 0.5, -0.5))
+    ax.set(xlabel="share of\nthe variance", xlim=(0, None), ylim=(len(factors) - 0.5, -0.5))
     ax.set_yticks(range(len(lines)), lines, fontsize="small")
+    ax.locator_params(axis="x", nbins=4)
     for border in range(1, len(factors)):
         ax.axhline(border - 0.5, color="0.9", lw=0.8, zorder=0)
     # on the axes, it would lie on the marks
@@ -251,10 +255,11 @@ def relationship_curve(
     curves = {"": curves} if isinstance(curves, pd.DataFrame) else curves
     ax = _axes(size_of(list(curves))) if ax is None else ax
     for i, (name, curve) in enumerate(curves.items()):
-        ax.plot(curve["recall"], curve["precision"], **look(i), ms=3, label=wrapped(name) or None)
+        ax.plot(curve["recall"], curve["precision"], **look(i), ms=3, label=wrapped(name, NARROW) or None)
     if prevalence is not None:
         ax.axhline(prevalence, color="0.5", lw=1, label="no information")
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
+    ax.locator_params(nbins=3)
     legend(ax)
     return ax
 
@@ -282,14 +287,14 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     >>> ax = scbd.pl.complexes(table)
     """
     shown = table.head(n).iloc[::-1]
-    names = [wrapped(f"{name} ({size})", 40) for name, size in zip(shown.index, shown["size"], strict=True)]
+    names = [wrapped(f"{name} ({size})", 28) for name, size in zip(shown.index, shown["size"], strict=True)]
     ax = _axes((6.5, height_of(names) + 1)) if ax is None else ax
     places = np.arange(len(names))  # names may be alike
     shades = np.where(shown["fdr"] < 0.05, COLORS[0], "w")
     ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
     ax.scatter(shown["mean_cosine"], places, c=shades, edgecolors=COLORS[0], zorder=3, clip_on=False)
     ax.set_yticks(places, names, fontsize="small")
-    ax.set(xlim=(min(0, shown["mean_cosine"].min()), 1), xlabel="mean cosine between its genes")
+    ax.set(xlim=(min(0, shown["mean_cosine"].min()), 1), xlabel="mean cosine\nbetween its genes")
     ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # a line for each, however few there are
     return ax
 

@@ -12,7 +12,7 @@ import numpy as np
 from scbd._anndata import CONTENT_KEY, STYLE_KEY, check_anndata
 from scbd._checks import check_finite_rows, missing_key
 from scbd._files import torch_threads_kept
-from scbd.pl._looks import wrapped
+from scbd.pl._looks import COLORS, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,8 +104,11 @@ def umap_blocks(
         for ax, column in zip(line, color, strict=True):
             many = drawn.obs[column].dtype == "category" and drawn.obs[column].nunique() > _LEGEND_LABELS
             legend = "none" if many else "right margin"
-            sc.pl.umap(drawn, color=column, ax=ax, show=False, legend_loc=legend, legend_fontsize="small")
-            ax.set_title(wrapped(f"{title} by {column}", 30), fontsize="medium")
+            with plt.rc_context(
+                {"axes.prop_cycle": plt.cycler(color=COLORS)}
+            ):  # scanpy's, of no more labels than these
+                sc.pl.umap(drawn, color=column, ax=ax, show=False, legend_loc=legend, legend_fontsize="small")
+            ax.set_title(wrapped(f"{title} by {column}", 22), fontsize="medium")
     return axes
 
 
