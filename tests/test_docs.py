@@ -229,6 +229,14 @@ def test_every_member_of_a_model_has_a_place_on_its_page():
         assert configuration["own_members"](owner)["tasks"]  # raises where a member has no task
 
 
+def test_numbers_of_the_readme_are_those_of_the_results():
+    """What is on the page of results is compared with the rows."""
+    _, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Does it work?")
+    results = (DOCS / "results.md").read_text(encoding="utf-8")
+    said, known = (set(re.findall(r"\d+\.\d+", text)) for text in (rest.partition("\n## ")[0], results))
+    assert len(said) > 5 and said <= known
+
+
 def test_styles_load_nothing_from_other_hosts():
     for path in (DOCS / "_static").rglob("*.css"):
         for target in re.findall(r"url\(['\"]?([^)'\"]+)", path.read_text(encoding="utf-8")):
