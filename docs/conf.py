@@ -105,6 +105,7 @@ autosummary_generate = True
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True  # 2 / 3, not 0.6666666666666666
 python_display_short_literal_types = True  # "c" | "s"
+toc_object_entries_show_parents = "hide"  # train(), not SCBDModel.train(): the bar is narrow
 python_maximum_signature_line_length = 72  # one parameter a line where they are many
 napoleon_google_docstring = False
 # what is returned is said in sentences, not as a type and a description
