@@ -1,0 +1,73 @@
+"""A real plate whose answer can be measured in its images: what the notebook of it says, of its own first cells."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scvi
+from conftest import SHARED
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
+
+import scbd
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "real_plate.ipynb"
+
+
+@pytest.fixture(scope="module")
+def plate() -> Any:
+    """What the first two cells of code define: the crops, and the ratio of nucleus and ring."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data are not here: no folder ../shared/data beside the checkout")
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    first, second, *_ = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    namespace: dict[str, Any] = {"__name__": "plate"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "SCBD_DATA", str(SHARED))
+        for source in (first, second):
+            exec(compile(source, NOTEBOOK.name, "exec"), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def test_the_ratio_is_that_of_drawn_cells(plate):
+    """A disc in a larger one: brightness of one over that of the other, whatever lies farther out."""
+    y, x = np.mgrid[:32, :32] - 16
+    radius = np.hypot(y, x)
+    for inside, outside in ((0.8, 0.2), (0.1, 0.4)):
+        gfp = np.where(radius < 7, inside, np.where(radius < 14, outside, 1.0))
+        image = np.stack([gfp, np.where(radius < 7, 0.9, 0.1)])[None]
+        assert plate.ratio(image)[0] == pytest.approx(inside / outside, rel=0.05)
+
+
+def test_the_ratio_rises_with_the_dose_as_is_known(plate):
+    of_well = plate.adata.obs.groupby(["drug", "dose", "well"])["ratio"].median()
+    for drug, ratios in of_well.groupby(["drug", "dose"]).mean().groupby("drug"):
+        assert ratios[drug, 0] < 0.85 and 5 < ratios[drug, 10] < 6.5
+        rising = ratios[drug].loc[2:6]
+        assert (np.diff(rising) > 0).all() and spearmanr(ratios[drug].index, ratios[drug])[0] > 0.8
+
+
+def test_controls_and_doses_on_rows_that_were_not_trained_on(plate):
+    """Of few cells, and few steps: z_c alone, without a classifier on top, by the way from untreated to positive."""
+    adata = plate.adata[plate.adata.obs["row"].isin(list("AEDH"))].copy()
+    obs = adata.obs
+    scvi.settings.seed = 0
+    split = scbd.data.hold_out_environments(obs["row"], ["D", "H"], strata=[obs["dose"]])
+    scbd.SCBDModel.setup_anndata(adata, y_key="dose", e_key="row", control=0)
+    model = scbd.SCBDModel(adata, encoder="small")
+    model.train(split=split, max_steps=30, batch_size=128, enable_progress_bar=False)
+    z, dose = model.get_latent_representation(), obs["dose"].to_numpy()
+    train, test = (np.isin(np.arange(len(obs)), rows) for rows in (split.train, split.test))
+    position = z @ (z[train & (dose == 10)].mean(0) - z[train & (dose == 0)].mean(0))
+    ends = test & np.isin(dose, [0, 10])
+    assert roc_auc_score(dose[ends] == 10, position[ends]) > 0.95
+    held_out = pd.DataFrame({"position": position, "dose": dose, "ratio": obs["ratio"]})[test]
+    of_well = held_out.groupby(obs["well"][test].astype(str)).median()
+    assert spearmanr(of_well["position"], of_well["ratio"])[0] > 0.7
