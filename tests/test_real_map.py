@@ -1,0 +1,57 @@
+"""A map of real genes: what its notebook says, of the notebook's own cells."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import SHARED
+
+import scbd
+from scbd.baselines import correct
+
+NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "real_map.ipynb"
+
+
+@pytest.fixture(scope="module")
+def page() -> Any:
+    """What the cells before the embeddings define."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data are not here: no folder ../shared/data beside the checkout")
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    first = next(i for i, source in enumerate(sources) if source.startswith("embeddings"))
+    namespace: dict[str, Any] = {"__name__": "page"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "SCBD_DATA", str(SHARED))
+        for source in sources[:first]:
+            exec(compile(source, NOTEBOOK.name, "exec"), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def test_the_wells_are_read_whole(page):
+    assert page.wells.shape == (31_032, 21) and np.isfinite(page.wells.X).all()
+    assert len(page.genes) == 1_293 and page.wells.obs["batch"].nunique() == 12
+    assert (page.wells.obs.groupby("reagent").size() == 12).all()
+    assert [str(said.message).partition(": ")[2][:32] for said in page.said] == ["17 missing values in 17 rows are"]
+    assert page.net.attrs["kind"] == "pairs" and page.net.isin(page.genes).all(axis=1).sum() == 719
+
+
+@pytest.mark.filterwarnings("ignore:4 labels of 'gene' differ")  # of flies, Mio and mio are two genes
+def test_genes_that_were_not_trained_on_are_mapped_better_than_by_features(page):
+    """Three passes, of the thirteen of the page."""
+    fit = page.half_of_genes(30)
+    page.SYSTEMS["brief"] = (scbd.SCBDModel, page.linear, page.long | {"max_epochs": 3})
+    learned = page.scores(page.trained(fit, "brief", seed=30), fit)
+    plain = page.wells.X
+    for z in (plain, correct(plain, "standardised", environments=page.plate, fit=fit)):
+        scores = page.scores(z, fit)
+        assert learned["interactions"] > scores["interactions"] + 0.05 > 0.2
+        assert learned["AUROC"] > scores["AUROC"] + 0.05
+        assert learned["other reagent"] > scores["other reagent"] + 0.02
+    assert learned["batch"] < 0.25
