@@ -15,6 +15,7 @@ from scbd._anndata import (
     CROSS,
     as_columns,
     column_codes,
+    column_numbers,
     column_values,
     control_names,
     dense,
@@ -264,3 +265,12 @@ def test_what_is_read_by_row_is_left_where_it_is(tmp_path):
     for matrix in (sparse.csr_matrix(np.eye(3)), sparse.coo_array(np.eye(3))):
         with pytest.raises(ValueError, match=r"z is a sparse matrix, .*: give z.toarray\(\)"):
             dense(matrix, "z")
+
+
+def test_numbers_of_a_column_are_those_of_nobody_else():
+    """Of pandas 3, arrays of a column cannot be written to, nor be shared with torch without a warning."""
+    kept = np.arange(3.0)
+    kept.flags.writeable = False
+    obs = pd.DataFrame({"time": pd.Series(kept, copy=False)}, copy=False)
+    for found in (number_values(obs, "time"), column_numbers(obs["time"])[0]):
+        assert found.flags.writeable and not np.shares_memory(found, kept)

@@ -282,7 +282,7 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
             "astype(float); of dates, give the hours since the first; other labels have no order."
         )
         raise TypeError(msg)
-    numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    numbers = values.to_numpy(dtype=np.float64, copy=True, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if bad.size:
         msg = (
@@ -364,11 +364,11 @@ def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     What is missing, or text that says so, is NaN, and nothing else.
     """
     if is_number_type(values.dtype):
-        return values.to_numpy(np.float64, na_value=np.nan), np.zeros(len(values), dtype=bool)
+        return values.to_numpy(np.float64, copy=True, na_value=np.nan), np.zeros(len(values), dtype=bool)
     plain = values.astype(object)
     if values.dtype.kind in "cmM":  # dates and the like are quantities, but no numbers
         return np.full(len(values), np.nan), plain.notna().to_numpy()
-    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, copy=True, na_value=np.nan)
     left = np.isnan(numbers) & plain.notna().to_numpy()
     numbers[plain.isna().to_numpy()] = np.nan
     left[left] = [str(value).strip().lower() not in MISSING_WORDS for value in plain[left]]

@@ -119,7 +119,7 @@ def _table(path: Path) -> str:
 def image_columns(path: str | os.PathLike[str]) -> list[str]:
     """Columns of a table that name image files, by its first rows."""
     text = head_of(path).select_dtypes(exclude=["number", "bool"]).astype(str)
-    names_images = text.map(lambda value: value.lower().endswith(IMAGE_FILES)).any()
+    names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_FILES)).any()
     return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
 
 
