@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from scbd import SCBDModel
 from scbd.data import open_embedding
+from scbd.model import TrainingPlan
 
 # what torchrun tells its processes, which here are copies of one that has everything loaded: that takes seconds
 SCRIPT = """
@@ -67,18 +69,32 @@ class OfShares(nn.BatchNorm2d):
         return torch.stack(shares, dim=1).flatten(0, 1)
 
 
+class SteadyPlan(TrainingPlan):
+    """Where a gradient is nothing but rounding, Adam follows its sign: not with an epsilon that is larger than that."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        for group in optimizer.param_groups:
+            group["eps"] = 1e-3
+        return optimizer
+
+
+class SteadyModel(SCBDModel):
+    traits = replace(SCBDModel.traits, plan=SteadyPlan)
+
+
 def make(norm: type[nn.BatchNorm2d] | None = None) -> SCBDModel:
     """By default without BatchNorm, whose statistics are those of a process."""
     cells = make_cells()
-    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
-    torch.manual_seed(1)  # from some weights on, a gradient is nothing but rounding, whose sign Adam follows
+    SteadyModel.setup_anndata(cells, y_key="gene", e_key="well")
+    torch.manual_seed(1)
     # before BatchNorm a bias has no gradient but noise
     first = [nn.Conv2d(2, 6, 3, 2, bias=False), norm(6)] if norm else [nn.Conv2d(2, 6, 3, 2)]
     encoder = nn.Sequential(*first, nn.ReLU(), nn.Conv2d(6, 8, 3, 2), nn.ReLU(), nn.Flatten())
     # "auto" looks at validation cells, which a device sees by its own statistics
     alpha: Any = 0.0 if norm else "auto"
     # each turns its own images
-    return SCBDModel(cells, encoder=encoder, n_latent=4, style_target=None, alpha=alpha, augment=False)
+    return SteadyModel(cells, encoder=encoder, n_latent=4, style_target=None, alpha=alpha, augment=False)
 
 
 def one_process(out: str) -> None:
@@ -93,7 +109,7 @@ def one_process(out: str) -> None:
     pd.concat(model.history.values(), axis=1).to_csv(f"{out}/history {rank}.csv")
     for block_size in (32, 100_000):  # some for each, and none for one
         whole = model.embed_to(f"{out}/{block_size}.zarr", block_size=block_size, batch_size=16)
-        assert "X_scbd_c" in whole.obsm
+        assert "X_steady_c" in whole.obsm
     model = make(torch.nn.BatchNorm2d)
     model.train(**NORMALISED | {"devices": 2, "strategy": "ddp"})
     torch.save(model.module.state_dict(), f"{out}/normalised {rank}.pt")
@@ -119,7 +135,7 @@ def test_two_processes_train_like_one_and_resume(tmp_path):
     for block_size in (32, 100_000):
         embedded = open_embedding(tmp_path / f"{block_size}.zarr")
         assert list(embedded.obs_names) == list(model.adata.obs_names)
-        np.testing.assert_allclose(embedded.obsm["X_scbd_c"], z, atol=1e-3)
+        np.testing.assert_allclose(embedded.obsm["X_steady_c"], z, atol=1e-3)
     # of BatchNorm, each has the statistics of its share, with cells of all perturbations; afterwards those of the first
     normalised = make(OfShares)
     normalised.train(**NORMALISED)
