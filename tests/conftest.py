@@ -1,22 +1,24 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what is loaded from here on, and by other processes
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from anndata import AnnData
 from hypothesis import settings
+from small_tables import make_cells, make_wells  # noqa: F401 tests have both from here
 from threadpoolctl import threadpool_limits
 
 import scbd
@@ -42,7 +44,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """Real data beside the checkout."""
     if not SHARED.is_dir():
@@ -50,50 +52,18 @@ def shared() -> Path:
     return SHARED
 
 
-def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: str = "uint8", seed: int = 0) -> AnnData:
-    """Cells whose brightness tells the perturbation and whose left edge tells the environment."""
-    rng = np.random.default_rng(seed)
-    y, e = rng.integers(4, size=n), rng.integers(3, size=n)
-    images = rng.normal(40, 5, (n, *shape)) + 30 * y[:, None, None, None]
-    images[:, :, :, :4] += 40 * e[:, None, None, None]
-    obs = pd.DataFrame(
-        {
-            "gene": pd.Categorical([f"gene_{i}" for i in y]),
-            "well": pd.Categorical([f"well_{i}" for i in e]),
-            "plate": pd.Categorical([f"plate_{i % 2}" for i in e]),
-        },
-        index=[f"cell_{i}" for i in range(n)],
-    )
-    images = np.clip(images, 0, 255).astype(dtype)
-    var = pd.DataFrame(index=[f"channel_{i}" for i in range(shape[0])])
-    return AnnData(obs=obs, var=var, obsm={"single_cell_images": images})
-
-
-def make_wells(
-    n_compounds: int = 12, n_plates: int = 4, n_controls: int = 6, n_features: int = 10, seed: int = 0
-) -> AnnData:
-    """Wells of plates with one layout, as features: one well a compound and plate, and controls at some positions.
-
-    Features tell the compound, and more loudly the plate and the position.
-    """
-    rng = np.random.default_rng(seed)
-    n_wells = n_compounds + n_controls
-    compound = np.array([*(f"compound_{i}" for i in range(n_compounds)), *["DMSO"] * n_controls])
-    effect = rng.normal(size=(n_wells, n_features))
-    effect[n_compounds:] = 0
-    place = rng.normal(size=(n_wells, 2)) @ rng.normal(size=(2, n_features))
-    plate = 3 * rng.normal(size=(n_plates, n_features))
-    values = plate[:, None] + effect + place + 0.3 * rng.normal(size=(n_plates, n_wells, n_features))
-    obs = pd.DataFrame(
-        {
-            "compound": pd.Categorical(np.tile(compound, n_plates)),
-            "plate": pd.Categorical(np.repeat([f"plate_{i}" for i in range(n_plates)], n_wells)),
-            "well": pd.Categorical(np.tile([f"W{i:02}" for i in range(n_wells)], n_plates)),
-        },
-        index=[f"well_{i}" for i in range(n_wells * n_plates)],
-    )
-    var = pd.DataFrame(index=[f"feature_{i}" for i in range(n_features)])
-    return AnnData(X=values.reshape(-1, n_features).astype(np.float32), obs=obs, var=var)
+def run_cells(name: str, stop: Callable[[int, str], bool]) -> SimpleNamespace:
+    """What the cells of code of a notebook define, up to the first of which this is true, by its number and source."""
+    path = Path(__file__).parents[1] / "notebooks" / f"{name}.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    namespace: dict[str, Any] = {"__name__": name}
+    for number, source in enumerate(sources):
+        if stop(number, source):
+            return SimpleNamespace(**namespace)
+        exec(compile(source, path.name, "exec"), namespace)
+    msg = f"No cell of {path.name} is the one to stop at."
+    raise ValueError(msg)
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np
 import pandas as pd
 import scvi
+import small_tables
 import torch
 from anndata import AnnData
 from lightning.pytorch.callbacks import Callback
@@ -110,48 +111,22 @@ def case(name: str) -> Callable[[Callable[[], Entries]], Callable[[], Entries]]:
 # ---- simulated cells: copies, so that tests may change theirs -------------------------------------------------------
 
 
-def make_cells(n: int = 192, shape: tuple[int, int, int] = (2, 16, 16), dtype: str = "uint8", seed: int = 0) -> AnnData:
-    """Cells whose brightness tells the perturbation and whose left edge tells the environment."""
-    rng = np.random.default_rng(seed)
-    y, e = rng.integers(4, size=n), rng.integers(3, size=n)
-    images = rng.normal(40, 5, (n, *shape)) + 30 * y[:, None, None, None]
-    images[:, :, :, :4] += 40 * e[:, None, None, None]
-    obs = pd.DataFrame(
-        {
-            "gene": pd.Categorical([f"gene_{i}" for i in y]),
-            "well": pd.Categorical([f"well_{i}" for i in e]),
-            "plate": pd.Categorical([f"plate_{i}" for i in rng.integers(2, size=n)]),
-            "time": rng.uniform(0, 48, n),
-        },
-        index=[f"cell_{i}" for i in range(n)],
-    )
-    var = pd.DataFrame(index=[f"channel_{i}" for i in range(shape[0])])
-    return AnnData(obs=obs, var=var, obsm={IMAGE_KEY: np.clip(images, 0, 255).astype(dtype)})
+def make_cells(n: int = 192, **how: Any) -> AnnData:
+    """With plates that hold all wells, and the time of each cell."""
+    cells, rng = small_tables.make_cells(n, **how), np.random.default_rng(1)
+    plate = pd.Categorical([f"plate_{i}" for i in rng.integers(2, size=n)])
+    cells.obs = cells.obs.assign(plate=plate, time=rng.uniform(0, 48, n))
+    return cells
 
 
-def make_wells(n_compounds: int = 16, n_plates: int = 5, n_controls: int = 8, n_features: int = 12) -> AnnData:
-    """Wells of plates with one layout, as features: one well a compound and plate, and controls at some positions."""
-    rng = np.random.default_rng(0)
-    n_wells = n_compounds + n_controls
-    compound = np.array([*(f"compound_{i}" for i in range(n_compounds)), *["DMSO"] * n_controls])
-    effect = rng.normal(size=(n_wells, n_features))
-    effect[n_compounds:] = 0
-    place = rng.normal(size=(n_wells, 2)) @ rng.normal(size=(2, n_features))
-    plate = 3 * rng.normal(size=(n_plates, n_features))
-    values = plate[:, None] + effect + place + 0.3 * rng.normal(size=(n_plates, n_wells, n_features))
-    obs = pd.DataFrame(
-        {
-            "compound": pd.Categorical(np.tile(compound, n_plates)),
-            "target": pd.Categorical(np.tile([f"target_{i // 4}" for i in range(n_wells)], n_plates)),
-            "plate": pd.Categorical(np.repeat([f"plate_{i}" for i in range(n_plates)], n_wells)),
-            "well": pd.Categorical(np.tile([f"W{i:02}" for i in range(n_wells)], n_plates)),
-            "time": rng.uniform(0, 48, n_plates * n_wells),
-        },
-        index=[f"well_{i}" for i in range(n_wells * n_plates)],
-    )
-    var = pd.DataFrame(index=[f"feature_{i}" for i in range(n_features)])
-    features = values.reshape(-1, n_features).astype(np.float32)
-    return AnnData(X=features, obs=obs, var=var, layers={"squared": features * np.abs(features)})
+def make_wells() -> AnnData:
+    """With the target of each compound, the time of each well, and features of another kind in a layer."""
+    wells = small_tables.make_wells(16, 5, 8, 12)
+    n, n_wells = wells.n_obs, wells.obs["well"].nunique()
+    target = pd.Categorical([f"target_{i % n_wells // 4}" for i in range(n)])
+    wells.obs = wells.obs.assign(target=target, time=np.random.default_rng(1).uniform(0, 48, n))
+    wells.layers["squared"] = wells.X * np.abs(wells.X)
+    return wells
 
 
 WELLS: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "control": "DMSO", "position_key": "well"}

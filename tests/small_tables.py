@@ -1,4 +1,4 @@
-"""Tables of features with a structure that is known."""
+"""Cells and tables of features with a structure that is known."""
 
 from __future__ import annotations
 
@@ -9,6 +9,52 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+
+
+def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: str = "uint8", seed: int = 0) -> AnnData:
+    """Cells whose brightness tells the perturbation and whose left edge tells the environment."""
+    rng = np.random.default_rng(seed)
+    y, e = rng.integers(4, size=n), rng.integers(3, size=n)
+    images = rng.normal(40, 5, (n, *shape)) + 30 * y[:, None, None, None]
+    images[:, :, :, :4] += 40 * e[:, None, None, None]
+    obs = pd.DataFrame(
+        {
+            "gene": pd.Categorical([f"gene_{i}" for i in y]),
+            "well": pd.Categorical([f"well_{i}" for i in e]),
+            "plate": pd.Categorical([f"plate_{i % 2}" for i in e]),
+        },
+        index=[f"cell_{i}" for i in range(n)],
+    )
+    images = np.clip(images, 0, 255).astype(dtype)
+    var = pd.DataFrame(index=[f"channel_{i}" for i in range(shape[0])])
+    return AnnData(obs=obs, var=var, obsm={"single_cell_images": images})
+
+
+def make_wells(
+    n_compounds: int = 12, n_plates: int = 4, n_controls: int = 6, n_features: int = 10, seed: int = 0
+) -> AnnData:
+    """Wells of plates with one layout, as features: one well a compound and plate, and controls at some positions.
+
+    Features tell the compound, and more loudly the plate and the position.
+    """
+    rng = np.random.default_rng(seed)
+    n_wells = n_compounds + n_controls
+    compound = np.array([*(f"compound_{i}" for i in range(n_compounds)), *["DMSO"] * n_controls])
+    effect = rng.normal(size=(n_wells, n_features))
+    effect[n_compounds:] = 0
+    place = rng.normal(size=(n_wells, 2)) @ rng.normal(size=(2, n_features))
+    plate = 3 * rng.normal(size=(n_plates, n_features))
+    values = plate[:, None] + effect + place + 0.3 * rng.normal(size=(n_plates, n_wells, n_features))
+    obs = pd.DataFrame(
+        {
+            "compound": pd.Categorical(np.tile(compound, n_plates)),
+            "plate": pd.Categorical(np.repeat([f"plate_{i}" for i in range(n_plates)], n_wells)),
+            "well": pd.Categorical(np.tile([f"W{i:02}" for i in range(n_wells)], n_plates)),
+        },
+        index=[f"well_{i}" for i in range(n_wells * n_plates)],
+    )
+    var = pd.DataFrame(index=[f"feature_{i}" for i in range(n_features)])
+    return AnnData(X=values.reshape(-1, n_features).astype(np.float32), obs=obs, var=var)
 
 
 def wells(n: int = 900, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

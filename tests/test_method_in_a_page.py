@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_cells
+from conftest import make_cells, run_cells
 from torch.nn import functional as F
 
 import scbd
-
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "method_in_a_page.ipynb"
 
 
 @pytest.fixture(scope="module")
 def page() -> Any:
     """What the first cell of code defines."""
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    source = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    assert "scbd" not in source  # it stands alone
-    namespace: dict[str, Any] = {"__name__": "page"}
-    exec(compile(source, NOTEBOOK.name, "exec"), namespace)
-    return SimpleNamespace(**namespace)
+    # it stands alone: of a page that needs scbd, nothing is there
+    return run_cells("method_in_a_page", lambda number, source: number == 1 or "scbd" in source)
 
 
 @pytest.mark.parametrize("seed", range(3))

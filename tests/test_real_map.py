@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SHARED
+from conftest import run_cells
 
 import scbd
 from scbd.baselines import correct
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "real_map.ipynb"
-
 
 @pytest.fixture(scope="module")
-def page() -> Any:
+def page(shared) -> Any:
     """What the cells before the embeddings define."""
-    if not SHARED.is_dir():
-        pytest.skip("the real data are not here: no folder ../shared/data beside the checkout")
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    first = next(i for i, source in enumerate(sources) if source.startswith("embeddings"))
-    namespace: dict[str, Any] = {"__name__": "page"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "SCBD_DATA", str(SHARED))
-        for source in sources[:first]:
-            exec(compile(source, NOTEBOOK.name, "exec"), namespace)
-    return SimpleNamespace(**namespace)
+        patch.setitem(os.environ, "SCBD_DATA", str(shared))
+        return run_cells("real_map", lambda _, source: source.startswith("embeddings"))
 
 
 def test_the_wells_are_read_whole(page):

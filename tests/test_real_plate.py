@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import scvi
-from conftest import SHARED
+from conftest import run_cells
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import scbd
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "real_plate.ipynb"
-
 
 @pytest.fixture(scope="module")
-def plate() -> Any:
+def plate(shared) -> Any:
     """What the first two cells of code define: the crops, and the ratio of nucleus and ring."""
-    if not SHARED.is_dir():
-        pytest.skip("the real data are not here: no folder ../shared/data beside the checkout")
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    first, second, *_ = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    namespace: dict[str, Any] = {"__name__": "plate"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "SCBD_DATA", str(SHARED))
-        for source in (first, second):
-            exec(compile(source, NOTEBOOK.name, "exec"), namespace)
-    return SimpleNamespace(**namespace)
+        patch.setitem(os.environ, "SCBD_DATA", str(shared))
+        return run_cells("real_plate", lambda number, _: number == 2)
 
 
 def test_the_ratio_is_that_of_drawn_cells(plate):

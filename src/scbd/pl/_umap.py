@@ -104,9 +104,8 @@ def umap_blocks(
         for ax, column in zip(line, color, strict=True):
             many = drawn.obs[column].dtype == "category" and drawn.obs[column].nunique() > _LEGEND_LABELS
             legend = "none" if many else "right margin"
-            with plt.rc_context(
-                {"axes.prop_cycle": plt.cycler(color=COLORS)}
-            ):  # scanpy's, of no more labels than these
+            # scanpy takes these colours where there are no more labels than colours
+            with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLORS)}):
                 sc.pl.umap(drawn, color=column, ax=ax, show=False, legend_loc=legend, legend_fontsize="small")
             ax.set_title(wrapped(f"{title} by {column}", 22), fontsize="medium")
     return axes
