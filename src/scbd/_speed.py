@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from datetime import timedelta
@@ -86,11 +87,11 @@ def measure_speed(
         model.get_latent_representation(indices=np.arange(n), enable_progress_bar=False)
         seconds = time.perf_counter() - start
     data, step = model.trainer.datamodule, clock.seconds_of_a_step  # type: ignore[attr-defined]
-    whole = [timedelta(seconds=round(each)) for each in (data.max_steps * step, adata.n_obs / n * seconds)]
+    whole = [timedelta(seconds=math.ceil(each)) for each in (data.max_steps * step, adata.n_obs / n * seconds)]
     threads = f", {torch.get_num_threads()} threads" * (model.device.type == "cpu")
     return (
         f"On {model.device}{threads}:\n"
         f"  reading   {clock.read_in_a_second:,.0f} cells/s\n"
         f"  training  {data.batch_size / step:,.0f} cells/s: {data.max_steps:,} steps in about {whole[0]}\n"
-        f"  embedding {n / seconds:,.0f} cells/s: {adata.n_obs:,} cells in about {whole[1]}, for each of z_c and z_s"
+        f"  embedding {n / seconds:,.0f} cells/s: {adata.n_obs:,} cells in about {whole[1]}, one embedding"
     )
