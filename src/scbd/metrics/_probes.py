@@ -668,13 +668,20 @@ def fit_logistic(
     penalty = np.append(np.full(len(variance), 1 / (c * n)), 0.0)
     unit = 1 / np.sqrt((share * (1 - share))[:, None] * np.append(variance, 1.0) + penalty)
 
+    learned, basis = (x, codes, rows, mean), turned
+    if n * len(variance) <= _VALUES:  # turn the cells once, not the weights at each step
+        learned, basis = ((x[rows] - mean) @ turned, codes[rows], np.arange(n), np.zeros(1)), None
+
     def centred(values: np.ndarray) -> np.ndarray:
         return values - values.mean(axis=0)  # what all labels have in common changes no probability
 
     def value(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         weight = centred(scaled.reshape(unit.shape) * unit)
-        total, by_weight, by_bias = _cross_entropy(x, codes, rows, mean, weight[:, :-1] @ turned.T, weight[:, -1])
-        gradient = np.column_stack([by_weight @ turned, by_bias]) / n + penalty * weight
+        of_features = weight[:, :-1] if basis is None else weight[:, :-1] @ basis.T
+        total, by_weight, by_bias = _cross_entropy(*learned, of_features, weight[:, -1])
+        if basis is not None:
+            by_weight = by_weight @ basis
+        gradient = np.column_stack([by_weight, by_bias]) / n + penalty * weight
         return total / n + 0.5 * float((penalty * weight**2).sum()), (centred(gradient) * unit).ravel()
 
     start = np.zeros_like(unit)
