@@ -89,7 +89,7 @@ def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind
     rates = re.findall(r"(reading|training|embedding) +([\d,]+) cells/s", said)
     assert [name for name, _ in rates] == ["reading", "training", "embedding"]
     assert all(int(rate.replace(",", "")) > 0 for _, rate in rates)
-    assert "On cpu, 1 threads" in said and "200 steps" in said
+    assert "On cpu, 1 threads" in said and "200 steps" in said and "0:00:00" not in said
     assert len(clocks[0]._ends) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 

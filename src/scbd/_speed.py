@@ -93,5 +93,5 @@ def measure_speed(
         f"On {model.device}{threads}:\n"
         f"  reading   {clock.read_in_a_second:,.0f} cells/s\n"
         f"  training  {data.batch_size / step:,.0f} cells/s: {data.max_steps:,} steps in about {whole[0]}\n"
-        f"  embedding {n / seconds:,.0f} cells/s: {adata.n_obs:,} cells in about {whole[1]}, one embedding"
+        f"  embedding {n / seconds:,.0f} cells/s: {adata.n_obs:,} cells in about {whole[1]} for one embedding"
     )

@@ -669,7 +669,7 @@ def fit_logistic(
     unit = 1 / np.sqrt((share * (1 - share))[:, None] * np.append(variance, 1.0) + penalty)
 
     learned, basis = (x, codes, rows, mean), turned
-    if n * len(variance) <= _VALUES:  # turn the cells once, not the weights at each step
+    if n * min(n, x.shape[1]) <= _VALUES:  # turn few cells once, and not the weights at each step
         learned, basis = ((x[rows] - mean) @ turned, codes[rows], np.arange(n), np.zeros(1)), None
 
     def centred(values: np.ndarray) -> np.ndarray:
