@@ -12,6 +12,7 @@ from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what is loaded from here on, and by other processes
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # numbers are those of a processor, wherever the tests are run
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ from _compare import machine, timed
 from _report import as_text, write_docs
 from _scale import SMOKE, Scale
 
-NAMES = "losses step data stores fields embed metrics scaling tables features wide end_to_end tried".split()
+NAMES = "losses step gpu data stores fields embed metrics scaling tables features wide end_to_end tried".split()
 # hours each, and run by themselves
 LONG = ["precision", "million", "faults"]
 HERE = Path(__file__).parent

@@ -71,17 +71,17 @@ def batch(size: int, shape: Shape) -> dict[str, Tensor]:
 
 def take_step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, Tensor], bf16: bool) -> Tensor:
     optimizer.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    with torch.autocast(inputs["y"].device.type, torch.bfloat16, enabled=bf16):
         loss = module(**inputs).loss
     loss.backward()
     optimizer.step()
     return loss.detach()
 
 
-def pair(encoder: str, shape: Shape) -> tuple[Any, Any]:
+def pair(encoder: str, shape: Shape, device: torch.device | str = "cpu") -> tuple[Any, Any]:
     torch.manual_seed(0)
-    ours = SCBDModule(Preprocess(shape, "uint8"), encoder=encoder, **SETTINGS)
-    naive = NaiveModule(encoder, shape, ours.content.n_features)
+    ours = SCBDModule(Preprocess(shape, "uint8"), encoder=encoder, **SETTINGS).to(device)
+    naive = NaiveModule(encoder, shape, ours.content.n_features).to(device)
     naive.copy_from(ours)
     return (naive, torch.optim.AdamW(naive.parameters(), lr=1e-4)), (
         ours,

@@ -339,7 +339,7 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
         column = frame.iloc[:, place]
         numbers, text = column_numbers(column)
         # what is stored as text may be a name, such as that of a cluster
-        text |= (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
+        text = text | (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
         if text.any():
             first = int(np.argmax(text))
             others.append(

@@ -14,7 +14,6 @@ from uuid import uuid4
 from tqdm import tqdm
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator
 
     import pandas as pd

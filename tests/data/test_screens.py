@@ -529,7 +529,8 @@ def test_columns_that_no_store_has_become_text(tmp_path, name):
 
 
 def test_tables_as_a_store_holds_them():
-    kept = labelled().obs.assign(text="a", day=pd.Categorical(["b"] * 30), number=1j)
+    kept = labelled().obs.assign(day=pd.Categorical(["b"] * 30), number=1j)
+    kept["text"] = pd.Series("a", kept.index, dtype=object)
     assert storable(kept) is kept
     found = storable(pd.DataFrame({"dose": pd.cut([1, 30, 200], [0, 2, 10, 100, 1000])}))["dose"].cat
     assert found.ordered and list(found.categories) == ["(0, 2]", "(2, 10]", "(10, 100]", "(100, 1000]"]

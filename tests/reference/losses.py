@@ -66,7 +66,7 @@ def invariance(z: Tensor, e: Tensor, temperature: float, include_self: bool, red
 
 def listing_supervised(z: Tensor, u: Tensor, temperature: float) -> Tensor:
     """The printed listing (paper, appendix B), step for step, in the dtype of z."""
-    positive = (u[:, None] == u[None, :]).to(z.dtype) * (1 - torch.eye(len(z), dtype=z.dtype))
+    positive = (u[:, None] == u[None, :]).to(z.dtype) * (1 - torch.eye(len(z), dtype=z.dtype, device=z.device))
     p = positive / positive.sum(1, keepdim=True).clamp(min=1)
     return F.cross_entropy(F.log_softmax(z @ z.T / temperature, dim=1), p)
 
@@ -74,6 +74,6 @@ def listing_supervised(z: Tensor, u: Tensor, temperature: float) -> Tensor:
 def listing_invariance(z: Tensor, e: Tensor, temperature: float) -> Tensor:
     """The printed listing (paper, appendix B), step for step, in the dtype of z."""
     same = (e[:, None] == e[None, :]).to(z.dtype)
-    other, own = 1 - same, same * (1 - torch.eye(len(z), dtype=z.dtype))
+    other, own = 1 - same, same * (1 - torch.eye(len(z), dtype=z.dtype, device=z.device))
     q = F.log_softmax(z @ z.T / temperature, dim=1)
     return ((q * own).mean(1) - (q * other).mean(1)).abs().mean()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from anndata import AnnData
-    from torch import Tensor, nn
 
     from scbd.nn._encoders import Norm
     from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess

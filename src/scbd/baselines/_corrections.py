@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    import numpy as np
     from numpy.typing import ArrayLike
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anndata import AnnData
-    from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
     from scbd.data._loading import ImageDataModule

@@ -16,7 +16,6 @@ from scbd._files import local_path, progress_bar
 from scbd.data._formats import read_frame
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from anndata import AnnData

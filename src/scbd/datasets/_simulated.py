@@ -13,7 +13,6 @@ from scbd._anndata import IMAGE_KEY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pandas as pd
     from anndata import AnnData
 
 # rows and columns, by number of wells

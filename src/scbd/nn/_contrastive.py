@@ -34,7 +34,6 @@ from scbd import _linear_maps
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
 
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 

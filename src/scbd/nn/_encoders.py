@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
-    from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
     from scbd.nn._inputs import InputTransform
@@ -342,7 +340,7 @@ def build_encoder(
     encoder
         Of images, ``"small"``, ``"resnet18"``, ``"resnet50"``, ``"densenet121"``; of features, ``"linear"`` or
         ``"mlp"``; or any module that takes float images ``(B, C, H, W)``, or features ``(B, F)``, and returns features
-        ``(B, R)``. A module is copied, weights included.
+        ``(B, R)``. A module is copied, weights included, to the CPU, where every model begins.
     n_channels
         Number of image channels ``C``, or of features ``F``.
     of_features
@@ -382,7 +380,7 @@ def build_encoder(
         msg = f"norm={norm!r} is for encoders of images by name, and not for {what}: leave it out."
         raise ValueError(msg)
     if isinstance(encoder, nn.Module):
-        return copy.deepcopy(encoder)
+        return copy.deepcopy(encoder).cpu()  # a saved one may be loaded to a GPU
     if not isinstance(encoder, str):
         msg = f"encoder must be a name or a torch.nn.Module, got {type(encoder).__name__}."
         raise TypeError(msg)

@@ -28,8 +28,6 @@ from scbd._linear_maps import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
-
     from scbd._checks import ImageSize
 
 Intensity = Literal["auto", "scale", "arcsinh", "none"]

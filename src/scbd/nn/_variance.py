@@ -46,9 +46,6 @@ from scbd.nn._contrastive import Groups, exact
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-
-    from scbd.nn._contrastive import Groups
 
 # of the square of a feature's mean, or of the largest variance: what rounding leaves of one that never changes
 _ROUNDING = 1e-12
