@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from _compare import machine, timed
 from _report import as_text, write_docs
 from _scale import SMOKE, Scale
@@ -44,7 +45,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
     scale, total = SMOKE if arguments.smoke else Scale(arguments.repeats), 0.0
-    for name in arguments.names or NAMES:
+    here = [name for name in NAMES if name != "gpu" or torch.cuda.is_available() or arguments.smoke]
+    for name in arguments.names or here:
         seconds, rows = timed(lambda: importlib.import_module(name).rows(scale))
         total += seconds
         print(f"\n{name} ({seconds:.0f} s)\n{as_text(rows)}", flush=True)

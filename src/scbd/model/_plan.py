@@ -242,9 +242,12 @@ class TrainingPlan(L.LightningModule):
         number = (self.first_step + step) * of_step + batch_idx % of_step
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         losses = self.module(**batch, ramp=self.ramp(step), generator=generator)
-        self._log("train", losses, len(batch["y"]))
+        # of each step, Lightning takes milliseconds for it: as long as a GPU's step, of which it says nothing
+        if (step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._log("train", losses, len(batch["y"]))
+            if rule is not None:
+                self.log("alpha", rule.alpha, on_step=True, on_epoch=False)
         if rule is not None:
-            self.log("alpha", rule.alpha, on_step=True, on_epoch=False)
             rule.observe(*(losses.parts[name] for name in ("learned_c", "interaction_c", "environment_c")))
         return losses.loss
 
