@@ -325,7 +325,7 @@ def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Image
         elif CONTENT_KEY in obsm:
             msg += " It has embeddings: give the file that these were made of."
         elif "X" in group:
-            msg += " Features are opened with layer='X' (scbd.data.open_screen)."
+            msg += " Features are read with layer='X' (on the command line, --layer X)."
         raise KeyError(msg)
     images = obsm[image_key]
     if isinstance(images, h5py.Dataset):
