@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,12 @@ class _Clock(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read batches as training does, and do nothing with them: now, before the system has them in its cache."""
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        loader, start, n_cells = data._loader(data.train_sampler), time.perf_counter(), 0
-        for rows in loader.batches:
-            loader.batch(rows)
-            n_cells, seconds = n_cells + len(rows), time.perf_counter() - start
-            if seconds > _LONG_ENOUGH:
-                break
+        start, n_cells = time.perf_counter(), 0
+        with closing(iter(trainer.datamodule.train_dataloader())) as batches:  # type: ignore[attr-defined]
+            for batch in batches:
+                n_cells, seconds = n_cells + len(batch["y"]), time.perf_counter() - start
+                if seconds > _LONG_ENOUGH:
+                    break
         self.read_in_a_second = n_cells / seconds
         self._ends = [time.perf_counter()]
 
