@@ -1,4 +1,4 @@
-"""Draw real_screens.png, crops of real pooled screens beside simulated ones, and print the tables of real_screens.md.
+"""Draw real_screens.png, crops of real pooled screens beside simulated ones, and print the numbers of real_screens.md.
 
     python docs/images/real_screens.py FOLDER
 
