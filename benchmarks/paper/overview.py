@@ -77,12 +77,11 @@ def hard_screen() -> dict[str, pd.DataFrame]:
 def wells() -> dict[str, pd.DataFrame]:
     frame = rows("cpjump1")
     systems = frame["system"]
-    on_features = frame["on"].isna() & (frame["by_position"] != True)  # noqa: E712  it is missing elsewhere
     return {
         "features": frame[systems == "features"],
         "sphering": frame[(systems == "sphering") & (frame["regularization"] == 1)],
-        "Harmony": frame[(systems == "Harmony") & on_features],
-        "PLDA": frame[(systems == "PLDA") & on_features],
+        "Harmony": frame[(systems == "Harmony") & frame["on"].isna()],
+        "PLDA, by position": frame[(systems == "PLDA") & (frame["by_position"] == True)],  # noqa: E712  missing elsewhere
         "ERM, same first map": frame[systems == "ERM"],
         DEFAULT: frame[(systems == "SCBD") & (frame["standardize_by"] == "auto")],
         "Harmony on PLDA": frame[(systems == "Harmony") & (frame["on"] == "PLDA")],
