@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import pydoc
 import re
 import runpy
@@ -25,6 +26,7 @@ from scbd.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+NOTEBOOKS = ROOT / "notebooks"
 FOLDERS = (DOCS, *(DOCS / name for name in ("user_guide", "how_to", "api")))
 PAGES = sorted([ROOT / "README.md", *(page for folder in FOLDERS for page in folder.glob("*.md"))])
 # of simulated screens, where a page does not say how many: probes take seconds
@@ -241,3 +243,11 @@ def test_styles_load_nothing_from_other_hosts():
     for path in (DOCS / "_static").rglob("*.css"):
         for target in re.findall(r"url\(['\"]?([^)'\"]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).is_file(), f"{path.name} asks for {target}"
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_site_shows_what_a_notebook_printed_when_it_was_run_from_top_to_bottom(path):
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    printed = ["".join(output.get("text", "")) for cell in cells for output in cell["outputs"]]
+    assert printed and not any("site-packages" in text for text in printed)
