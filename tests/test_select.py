@@ -194,7 +194,7 @@ def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():
 def test_an_alpha_that_is_worse_in_every_environment_is_worse(columns):
     """How far environments differ says nothing of how far alphas do."""
     levels = np.array([0.95, 0.55, 0.75, 0.35])
-    costs = {0.0: np.zeros(4), 0.01: np.array([0.01, -0.01, 0.01, -0.01]), 0.1: np.full(4, 0.08)}
+    costs = {0.0: np.zeros(4), 0.01: np.array([0.012, -0.01, 0.01, -0.01]), 0.1: np.full(4, 0.08)}
     runs = pd.concat([sweep({alpha: list(levels - cost)}) for alpha, cost in costs.items()])
     runs = runs.assign(held_out=3 * [["a"], ["b"], ["c"], ["d"]], seed=3 * [0, 0, 1, 1])
     found = choose_alpha(runs[["alpha", "accuracy", "chance", "cells", *columns]], criterion="unseen")

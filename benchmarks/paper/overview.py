@@ -26,7 +26,7 @@ def at_best_rate(frame: pd.DataFrame, system: str) -> pd.DataFrame:
     """Runs of a system at the learning rate that does best in distribution, by its own head where it has one."""
     part = frame[frame["system"] == system]
     accuracy = part["own in"] if part["own in"].notna().all() else part["r_c in"]
-    settings = part[["lr", "penalty", "anneal_steps"]].astype(str).agg(" ".join, axis=1)
+    settings = part[["lr", "penalty", "anneal_steps"]].map(str).agg(" ".join, axis=1)
     return part[settings == best_setting(accuracy, settings)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from paper.systems import version_of
 from scbd._files import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Row = dict[str, Any]
 
@@ -65,6 +66,16 @@ class Trial:
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.dataset} {self.system} seed {self.seed}".lower())
         return f"{name}-{digest[:10]}"
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table, in which a setting that was `None` is another than one that was not made."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name, math.nan) for row in rows]
+        # as text, pandas would take both for missing
+        columns[name] = pd.Series(values, dtype=object) if any(isinstance(v, str) for v in values) else values
+    return pd.DataFrame(columns)
 
 
 class Results:
@@ -135,7 +146,7 @@ class Results:
                 named = {key: trial[key] for key in ("protocol", "dataset", "system", "seed")}
                 settings = trial["data"] | trial["model"] | trial["training"]
                 rows.append({"key": key} | named | settings | row["scores"] | row["run"])
-        return pd.DataFrame(rows)
+        return as_frame(rows)
 
     def left_out(self) -> list[str]:
         """Keys of rows of another version."""

@@ -36,6 +36,7 @@ from paper.reports import (
     settings_table,
 )
 from paper.reproduce import EXPERIMENTS
+from paper.trials import as_frame
 
 
 def test_what_was_run_and_how_long():
@@ -490,7 +491,7 @@ def test_settings_are_told_where_they_were_asked_for(tmp_path):
         {"lr": 0.1},
     ]
     rows = [{"system": "SCBD", "floor": 0.25 + i} | settings for i, settings in enumerate(asked)]
-    report = profiles_report(pd.DataFrame(rows), tmp_path)
+    report = profiles_report(as_frame(rows), tmp_path)
     names = [line.split(" | ")[0].removeprefix("| ") for line in report.splitlines()[2:]]
     told = ["", ", whitening none", ", whitening lda", ", position_weight 0", ", lr 0.1"]
     assert names == [f"SCBD{setting}" for setting in told]

@@ -304,7 +304,7 @@ def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> 
     uint8 ``(N, 3, H, W)``.
     """
     names, hues, shades = paints(2, seed=0)
-    return painted(grey, digits, pd.Categorical(environments, names).codes, hues, shades)
+    return painted(grey, digits, pd.Index(names).get_indexer(environments), hues, shades)
 
 
 def paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -244,6 +244,6 @@ def cpjump1(path: str | os.PathLike[str]) -> AnnData:
         raise ValueError(msg)
     obs = table[_CPJUMP1].astype({column: "category" for column in _CPJUMP1 if table[column].dtype.kind == "O"})
     obs.index = [f"{plate}_{well}" for plate, well in zip(table[_CPJUMP1[0]], table[_CPJUMP1[1]], strict=True)]
-    wells = AnnData(X=table[features].to_numpy(np.float32), obs=obs)
+    wells = AnnData(X=table[features].to_numpy(np.float32, copy=True), obs=obs)
     wells.var_names = features
     return wells

@@ -172,7 +172,7 @@ def aggregate(
         "dropped": dropped,
     }
     return AnnData(
-        X=profiles.to_numpy(np.float32),
+        X=profiles.to_numpy(np.float32, copy=True),
         obs=genes.set_index(genes.index.astype(str)),
         var=pd.DataFrame(index=[f"{embedding_key}_{i}" for i in range(profiles.shape[1])]),
         uns={"aggregate": settings},
