@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -9,8 +9,13 @@ from conftest import make_cells, make_wells
 
 from scbd import cross_fit
 from scbd.datasets import simulated_profiles
-from scbd.metrics import perturbation_effects, replicate_retrieval
+from scbd.metrics import aggregate, perturbation_effects, replicate_retrieval, retrieval
 from scbd.model import SCBDModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anndata import AnnData
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 QUIET: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu"}
@@ -75,13 +80,34 @@ def test_metrics_compare_within_folds(monkeypatch):
     found = cross_fit(wells, **WELLS | {"n_folds": 4, "position_key": "well"})
     how: dict[str, Any] = {"y_key": "compound", "control": "DMSO", "n_permutations": 200}
     apart = perturbation_effects(found, "X_scbd_c", e_key=["scbd_fold", "plate"], **how)
-    mixed = perturbation_effects(found, "X_scbd_c", e_key="plate", **how)
+    with pytest.warns(UserWarning, match="obs\\['scbd_fold'\\] names 4 models"):
+        mixed = perturbation_effects(found, "X_scbd_c", e_key="plate", **how)
     assert (apart["magnitude_q"] == 1).all() and (mixed["magnitude_q"] < 0.05).all()
     position: dict[str, Any] = {"e_key": ["scbd_fold", "plate"], "position_key": ["scbd_fold", "well"]}
     replicates = replicate_retrieval(found, "X_scbd_c", **position, **how)  # without a warning
     assert len(replicates.table) == 8 and replicates.mean_average_precision == pytest.approx(replicates.chance)
     # controls of a position are found within a fold: three plates beside the query's
     assert (replicates.floor_table["n_positives"] == 3).all()
+
+
+def test_what_compares_rows_of_several_models_says_so():
+    wells = make_wells()
+    wells.obs["scbd_fold"] = np.arange(wells.n_obs) % 2
+    wells.obs["target"] = wells.obs["compound"].astype(str).str[-1]
+    how: dict[str, Any] = {"y_key": "compound", "control": "DMSO", "n_permutations": 20}
+    gene: dict[str, Any] = {"gene_key": "compound", "control": "DMSO"}
+    compare: list[Callable[[AnnData], object]] = [
+        lambda rows: aggregate(rows, "X", **gene),
+        lambda rows: retrieval(rows, "X", label_key="target", **how),
+        lambda rows: perturbation_effects(rows, "X", **how),
+        lambda rows: replicate_retrieval(rows, "X", e_key="plate", **how),
+        lambda rows: replicate_retrieval(rows, "X", e_key=["scbd_fold", "plate"], position_key="well", **how),
+    ]
+    one = wells[wells.obs["scbd_fold"] == 0].copy()
+    for compared in compare:
+        with pytest.warns(UserWarning, match="have nothing in common"):
+            compared(wells)
+        compared(one)  # without a warning
 
 
 def test_inert_perturbations_are_not_called_and_others_are():

@@ -12,7 +12,7 @@ from scbd._anndata import control_names
 from scbd._checks import check_count
 from scbd.metrics._average_precision import unit_rows
 from scbd.metrics._resampling import permuted_within
-from scbd.metrics._table import label_names, learned_rows, representation, warn_of_learned
+from scbd.metrics._table import label_names, learned_rows, representation, warn_of_folds, warn_of_learned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def perturbation_effects(
     -----
     UserWarning
         If most perturbations have more than 8 rows in an environment, as cells have and wells rarely do, or some were
-        trained on.
+        trained on, or rows of several models of :func:`scbd.cross_fit` are compared.
 
     References
     ----------
@@ -112,7 +112,8 @@ def perturbation_effects(
     if is_control.sum() < 2 or is_control.all():
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)
-    _warn_of_cells(y[~is_control], e[~is_control])
+    _warn_of_cells(y[~is_control], e[~is_control], in_environments=e_key is not None)
+    warn_of_folds(adata, e_key)
     warn_of_learned(y, learned_rows(adata, trained_on), y[~is_control])
     rng = np.random.default_rng(seed)
     rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
@@ -127,12 +128,13 @@ def perturbation_effects(
     return table
 
 
-def _warn_of_cells(y: np.ndarray, e: np.ndarray) -> None:
+def _warn_of_cells(y: np.ndarray, e: np.ndarray, *, in_environments: bool) -> None:
     typical = pd.DataFrame({"y": y, "e": e}).value_counts().median()
     if typical > _MANY:
         msg = (
-            f"Perturbations have {typical:g} rows in an environment (median), as cells have: p values take rows for "
-            "independent. Average cells of an arrayed screen to wells first; of wells on several plates, give e_key."
+            f"Perturbations have {typical:g} rows in an environment (median), as cells have. P values take rows for "
+            "independent, as cells of a pooled screen nearly are. Cells of an arrayed screen share what their well "
+            f"adds: average them to wells first{'' if in_environments else '; of wells on several plates, give e_key'}."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
 

@@ -40,7 +40,7 @@ from scbd.metrics._resampling import (
     sequential_p_values,
     weight_outside,
 )
-from scbd.metrics._table import coded_labels, stored_embedding
+from scbd.metrics._table import coded_labels, stored_embedding, warn_of_folds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +123,11 @@ def aggregate(
         If there is no control, labels are missing, the embedding is sparse or not finite, or fewer than two genes are
         left.
 
+    Warns
+    -----
+    UserWarning
+        If rows of several models of :func:`scbd.cross_fit` are compared.
+
     Examples
     --------
     >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
@@ -139,6 +144,7 @@ def aggregate(
         raise ValueError(msg)
     embedding = stored_embedding(adata, embedding_key)
     gene = coded_labels(adata, gene_key)
+    warn_of_folds(adata)
     controls = [] if control is None else control_names(control, gene[0], gene_key)
     guides, code = _guides(*gene, None if guide_key is None else coded_labels(adata, guide_key), controls)
     means = _averages(embedding, code, len(guides), average)

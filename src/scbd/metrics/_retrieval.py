@@ -28,6 +28,7 @@ from scbd.metrics._table import (
     label_names,
     learned_rows,
     representation,
+    warn_of_folds,
     warn_of_learned,
 )
 
@@ -231,6 +232,11 @@ def retrieval(
     ValueError
         If values are not finite, or no two perturbations share a label.
 
+    Warns
+    -----
+    UserWarning
+        If rows of several models of :func:`scbd.cross_fit` are compared.
+
     Examples
     --------
     >>> adata.obs["complex"] = adata.obs["gene"].map(net.set_index("target")["source"])
@@ -240,6 +246,7 @@ def retrieval(
     """
     check_count("n_permutations", n_permutations)
     check_keys(adata, [], [label_key])
+    warn_of_folds(adata)
     x = representation(adata, rep)
     asked = chosen_rows("queries", queries, len(x))
     control = () if control is None else control
@@ -364,8 +371,8 @@ def replicate_retrieval(
     Warns
     -----
     UserWarning
-        If perturbations that are scored were trained on, or a transform was fitted on controls that serve as negatives
-        (on some of them, or on nothing else).
+        If perturbations that are scored were trained on, a transform was fitted on controls that serve as negatives
+        (on some of them, or on nothing else), or rows of several models of :func:`scbd.cross_fit` are compared.
 
     Examples
     --------
@@ -396,6 +403,7 @@ def replicate_retrieval(
         raise ValueError(msg)
     table = _by_label(scores, y, null)
     warn_of_learned(y, learned, table.index)
+    warn_of_folds(adata, e_key, *([] if position_key is None else [position_key]))
     floor = across = pd.DataFrame()
     if position is not None:
         floor = _by_label(_floor(wells, position, scores.rows), position.of_rows, null)

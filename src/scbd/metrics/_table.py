@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import CONTENT_KEY, LEFT_OUT, SPLIT_KEY, as_columns, check_anndata, dense, label_text, label_values
+from scbd._anndata import CONTENT_KEY, FOLD_KEY, LEFT_OUT, SPLIT_KEY, as_columns, check_anndata, dense, label_text, label_values
 from scbd._checks import check_unmasked, head
 
 if TYPE_CHECKING:
@@ -231,6 +231,19 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
             f"A model was trained on {len(known):,} of {len(asked):,} perturbations that are scored ({head(known)}): "
             "of its embedding, neither scores nor q values say that they have an effect. Embed each by a model that "
             "has not seen it (scbd.cross_fit)."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=stacklevel)
+
+
+def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None, stacklevel: int = 3) -> None:
+    """Warn if rows are compared that several models of :func:`scbd.cross_fit` embedded, and no key keeps them apart."""
+    apart = bool(keys) and all(key is not None and FOLD_KEY in as_columns(key) for key in keys)
+    n_models = 1 if apart or FOLD_KEY not in adata.obs else adata.obs[FOLD_KEY].nunique()
+    if n_models > 1:
+        msg = (
+            f"obs[{FOLD_KEY!r}] names {n_models} models, whose embeddings have nothing in common, and their rows are "
+            f"compared: name {FOLD_KEY!r} beside environment and position (e_key=, position_key=), or give the rows of "
+            "one fold at a time."
         )
         warnings.warn(msg, UserWarning, stacklevel=stacklevel)
 
