@@ -193,7 +193,7 @@ def test_a_few_cells_are_too_few_to_be_tested_on_alone(few, left):
     with told:
         table = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(few.n_obs - left))
     assert table["tested_on"].tolist() == ["all cells" if left < 50 else "held-out cells"]
-    assert evaluate(few, ["gene"], embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
+    assert evaluate(few, "gene", embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
 
 
 def test_a_mask_says_what_row_numbers_say(few):

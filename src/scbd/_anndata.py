@@ -51,6 +51,11 @@ CROSS = " × "
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 # what stands in tables for a value that is missing, in small letters
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
+# what controls are called, bare
+_LIKE_CONTROLS = (
+    "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "
+    "untreated mock vehicle scrambled scramble"
+).split()
 # what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
 _PLAIN = (str, bytes, bool, int, float)
 
@@ -119,7 +124,9 @@ def label_text(value: Any) -> str:
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str]) -> list[str]:
+def control_names(
+    control: Any, labels: Iterable[str], y_key: str | Sequence[str], e_labels: Iterable[str] = ()
+) -> list[str]:
     """What controls are called among labels, one value or several, as :func:`label_text` has them.
 
     Parameters
@@ -130,6 +137,8 @@ def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str
         Text of the labels there are, each once or of every row.
     y_key
         Their column or columns.
+    e_labels
+        Text of the environments, where controls are looked for if y_key and e_key may have been exchanged.
 
     Raises
     ------
@@ -144,9 +153,11 @@ def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str
     there = pd.unique(np.asarray(labels, dtype=object))
     absent = sorted(set(names) - set(there))
     if absent:
+        exchanged = absent[0] in e_labels
+        hint = " It is in e_key: are the two exchanged?" if exchanged else closest(absent[0], there)
         msg = (
             f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(there)}): give control the value for "
-            f"unperturbed cells.{closest(absent[0], there)}"
+            f"unperturbed cells.{hint}"
         )
         raise ValueError(msg)
     return names
@@ -155,6 +166,16 @@ def control_names(control: Any, labels: Iterable[str], y_key: str | Sequence[str
 def control_texts(control: Any) -> list[str]:
     """Text of each control that was named, one value or several, whether or not a row has it."""
     return list(dict.fromkeys(map(label_text, _each(control))))
+
+
+def likely_controls(labels: Iterable[Any]) -> list[str]:
+    """Those labels that are named as controls are."""
+    return [str(label) for label in labels if bare_name(label) in _LIKE_CONTROLS]
+
+
+def bare_name(name: Any) -> str:
+    """Letters and digits of a name, in lower case, without what CellProfiler puts before it."""
+    return re.sub(r"[^a-z0-9]", "", str(name).lower()).removeprefix("metadata")
 
 
 def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:

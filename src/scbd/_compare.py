@@ -130,6 +130,7 @@ def evaluated(
     seed: int,
 ) -> Evaluated:
     """What :func:`evaluate` returns, with what intervals of differences are made of."""
+    label_keys = [label_keys] if isinstance(label_keys, str) else label_keys
     check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
     train = None if train_indices is None else trained_rows(adata, train_indices, "train_indices")
     if train is not None and (left := int((~train).sum())) < _HELD_OUT_CELLS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shlex
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +24,10 @@ from scbd._anndata import (
     SPLIT_KEY,
     STYLE_KEY,
     as_columns,
+    bare_name,
     control_names,
     label_values,
+    likely_controls,
 )
 from scbd._checks import check_count, head
 from scbd._compare import evaluated, known_of, verdict
@@ -44,7 +45,7 @@ from scbd.metrics._table import label_names
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -589,29 +590,16 @@ def _shared(obs: pd.DataFrame) -> dict[str, pd.Series]:
 # what columns and controls are called, without case, signs and "Metadata_"
 _PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
 _ENVIRONMENTS = "plate platebarcode barcode batch well donor".split()
-_LIKE_CONTROLS = (
-    "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "
-    "untreated mock vehicle scrambled scramble"
-).split()
-
-
-def likely_controls(labels: Iterable[Any]) -> list[str]:
-    """Those labels that are named as controls are."""
-    return [str(label) for label in labels if _bare(label) in _LIKE_CONTROLS]
-
-
-def _bare(name: Any) -> str:
-    return re.sub(r"[^a-z0-9]", "", str(name).lower()).removeprefix("metadata")
 
 
 def _keys(obs: pd.DataFrame, *, of_wells: bool = False) -> str:
     """Options of ``scbd run``, those columns and controls named that can be meant alone."""
     shared = _shared(obs)
     controls = {column: found for column, counts in shared.items() if (found := likely_controls(counts.index))}
-    named = [column for column in shared if _bare(column) in _PERTURBATIONS]
+    named = [column for column in shared if bare_name(column) in _PERTURBATIONS]
     y = [column for column in named if column in controls] or named or list(controls)
-    places = [column for column in shared if _bare(column) == "well"]
-    e = [column for column in shared if _bare(column) in _ENVIRONMENTS and not (of_wells and column in places)]
+    places = [column for column in shared if bare_name(column) == "well"]
+    e = [column for column in shared if bare_name(column) in _ENVIRONMENTS and not (of_wells and column in places)]
     said = [
         f"--{name} {shlex.quote(str(of[0])) if len(of) == 1 else '…'}" for name, of in {"y-key": y, "e-key": e}.items()
     ]

@@ -217,6 +217,9 @@ def test_a_control_may_be_a_number():
         (SCBDModel, {"control": ["gene_0", "EMPTY"]}, ValueError, "EMPTY"),
         (SCBDModel, {"control": float("nan")}, ValueError, "control=nan"),
         (SCBDModel, {"position_key": "wells"}, KeyError, "Did you mean 'well'"),
+        (SCBDModel, {"y_key": "well", "e_key": "gene", "control": "gene_0"}, ValueError, "are the two exchanged"),
+        (SCBDModel, {"y_key": "well", "e_key": ["plate", "gene"], "control": "gene_0"}, ValueError, "exchanged"),
+        (SCBDModel, {"y_key": "time"}, ValueError, "no two cells are replicates"),
     ],
 )
 def test_bad_designs_are_refused(system, keys, error, named):
@@ -245,6 +248,25 @@ def test_labels_in_several_spellings_or_for_nothing_are_told_of(y, e, message):
         warnings.simplefilter("ignore")
         with pytest.warns(UserWarning, match=message):
             SCBDModel.setup_anndata(cells, "y", "e", control="DMSO" if "DMSO" in y else None)
+
+
+@pytest.mark.parametrize(("key", "remedy"), [("y", "into classes"), ("e", "continuous_covariate_keys")])
+def test_a_quantity_is_no_label(key, remedy):
+    cells = make_cells()
+    cells.obs["dose"] = np.repeat(np.linspace(0.1, 5, 48), 2)
+    keys = {"y_key": "gene", "e_key": "well"} | {f"{key}_key": "dose"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.warns(UserWarning, match=f"{key}_key='dose' makes .* 48 numbers in 96 cells: .*{remedy}"):
+            SCBDModel.setup_anndata(cells, **keys)
+
+
+@pytest.mark.parametrize(("name", "control", "named"), [("DMSO", None, True), ("DMSO", "DMSO", False), ("a", None, False)])
+def test_a_label_that_looks_like_a_control_is_named(name, control, named, caplog):
+    cells = make_cells()
+    cells.obs["gene"] = cells.obs["gene"].cat.rename_categories({"gene_0": name})
+    SCBDModel.setup_anndata(cells, "gene", "well", control=control)
+    assert ("control='DMSO'" in caplog.text) == named
 
 
 def test_labels_that_are_meant_are_quiet():

@@ -363,9 +363,11 @@ def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, m
     new = new[new.obs["gene"] != CONTROL].copy()
     found = model.get_latent_representation(new, center=None)
     assert "3 environments are left as they are (new well_0, new well_1, new well_2)" in caplog.text
+    assert "obs has no" not in caplog.text
     blind = new.copy()
-    del blind.obs["well"]
+    blind.obs = blind.obs.rename(columns={"well": "Well"})
     np.testing.assert_array_equal(found, model.get_latent_representation(blind, center=None))
+    assert "obs has no 'well'" in caplog.text
 
 
 def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog):

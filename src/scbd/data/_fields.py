@@ -11,7 +11,7 @@ import rich.table
 import torch
 from scvi.data.fields import BaseAnnDataField
 
-from scbd._anndata import CROSS, as_columns, label_codes, label_values, number_values
+from scbd._anndata import CROSS, Y_REGISTRY, as_columns, label_codes, label_values, number_values
 from scbd._checks import head
 from scbd.data._inputs import Inputs, channel_names, check_like_registered, say_masks
 from scbd.data._sources import ColumnSource, non_finite_rows
@@ -385,6 +385,12 @@ class LabelField(_ObsField):
             msg = (
                 f"Every cell has the same {self._where} ({labels.cat.categories[0]!r}), used as {self.registry_key}: "
                 f"there is nothing to contrast. Give {self.registry_key}_key a column with at least two values."
+            )
+            raise ValueError(msg)
+        if self.registry_key == Y_REGISTRY and labels.cat.categories.size == len(labels):
+            msg = (
+                f"Every cell has a {self._where} of its own, used as {self.registry_key}: no two cells are replicates. "
+                f"Give {self.registry_key}_key a column with labels that several cells share."
             )
             raise ValueError(msg)
         return labels

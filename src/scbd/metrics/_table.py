@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import CONTENT_KEY, FOLD_KEY, LEFT_OUT, SPLIT_KEY, as_columns, check_anndata, dense, label_text, label_values
-from scbd._checks import check_unmasked, head
+from scbd._anndata import (
+    CONTENT_KEY,
+    FOLD_KEY,
+    LEFT_OUT,
+    SPLIT_KEY,
+    as_columns,
+    check_anndata,
+    dense,
+    label_text,
+    label_values,
+)
+from scbd._checks import check_unmasked, head, missing_key
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -255,5 +265,4 @@ def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> 
     for slot, keys in (("obsm", obsm), ("obs", obs)):
         for key in keys:
             if key not in getattr(adata, slot) and key not in others[slot]:
-                msg = f"{slot} has no {key!r} (its keys: {', '.join(getattr(adata, slot).keys()) or 'none'})."
-                raise KeyError(msg)
+                raise KeyError(missing_key(slot, key, getattr(adata, slot).keys()))

@@ -79,17 +79,22 @@ class Design(NamedTuple):
 def check_design(design: Design, controls: Iterable[str] = ()) -> None:
     """Warn of a design that silently spoils what is learned.
 
-    That is, if an environment is a quantity, if y and an environment, or a number, are confounded, if labels are
+    That is, if y or an environment is a quantity, if y and an environment, or a number, are confounded, if labels are
     written in several ways, or if one that is no control is called like a missing value.
     """
     y = _codes(design.y)
+    _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
     _warn_if_spelt_alike(design.y, "perturbations")
     _warn_if_missing(design.y, "perturbation", controls)
     for labels in design.environments.values():
         _warn_if_spelt_alike(labels, "environments")
         _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
-        _warn_if_quantity(labels, name)
+        _warn_if_quantity(
+            labels,
+            f"e_key={name!r} makes an environment",
+            "name it in continuous_covariate_keys if it is a quantity, or ",
+        )
         _warn_if_confounded(design.y, labels, name, set(controls))
     for name, numbers in design.numbers.items():
         _warn_if_ordered_alike(y, numbers, name)
@@ -265,12 +270,12 @@ def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ())
             )
 
 
-def _warn_if_quantity(labels: pd.Series, name: str) -> None:
+def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quantity into classes, and ") -> None:
     values = labels.cat.categories
     if pd.api.types.is_float_dtype(values.dtype) and len(values) > len(labels) / _CELLS_A_VALUE:
         _warn(
-            f"e_key={name!r} makes an environment of each of {len(values):,} numbers in {len(labels):,} cells: name it "
-            "in continuous_covariate_keys if it is a quantity, or make it text if these are labels."
+            f"{what} of each of {len(values):,} numbers in {len(labels):,} cells: {instead}make it text if these are "
+            "labels."
         )
 
 

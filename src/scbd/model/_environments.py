@@ -368,6 +368,7 @@ class EnvironmentMixin(SetupMixin):
         outputs = _restored(self.leftover_).to(device) if leftover and getattr(self, "leftover_", {}) else None
         asked = np.array([column_name(columns) in self._standardized_by for columns in self._environment_columns])
         of_cells = torch.from_numpy(codes).to(device)
+        self._say_absent(adata)
         new = asked & (codes >= 0) & ~inputs.known(of_cells).cpu().numpy()
         if new.any():
             (module, source), rows = self._read_from(adata), np.flatnonzero(new.any(1))
@@ -381,6 +382,14 @@ class EnvironmentMixin(SetupMixin):
                 there = self._known_by(self.centered_by_, adata, source, codes, rows, new)
                 _learn(outputs, partial(embeddings, module, there, inputs), there)
         return Environments(codes, inputs, outputs)
+
+    def _say_absent(self, adata: AnnData) -> None:
+        """Name environments that a table does not hold, by intent or by a misspelt name."""
+        columns = self._registered(E_REGISTRY)["columns"]
+        absent = [column for column in columns if column not in adata.obs]
+        if absent:
+            names = " and no ".join(map(repr, absent))
+            logger.warning("obs has no %s: inputs are standardised over all training cells alone.", names)
 
     def _learn_leftover(self) -> None:
         """Learn from training cells what environments still do to all of z_c alike."""

@@ -79,7 +79,7 @@ def measure(
         warning = (
             f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what training cells show of "
             f"the perturbations{', whose means they tell apart' * tells}. Look at new cells alone. More cells "
-            f"help{_turned(module)}; with few, a classifier may do better: scbd.baselines.ERMModel(adata)."
+            f"help{_turned(module)}; with few, a classifier may do better (scbd.baselines.ERMModel)."
         )
     elif learned <= 0 and not tells:
         warning = (

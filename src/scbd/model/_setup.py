@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +32,7 @@ from scbd._anndata import (
     control_names,
     control_texts,
     label_text,
+    likely_controls,
 )
 from scbd._checks import closest
 from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     from scbd.nn._inputs import Whitening
 
     WhiteningChoice = Whitening | Literal["auto"] | None
+
+logger = logging.getLogger(__name__)
 
 # rows for each feature from which a network with hidden layers has enough to learn from
 _ROWS_A_FEATURE = 10
@@ -208,9 +213,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
         Warns
         -----
         UserWarning
-            If ``y`` and ``e``, or a covariate, are confounded; if an environment is a quantity; if labels differ only
-            in blanks or case, or one is called like a missing value; if a channel shows nothing; or if features have
-            one value in all cells, which are left out.
+            If ``y`` and ``e``, or a covariate, are confounded; if ``y`` or an environment is a quantity; if labels
+            differ only in blanks or case, or one is called like a missing value; if a channel shows nothing; or if
+            features have one value in all cells, which are left out.
         """
         check_anndata(adata)
         _check_arguments(cls, kwargs)
@@ -242,7 +247,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if kwargs.get("source_registry") is None:
             design = Design.of(adata.obs, y_key, e_key, e_columns, continuous_covariate_keys)
             if control is not None:
-                control_names(control, [label_text(label) for label in design.y.cat.categories], y_key)
+                y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
+                control_names(control, y, y_key, chain(*e))
         else:
             # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
             labels = [field for field in labels if all(column in adata.obs for column in field.columns)]
@@ -251,6 +257,10 @@ class SetupMixin(BaseMinifiedModeModelClass):
         cls.register_manager(manager)
         if design is not None:
             check_design(design, () if control is None else control_texts(control))
+            unnamed = likely_controls(design.y.cat.categories) if control is None else []
+            if unnamed:
+                message = "No controls were named, and %s looks like one: control=%r lets environments be told by it."
+                logger.warning(message, ", ".join(unnamed), unnamed[0] if len(unnamed) == 1 else unnamed)
 
     @property
     def adata(self) -> Any:

@@ -186,7 +186,7 @@ class TrainMixin(PredictMixin):
         max_steps, max_epochs
             Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
             heuristic: 400 epochs up to 20,000 cells, fewer beyond. With the encoder ``"small"`` 300 steps; of features
-            50 steps with ``"linear"``, 400 with others.
+            50 steps with ``"linear"``, 200 with others.
         lr, weight_decay
             Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"``, and for
             features 0.001 with others than ``"linear"``; it falls to 0 along half a cosine.
