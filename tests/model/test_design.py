@@ -261,7 +261,9 @@ def test_a_quantity_is_no_label(key, remedy):
             SCBDModel.setup_anndata(cells, **keys)
 
 
-@pytest.mark.parametrize(("name", "control", "named"), [("DMSO", None, True), ("DMSO", "DMSO", False), ("a", None, False)])
+@pytest.mark.parametrize(
+    ("name", "control", "named"), [("DMSO", None, True), ("DMSO", "DMSO", False), ("a", None, False)]
+)
 def test_a_label_that_looks_like_a_control_is_named(name, control, named, caplog):
     cells = make_cells()
     cells.obs["gene"] = cells.obs["gene"].cat.rename_categories({"gene_0": name})

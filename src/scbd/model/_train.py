@@ -39,6 +39,7 @@ from scbd.model._cells import (
     warn_of_singletons,
 )
 from scbd.model._design import is_side_by_side
+from scbd.model._embed import freed_memory_kept
 from scbd.model._plan import OnlineHead
 from scbd.model._predict import PredictMixin
 
@@ -584,7 +585,8 @@ class TrainingRun:
         # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
         self.plan.train()
         try:
-            self.trainer.fit(self.plan, self.data, ckpt_path=state.path if state else None, weights_only=True)
+            with freed_memory_kept(self.trainer.strategy.root_device):
+                self.trainer.fit(self.plan, self.data, ckpt_path=state.path if state else None, weights_only=True)
         except SystemExit as error:  # Lightning's answer to Ctrl-C; a notebook must survive it
             interrupted = isinstance(error.__context__, KeyboardInterrupt)
             self.error = KeyboardInterrupt() if interrupted else error
