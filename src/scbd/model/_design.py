@@ -270,7 +270,7 @@ def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ())
             )
 
 
-def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quantity into classes, and ") -> None:
+def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quantity into classes, or ") -> None:
     values = labels.cat.categories
     if pd.api.types.is_float_dtype(values.dtype) and len(values) > len(labels) / _CELLS_A_VALUE:
         _warn(

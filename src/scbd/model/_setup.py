@@ -259,7 +259,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             check_design(design, () if control is None else control_texts(control))
             unnamed = likely_controls(design.y.cat.categories) if control is None else []
             if unnamed:
-                message = "No controls were named, and %s looks like one: control=%r lets environments be told by it."
+                message = "No controls were named, and %s looks like one: if so, set up with control=%r."
                 logger.warning(message, ", ".join(unnamed), unnamed[0] if len(unnamed) == 1 else unnamed)
 
     @property
