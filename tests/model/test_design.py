@@ -254,7 +254,7 @@ def test_labels_in_several_spellings_or_for_nothing_are_told_of(y, e, message):
 def test_a_quantity_is_no_label(key, remedy):
     cells = make_cells()
     cells.obs["dose"] = np.repeat(np.linspace(0.1, 5, 48), 2)
-    keys = {"y_key": "gene", "e_key": "well"} | {f"{key}_key": "dose"}
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well"} | {f"{key}_key": "dose"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.warns(UserWarning, match=f"{key}_key='dose' makes .* 48 numbers in 96 cells: .*{remedy}"):
