@@ -451,6 +451,41 @@ def test_freed_memory_is_kept_while_the_model_works_unless_somebody_tuned_it(own
     assert after > before / 2
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be asked")
+def test_models_keep_freed_memory_while_they_train_and_while_they_embed(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]:
+        monkeypatch.delenv(name)
+    kept = False
+    of_training: set[bool] = set()
+    of_embedding: set[bool] = set()
+
+    class Allocator:
+        def mallopt(self, option: int, value: int) -> int:
+            nonlocal kept
+            kept = kept or (option == -4 and value == 0)
+            return 1
+
+        def malloc_trim(self, pad: int) -> int:
+            nonlocal kept
+            kept = False
+            return 1
+
+    class Watched(nn.Sequential):
+        def forward(self, images):
+            (of_training if torch.is_grad_enabled() else of_embedding).add(kept)
+            return super().forward(images)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Allocator())
+    cells = make_cells()
+    SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
+    model = SCBDModel(cells, encoder=Watched(nn.Flatten(), nn.Linear(2 * 16 * 16, 4)), n_latent=6)
+    of_training.clear()  # an encoder of one's own is tried out
+    model.train(**QUICK, perturbations_per_batch=None)
+    of_embedding.clear()
+    model.get_latent_representation()
+    assert of_training == of_embedding == {True} and not kept
+
+
 def test_other_systems_and_devices_keep_their_allocator(monkeypatch):
     loaded: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", loaded.append)

@@ -245,7 +245,7 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
         warnings.warn(msg, UserWarning, stacklevel=stacklevel)
 
 
-def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None, stacklevel: int = 3) -> None:
+def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
     """Warn if rows are compared that several models of :func:`scbd.cross_fit` embedded, and no key keeps them apart."""
     apart = bool(keys) and all(key is not None and FOLD_KEY in as_columns(key) for key in keys)
     n_models = 1 if apart or FOLD_KEY not in adata.obs else adata.obs[FOLD_KEY].nunique()
@@ -255,7 +255,7 @@ def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None, stacklevel:
             f"compared: name {FOLD_KEY!r} beside environment and position (e_key=, position_key=), or give the rows of "
             "one fold at a time."
         )
-        warnings.warn(msg, UserWarning, stacklevel=stacklevel)
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
