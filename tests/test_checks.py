@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 from conftest import make_cells
 
 from scbd import data
-from scbd._checks import resized_to
+from scbd._checks import check_choice, resized_to
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,19 @@ def test_sizes_that_are_none(image_size):
 def test_what_a_mask_hides_is_not_read(take: Callable[[Any], Any]):
     with pytest.raises(TypeError, match="is a masked array, and what its mask hides would be used"):
         take(np.ma.masked_greater(np.arange(12), 8))
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        (Literal["a", "b"], "use 'a', 'b'."),
+        (("a", None), "use 'a', None."),
+        ({"a": "the first", "b": "the other"}, "use 'a' (the first), 'b' (the other)."),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("value", ["c", 1, ["a"]], ids=str)
+def test_a_choice_is_one_of_those_there_are(choices, said, value):
+    check_choice("form", "a", choices)
+    with pytest.raises(ValueError, match=re.escape(f"form={value!r} is not known: {said}")):
+        check_choice("form", value, choices)

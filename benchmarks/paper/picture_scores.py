@@ -13,9 +13,11 @@ from paper.scores import of_variant
 from scbd._anndata import IMAGE_KEY, label_values
 from scbd.baselines import ERMModel
 from scbd.datasets._digits import colorize
-from scbd.datasets._simulated import simulated_effect
+from scbd.datasets._simulated import PHENOTYPES, draw, drawn_parameters, photograph
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from scbd.model import SCBDModel
 
 _READER_DIGITS = 30_000
@@ -258,6 +260,50 @@ def effect_picture_scores(
                 scores.setdefault(way, []).append(_agreement(picture, true))
     means = {way: {key: float(np.mean([one[key] for one in each])) for key in each[0]} for way, each in scores.items()}
     return {key: value for way, each in means.items() for key, value in of_variant(way, each).items()}
+
+
+def simulated_effect(
+    truth: Mapping[str, Any], gene: str, well: str, *, image_size: int, n_cells: int = 512, seed: int = 0
+) -> np.ndarray:
+    """Mean picture of cells of a gene less that of the same cells without it, in the same well.
+
+    Parameters
+    ----------
+    truth
+        ``uns["truth"]`` of :func:`simulated_screen`.
+    gene, well
+        Their names there.
+    image_size
+        Pixels a side, as of the screen.
+    n_cells
+        To average over.
+    seed
+        Of these cells, and of their noise.
+
+    Returns
+    -------
+    float32 ``(4, image_size, image_size)``, in units of the stored images (0 to 255).
+
+    Raises
+    ------
+    KeyError
+        If there is no such gene or well.
+    """
+    for what, name, table in (("gene", gene, truth["phenotypes"]), ("well", well, truth["wells"])):
+        if name not in table.index:
+            msg = f"There is no {what} {name!r} in this screen: it has {table.index[0]!r} to {table.index[-1]!r}."
+            raise KeyError(msg)
+    guides = truth["efficacy"]
+    efficacy = guides.loc[guides.index.str.startswith(f"{gene}_sg"), "efficacy"].mean()
+    effect = truth["phenotypes"].loc[gene] * efficacy * truth["strengths"].loc[well]
+    here = truth["wells"].loc[[well] * n_cells]
+    means = []
+    for mean in (effect.to_numpy(), np.zeros(len(PHENOTYPES))):
+        rng = np.random.default_rng(seed)  # the same cells, and the same noise
+        shown = mean + rng.normal(size=(n_cells, len(mean))) * np.array(list(PHENOTYPES.values()))
+        drawn = draw(rng, drawn_parameters(shown, here["density"].to_numpy()), image_size)
+        means.append(photograph(rng, drawn, here, image_size).mean(0, dtype=np.float64))
+    return (means[0] - means[1]).astype(np.float32)
 
 
 def _agreement(picture: np.ndarray, true: np.ndarray) -> dict[str, float]:

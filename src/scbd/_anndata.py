@@ -67,7 +67,8 @@ def check_anndata(adata: Any) -> None:
     if not isinstance(adata, AnnData):
         msg = (
             f"Cells are given as an AnnData, got {type(adata).__name__}: open a file with scbd.data.open_screen or "
-            "read_profiles, put a table into one with AnnData(values, obs=…), and several together with anndata.concat."
+            "read_profiles, load crops with crops.to_memory(), put a table into one with AnnData(values, obs=…), and "
+            "several together with anndata.concat."
         )
         raise TypeError(msg)
 
@@ -145,7 +146,7 @@ def control_names(
     ValueError
         If a value is missing (`None`, NaN), or no row has one of them.
     """
-    values = _each(control)
+    values = each(control)
     if any(pd.isna(value) for value in values):
         msg = f"control={control!r} is no value: give control the value of {y_key!r} for unperturbed cells."
         raise ValueError(msg)
@@ -165,7 +166,7 @@ def control_names(
 
 def control_texts(control: Any) -> list[str]:
     """Text of each control that was named, one value or several, whether or not a row has it."""
-    return list(dict.fromkeys(map(label_text, _each(control))))
+    return list(dict.fromkeys(map(label_text, each(control))))
 
 
 def likely_controls(labels: Iterable[Any]) -> list[str]:
@@ -224,8 +225,9 @@ def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
     return values
 
 
-def _each(control: Any) -> list[Any]:
-    return list(control) if isinstance(control, Iterable) and not isinstance(control, str | bytes) else [control]
+def each(names: Any) -> list[Any]:
+    """Several names as they are, or the one that was given."""
+    return list(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
 
 
 def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
@@ -234,7 +236,7 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
     if missing.size and not allow_missing:
         msg = (
             f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): give them "
-            "one, such as 'control' if they are untreated (and name it with control=…), or leave these rows out."
+            "one (untreated cells a perturbation such as 'control', named with control=…), or leave these rows out."
         )
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()

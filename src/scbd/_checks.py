@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -33,20 +33,13 @@ def check_number(name: str, value: float, most: float = math.inf) -> None:
         raise ValueError(msg)
 
 
-def check_weight(name: str, value: float, what: str) -> None:
-    """Raise ``ValueError`` unless a setting is a finite number that is not negative.
-
-    Parameters
-    ----------
-    name
-        Of the setting.
-    value
-        Of the same.
-    what
-        What it does, for the sentence.
-    """
-    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
-        msg = f"{name} {what}: give a number that is 0 or larger, got {value!r}."
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ``ValueError`` unless a setting is one of a ``Literal`` or other choices; a mapping says what each is."""
+    known = get_args(choices) or tuple(choices)
+    if value not in known:
+        words = choices if isinstance(choices, Mapping) else {}
+        said = ", ".join(f"{one!r} ({words[one]})" if one in words else repr(one) for one in known)
+        msg = f"{name}={value!r} is not known: use {said}."
         raise ValueError(msg)
 
 

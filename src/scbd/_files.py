@@ -173,43 +173,18 @@ def save_figure(figure: Figure, path: Path) -> None:
 _WORTH_A_BAR = 20_000
 
 
-def progress_bar(
-    description: str,
-    n: int,
-    *,
-    unit: str = "cell",
-    initial: int = 0,
-    shown: bool | None = None,
-    worth: int = _WORTH_A_BAR,
-) -> tqdm:
-    """A bar that counts to ``n``.
-
-    Parameters
-    ----------
-    description
-        What is done.
-    n
-        How many there are.
-    unit
-        What is counted.
-    initial
-        How many were done before.
-    shown
-        Whether to show it; `None`: where there are more than ``worth``.
-    worth
-        From how many on waiting is worth a bar.
-    """
+def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm:
+    """A bar that counts cells to ``n``; by default shown where there are enough to wait for."""
     # a log file wants a line now and then, not ten a second
     interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
     return tqdm(
         total=n,
-        initial=initial,
         desc=description,
-        unit=f" {unit}s",
+        unit=" cells",
         unit_scale=n >= _WORTH_A_BAR,
         mininterval=interval,
         maxinterval=interval,
-        disable=not (n > worth if shown is None else shown),
+        disable=not (n > _WORTH_A_BAR if shown is None else shown),
     )
 
 

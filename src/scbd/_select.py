@@ -10,13 +10,13 @@ import warnings
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pandas as pd
 
 from scbd._anndata import as_columns, check_anndata, label_values
-from scbd._checks import check_count
+from scbd._checks import check_choice, check_count
 from scbd._files import check_directory, save_figure, write_table
 from scbd._run import check_repeatable, seed_everything, trained, what_is_learned_from
 from scbd.baselines._classifiers import ERMModel
@@ -184,7 +184,7 @@ def select_alpha(
     """
     settings = {"style_target": None} | dict(model_kwargs or {})
     alphas = _alphas(alphas, settings.get("invariance", "variance"))
-    _check_criterion(criterion)
+    check_choice("criterion", criterion, Criterion)
     check_anndata(adata)
     check_count("n_seeds", n_seeds)
     setup = {"y_key": y_key, "e_key": as_columns(e_key), **(setup_kwargs or {})}
@@ -246,12 +246,6 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
         msg = f"alphas={list(alphas)}: give at least two different ones, none negative, infinite or not a number."
         raise ValueError(msg)
     return chosen
-
-
-def _check_criterion(criterion: str) -> None:
-    if criterion not in get_args(Criterion):
-        msg = f"criterion={criterion!r} is not known: use one of {', '.join(get_args(Criterion))}."
-        raise ValueError(msg)
 
 
 def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
@@ -334,7 +328,7 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         If there are fewer than two alphas, each has a run whose accuracy is NaN, the criterion is not known, or
         ``keep`` is no share.
     """
-    _check_criterion(criterion)
+    check_choice("criterion", criterion, Criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
     if missing:
         msg = f"The runs have no column {missing[0]!r}; choose_alpha takes those of select_alpha."

@@ -234,11 +234,11 @@ def test_balanced_batches_have_every_environment():
 @pytest.mark.parametrize(
     ("model_class", "settings", "message"),
     [
-        (CORALModel, {"penalty": -1.0}, "penalty weighs what is added"),
-        (DANNModel, {"penalty": float("inf")}, "penalty weighs .* 0 or larger, got inf"),
+        (CORALModel, {"penalty": -1.0}, "penalty=-1.0: give a number, 0 or larger"),
+        (DANNModel, {"penalty": float("inf")}, "penalty=inf: give a number, 0 or larger"),
         (IRMModel, {"anneal_steps": -1}, "anneal_steps=-1: give a whole number, 0 or larger"),
-        (GroupDROModel, {"step_size": -1.0}, "step_size is how fast"),
-        (GroupDROModel, {"step_size": float("nan")}, "step_size is how fast .* got nan"),
+        (GroupDROModel, {"step_size": -1.0}, "step_size=-1.0: give a number, 0 or larger"),
+        (GroupDROModel, {"step_size": float("nan")}, "step_size=nan: give a number, 0 or larger"),
     ],
 )
 def test_settings_out_of_range_are_refused(model_class, settings, message):

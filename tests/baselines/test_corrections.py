@@ -141,13 +141,13 @@ def test_features_that_are_none_are_refused(name, features, message):
 @pytest.mark.parametrize(
     ("fit", "message"),
     [
-        ([], "fit is empty: nothing can be learned from no row"),
-        (np.zeros(92, dtype=bool), "fit is True for none of 92 rows"),
-        (np.ones(5, dtype=bool), "fit is a mask of shape \\(5,\\) for 92 rows"),
-        ([0, 92], "fit must be row numbers from 0 to 91, each once"),
-        ([-1, 3], "fit must be row numbers from 0 to 91, each once"),
-        (np.zeros(92, dtype=int), "fit must be row numbers from 0 to 91, each once \\(or truth values"),
-        (["a"], "fit must be truth values \\(92,\\) or row numbers, got <U1 of shape \\(1,\\)"),
+        ([], "fit is float64 of shape \\(0,\\): give a mask of the 92 rows, or row numbers"),
+        (np.zeros(92, dtype=bool), "fit names none of 92 rows: nothing can be learned"),
+        (np.ones(5, dtype=bool), "fit is bool of shape \\(5,\\): give a mask of the 92 rows"),
+        ([0, 92], "fit has the row numbers 0 to 92: there are 92 rows, counted from 0"),
+        ([-1, 3], "fit has the row numbers -1 to 3: there are 92 rows"),
+        (np.zeros(92, dtype=int), "fit names a row twice: give each row number once, or a mask of type bool"),
+        (["a"], "fit is str.* of shape \\(1,\\): give a mask of the 92 rows, or row numbers"),
         ([0], "(There are|fewer than two)"),
     ],
 )
@@ -454,7 +454,7 @@ def test_one_label_is_sphering():
             {"positions": np.zeros(5), "controls": np.arange(15, 23)},
             "positions must have one value for each of 92 rows",
         ),
-        ({"position_weight": -1}, "position_weight is how much of the positions' covariance is added"),
+        ({"position_weight": -1}, "position_weight=-1: give a number, 0 or larger"),
         ({"regularization": float("nan")}, "regularization=nan: give"),
     ],
 )
@@ -661,7 +661,7 @@ def test_settings_are_the_function_s():
 @pytest.mark.parametrize(
     ("name", "known", "message"),
     [
-        ("Combat", KNOWN, "There is no correction 'Combat': use one of centred, standardised, .*ComBat"),
+        ("Combat", KNOWN, "correction='Combat' is not known: use 'centred', 'standardised', .*'ComBat'"),
         ("TVN", {"environments": WELL}, r"TVN learns from controls, and none are given: say which .* \(controls=...\)"),
         ("LDA", {"environments": WELL}, r"LDA learns from labels, .* the perturbation of each cell \(labels=...\)"),
         ("ComBat", {"controls": CONTROL}, "ComBat learns from environments"),

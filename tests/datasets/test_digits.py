@@ -129,7 +129,7 @@ def test_the_authors_digits_are_the_same_for_every_seed(mnist):
 def test_the_authors_digits_are_all_of_them(mnist):
     with pytest.raises(ValueError, match=r"one data set, of all digits: leave out n_train=500, n_digits=4\."):
         colored_mnist(mnist, protocol="authors", n_train=500, n_digits=4)
-    with pytest.raises(ValueError, match="protocol='published' is not known: use one of balanced, authors"):
+    with pytest.raises(ValueError, match="protocol='published' is not known: use 'balanced', 'authors'"):
         colored_mnist(mnist, protocol="published")  # type: ignore[arg-type]
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from scbd.datasets import _networks as module
 from scbd.datasets import corum, gene_pairs, gene_sets
-from scbd.datasets._networks import known_pairs
 
 
 def test_the_real_cluster_file(shared):
@@ -30,17 +29,17 @@ def test_the_real_official_table(shared):
 
 
 @pytest.mark.parametrize(
-    ("name", "n"), [("corum", 37649), ("humap", 58538), ("stringdb", 58059), ("reactome", 18565), ("signor", 11617)]
+    ("name", "n"), [("CORUM", 37649), ("HuMAP", 58538), ("StringDB", 58059), ("Reactome", 18565), ("SIGNOR", 11617)]
 )
 def test_the_real_pairs(shared, name, n):
-    net = known_pairs(name, shared / "corum")
+    net = gene_pairs(shared / "corum" / f"{name}.txt")
     assert len(net) == n
     assert (net["source"] < net["target"]).all()
 
 
 def test_checksums_are_those_of_the_real_files(shared):
-    for file, checksum in module._CHECKSUMS.items():
-        assert checksum == "sha256:" + hashlib.sha256((shared / "corum" / file).read_bytes()).hexdigest()
+    file = shared / "corum" / module._CORUM["url"].rsplit("/", 1)[1]
+    assert module._CORUM["checksum"] == "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 # the same two complexes in the columns of release 3.0, of 4.x, and of 5.x
@@ -85,14 +84,6 @@ def test_a_complex_a_line_is_read_as_sets(tmp_path):
     assert corum(path).to_numpy().tolist() == gene_sets(path).to_numpy().tolist() == expected
 
 
-@pytest.mark.parametrize("name", module.PAIRS)
-def test_known_pairs_of_a_folder_or_a_file(tmp_path, name):
-    file = tmp_path / module.PAIRS[name][0]
-    file.write_text("a,b\nB,A\n")
-    for path in (tmp_path, file):
-        assert known_pairs(name, path).to_numpy().tolist() == [["A", "B"]]
-
-
 def test_complexes_of_one_name_stay_apart(tmp_path):
     path = tmp_path / "allComplexes.txt"
     path.write_text(LAYOUTS["3.0"].replace("two", "one"))
@@ -105,9 +96,8 @@ def test_each_network_says_what_it_is(tmp_path):
     (tmp_path / "all.txt").write_text(LAYOUTS["3.0"])
     sets = gene_sets(tmp_path / "sets.tsv"), corum(tmp_path / "sets.tsv"), corum(tmp_path / "all.txt")
     assert [net.attrs["kind"] for net in sets] == ["sets"] * 3
-    pairs = gene_pairs(tmp_path / "CORUM.txt"), known_pairs("corum", tmp_path)
-    for net in pairs:
-        assert net.attrs["kind"] == net[net["source"] == "A"].drop_duplicates().attrs["kind"] == "pairs"
+    net = gene_pairs(tmp_path / "CORUM.txt")
+    assert net.attrs["kind"] == net[net["source"] == "A"].drop_duplicates().attrs["kind"] == "pairs"
 
 
 def test_each_pair_is_kept_once(tmp_path):
@@ -121,16 +111,14 @@ def test_downloads_are_checked_and_licensed(tmp_path, monkeypatch):
 
     def fetch(url, *, checksum, folder, licence):
         name = url.rsplit("/", 1)[1]
-        assert url.startswith("https://") and checksum == module._CHECKSUMS[name]
-        (tmp_path / name).write_text(LAYOUTS["3.0"] if name.startswith("all") else "a,b\nA,B\n")
+        assert url.startswith("https://") and checksum == module._CORUM["checksum"]
+        (tmp_path / name).write_text(LAYOUTS["3.0"])
         licences.append(licence)
         return tmp_path / name
 
     monkeypatch.setattr(module, "fetch", fetch)
     assert len(corum()) == 4
-    for name in module.PAIRS:
-        assert len(known_pairs(name)) == 1
-    assert licences == ["CC-BY-NC 4.0", *(licence for _, licence in module.PAIRS.values())]
+    assert licences == ["CC-BY-NC 4.0"]
 
 
 def test_the_description_of_a_gmt_is_no_gene(tmp_path):
@@ -141,8 +129,6 @@ def test_the_description_of_a_gmt_is_no_gene(tmp_path):
 def test_bad_input_gets_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file"):
         gene_sets(tmp_path / "no.tsv")
-    with pytest.raises(ValueError, match="There is no network 'kegg': use one of corum, humap"):
-        known_pairs("kegg")
     path = tmp_path / "x.tsv"
     path.write_text("a\tb\tc\n1\t2\t3\n")
     with pytest.raises(ValueError, match="is no CORUM table: it lacks columns for complexid, complexname"):

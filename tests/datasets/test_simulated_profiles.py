@@ -113,10 +113,10 @@ def test_nothing_finds_replicates_better_than_the_oracle(changed):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n_plates": 0}, "n_plates=0: give at least 1"),
-        ({"plate_effect": -1.0}, "plate_effect=-1.0: give no less than 0"),
-        ({"n_controls": -1}, "n_controls=-1: give no less than 0"),
-        ({"active": 1.5}, "active=1.5 is a share"),
+        ({"n_plates": 0}, "n_plates=0: give a whole number, 1 or larger"),
+        ({"plate_effect": -1.0}, "plate_effect=-1.0: give a number, 0 or larger"),
+        ({"n_controls": -1}, "n_controls=-1: give a number, 0 or larger"),
+        ({"active": 1.5}, "active=1.5: give a number from 0 to 1"),
         ({"n_plate_maps": 9}, "n_plate_maps=9: there are fewer plates"),
         ({"n_perturbations": 2000}, "2,032 wells do not fit on a plate of 1,536: ask for more plate maps"),
     ],

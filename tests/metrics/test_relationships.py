@@ -13,8 +13,7 @@ from reference import relationships as naive
 from sklearn.metrics import average_precision_score
 from small_tables import funk_profiles, map_of_complexes
 
-from scbd.datasets import gene_sets
-from scbd.datasets._networks import known_pairs
+from scbd.datasets import gene_pairs, gene_sets
 from scbd.metrics import (
     Relations,
     aggregate,
@@ -374,9 +373,9 @@ def test_known_answers_over_all_profiles(shared):
     assert tuple(round(score, 5) for score in found) == (0.45006, 0.06259)
 
 
-@pytest.mark.parametrize("name", ["corum", "stringdb"])
+@pytest.mark.parametrize("name", ["CORUM", "StringDB"])
 def test_parts_of_the_real_pairs_are_pairs(shared, name):
-    net = known_pairs(name, shared / "corum")
+    net = gene_pairs(shared / "corum" / f"{name}.txt")
     rng = np.random.default_rng(0)
     for n in (50, 300) * 4:
         genes = rng.choice(np.unique(net), n, replace=False).tolist()

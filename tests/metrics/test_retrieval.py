@@ -322,7 +322,7 @@ def test_the_result_speaks():
         ({"e_key": "one"}, ValueError, "another environment of 'one'"),
         ({"control": 7}, ValueError, "'7'"),
         ({"queries": np.ones(33)}, ValueError, "queries is float64"),
-        ({"trained_on": [33]}, ValueError, "trained_on is int64"),
+        ({"trained_on": [33]}, ValueError, "trained_on has the row numbers"),
         ({"n_permutations": 0}, ValueError, "n_permutations=0"),
     ],
 )

@@ -169,8 +169,8 @@ def test_who_shares_a_label_is_counted_once_a_step(cells, monkeypatch, how, n):
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"alpha": -1}, "alpha weighs the invariance loss: give a number that is 0 or larger, got -1"),
-        ({"alpha": float("nan")}, "alpha weighs the invariance loss: give a number that is 0 or larger, got nan"),
+        ({"alpha": -1}, "alpha=-1: give a number, 0 or larger"),
+        ({"alpha": float("nan")}, "alpha=nan: give a number, 0 or larger"),
         ({"n_latent": 0}, "n_latent=0: give a whole number, 1 or larger"),
         ({"n_latent": "64"}, "n_latent='64': give a whole number, 1 or larger"),
         ({"temperature": 0}, "temperature must be a number above 0.0029"),
@@ -179,7 +179,7 @@ def test_who_shares_a_label_is_counted_once_a_step(cells, monkeypatch, how, n):
         ({"alpha": "auto", "invariance": "listing"}, "alpha='auto' knows the scale of invariance='variance'"),
         ({"smoothing": 1}, "smoothing is a probability below 1, at which labels say nothing; got 1"),
         ({"style_target": "y"}, "style_target='y' is not known"),
-        ({"invariance": "share"}, "invariance='share' is not known: use one of variance, listing"),
+        ({"invariance": "share"}, "invariance='share' is not known: use 'variance', 'listing'"),
         ({"encoder": "vgg"}, "There is no encoder 'vgg'"),
     ],
 )

@@ -209,7 +209,7 @@ def test_float32_stays_close_to_float64():
         (lambda: log_normaliser(unit(3), without=torch.zeros(2)), r"without \(B,\)"),
         (
             lambda: invariance_loss(unit(3), torch.zeros(3), reduction=UNKNOWN),
-            "use one of listing, formula, mean, mass",
+            "use 'listing', 'formula', 'mean', 'mass'",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_map_larger_than_the_image_is_cut_around_its_middle():
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="likelihood='poisson' is not known: use 'bernoulli' or 'gaussian'"):
+    with pytest.raises(ValueError, match="likelihood='poisson' is not known: use 'bernoulli', 'gaussian'"):
         AdditiveDecoder((4,), (3, 32, 32), likelihood="poisson")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="width=7: the decoder's number of channels is even"):
         AdditiveDecoder((4,), (3, 32, 32), width=7)

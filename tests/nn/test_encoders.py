@@ -114,7 +114,7 @@ def test_a_cell_is_embedded_without_regard_to_others_while_training(norm):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"encoder": "small", "norm": "layer"}, "norm='layer' is not known: use one of batch, instance, group"),
+        ({"encoder": "small", "norm": "layer"}, "norm='layer' is not known: use 'batch', 'instance', 'group'"),
         (
             {"encoder": nn.Flatten(), "norm": "group"},
             "norm='group' is for encoders of images by name, and not",

@@ -146,7 +146,7 @@ def test_all_orientations_occur_and_no_other(shape, n_orientations):
 
 
 def test_bad_input_gets_a_sentence():
-    with pytest.raises(ValueError, match="intensity='log' is not known: use one of auto, scale, arcsinh, none"):
+    with pytest.raises(ValueError, match="intensity='log' is not known: use 'auto', 'scale', 'arcsinh', 'none'"):
         Preprocess((1, 4, 4), "uint8", intensity="log")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="image_size must be a positive number"):
         Preprocess((1, 4, 4), "uint8", image_size=0)
@@ -402,7 +402,7 @@ def test_it_begins_as_the_identity_and_is_saved():
 
 def test_bad_input_of_a_transform_is_said():
     features, labels = labelled()
-    with pytest.raises(ValueError, match="whitening='zca' is not known: use one of within, controls, lda, plda"):
+    with pytest.raises(ValueError, match="whitening='zca' is not known: use 'within', 'controls', 'lda', 'plda'"):
         InputTransform(8, "zca")  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match=r"n_components=9 \(n_latent of a linear encoder\): there are 8 features.*at most 8"

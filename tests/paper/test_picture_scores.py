@@ -14,10 +14,10 @@ from paper.picture_scores import (
     counterfactual_scores,
     effect_picture_scores,
     read_colors,
+    simulated_effect,
 )
-from scbd.datasets import colored_digits
+from scbd.datasets import colored_digits, simulated_screen
 from scbd.datasets._digits import colorize
-from scbd.datasets._simulated import simulated_effect
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +172,42 @@ def test_screens_that_are_real_or_have_no_controls_get_a_sentence(screen):
         effect_picture_scores(real, Painter(screen))
     with pytest.raises(KeyError, match="DMSO"):
         effect_picture_scores(screen, Painter(screen), control="DMSO")
+
+
+_SCREEN = {"n_complexes": 2, "genes_per_complex": 2, "guides_per_gene": 1, "n_wells": 2, "image_size": 24, "seed": 3}
+
+
+@pytest.mark.parametrize("neighbours", [0, 3])
+def test_the_effect_is_the_difference_that_many_cells_show(neighbours):
+    setting: dict[str, Any] = _SCREEN | {"control_fraction": 0.4, "effect_size": 1.5, "well_effect": 0.5}
+    screen = simulated_screen(6000, neighbours=neighbours, **setting)
+    effect = simulated_effect(screen.uns["truth"], "GENE1", "P1_W2", image_size=24)
+    images = screen.obsm["single_cell_images"].astype(np.float64)
+    here = (screen.obs["well"] == "P1_W2").to_numpy()
+    of_gene, controls = (here & (screen.obs["gene"] == name).to_numpy() for name in ("GENE1", "nontargeting"))
+    seen = images[of_gene].mean(0) - images[controls].mean(0)
+    assert effect.shape == (4, 24, 24) and effect.dtype == np.float32
+    assert np.corrcoef(effect.ravel(), seen.ravel())[0, 1] > 0.95
+    assert 0.8 < np.abs(effect).mean() / np.abs(seen).mean() < 1.25
+
+
+def test_density_and_strength_of_the_well_count():
+    setting = _SCREEN | {"n_wells": 12, "plate_wells": 6}
+    truth = simulated_screen(50, interaction=1.0, density_effect=2.0, **setting).uns["truth"]
+    strongest, weakest = (truth["strengths"].sum(axis=1).sort_values().index[i] for i in (-1, 0))
+    loud, quiet = (
+        np.abs(simulated_effect(truth, "GENE1", well, image_size=24)).mean() for well in (strongest, weakest)
+    )
+    assert loud > quiet
+    alone = truth | {"wells": truth["wells"].assign(density=1.0)}
+    one, other = (simulated_effect(t, "GENE1", strongest, image_size=24) for t in (truth, alone))
+    assert not np.allclose(one, other)
+
+
+def test_controls_do_nothing_and_names_are_known():
+    truth = simulated_screen(50, **_SCREEN).uns["truth"]
+    assert not simulated_effect(truth, "nontargeting", "P1_W1", image_size=24).any()
+    with pytest.raises(KeyError, match="There is no gene 'GENE9' in this screen: it has 'GENE1' to 'nontargeting'"):
+        simulated_effect(truth, "GENE9", "P1_W1", image_size=24)
+    with pytest.raises(KeyError, match="There is no well 'P9'"):
+        simulated_effect(truth, "GENE1", "P9", image_size=24)

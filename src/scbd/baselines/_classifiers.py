@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scbd._anndata import E_REGISTRY, Y_REGISTRY
-from scbd._checks import check_count, check_weight
+from scbd._checks import check_count, check_number
 from scbd.baselines._batches import AlternatingBatches, AlternatingSampler, EnvironmentBatches, ShuffledBatches
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses
@@ -127,7 +127,7 @@ class PenaltyModule(ClassifierModule):
     """
 
     def __init__(self, *args: Any, penalty: float, **kwargs: Any) -> None:
-        check_weight("penalty", penalty, "weighs what is added to cross-entropy")
+        check_number("penalty", penalty)
         super().__init__(*args, **kwargs)
         self.penalty = penalty
 
@@ -489,7 +489,7 @@ class GroupDROModule(ClassifierModule):
     weights: Tensor
 
     def __init__(self, *args: Any, step_size: float, **kwargs: Any) -> None:
-        check_weight("step_size", step_size, "is how fast weights move towards the worst environment")
+        check_number("step_size", step_size)
         super().__init__(*args, **kwargs)
         self.step_size = step_size
         self.register_buffer("weights", torch.full((self.n_environments,), 1 / self.n_environments))

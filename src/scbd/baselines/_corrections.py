@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_count, check_number, check_unmasked, check_weight, head
+from scbd._checks import check_choice, check_count, check_number, check_unmasked, head
 from scbd._linear_maps import (
     LinearMap,
     column_means,
@@ -24,6 +24,7 @@ from scbd._linear_maps import (
     whitening,
     within_covariance,
 )
+from scbd.metrics._table import chosen_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,36 +64,20 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
         If features are no finite numbers ``(N, D)``, a choice of rows fits none, or fewer than two rows are left.
     """
     values, names = _numbers(features)
-    chosen = as_mask("fit", fit, len(values))
+    chosen = learned_from("fit", fit, len(values))
     if controls is None:
         return Table(values, _at_least_two(chosen, "fit"), None, names)
-    both = as_mask("controls", controls, len(values)) & chosen
+    both = learned_from("controls", controls, len(values)) & chosen
     return Table(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"), names)
 
 
-def as_mask(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
-    """A choice of rows as booleans ``(N,)``: given so, or as row numbers; all where it is `None`."""
-    if chosen is None:
-        return np.ones(n, dtype=bool)
-    check_unmasked(name, chosen)
-    rows = np.asarray(chosen)
-    if not rows.size:
-        msg = f"{name} is empty: nothing can be learned from no row."
-    elif rows.dtype == bool and rows.shape != (n,):
-        msg = f"{name} is a mask of shape {rows.shape} for {n} rows: give one truth value a row, or row numbers."
-    elif rows.dtype == bool and not rows.any():
-        msg = f"{name} is True for none of {n} rows: nothing can be learned from no row."
-    elif rows.dtype == bool:
-        return rows
-    elif rows.dtype.kind not in "iu" or rows.ndim != 1:
-        msg = f"{name} must be truth values ({n},) or row numbers, got {rows.dtype} of shape {rows.shape}."
-    elif rows.min() < 0 or rows.max() >= n or len(np.unique(rows)) < len(rows):
-        msg = f"{name} must be row numbers from 0 to {n - 1}, each once (or truth values, a mask of all rows)."
-    else:
-        mask = np.zeros(n, dtype=bool)
-        mask[rows] = True
-        return mask
-    raise ValueError(msg)
+def learned_from(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
+    """A mask ``(N,)`` of rows, see :func:`chosen_rows`; a ValueError where there are none."""
+    mask = chosen_rows(name, chosen, n)
+    if not mask.any():
+        msg = f"{name} names none of {n} rows: nothing can be learned from no row."
+        raise ValueError(msg)
+    return mask
 
 
 def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -575,7 +560,7 @@ def within_map(table: Table, labels: ArrayLike, positions: Positions, regulariza
 
 def _of_positions(table: Table, positions: Positions) -> np.ndarray | float:
     """Covariance of the controls' means by position, weighted; 0 without positions."""
-    check_weight("position_weight", positions.weight, "is how much of the positions' covariance is added")
+    check_number("position_weight", positions.weight)
     if positions.values is None:
         return 0.0
     if table.controls is None:
@@ -951,9 +936,7 @@ def correct(
 
 def check_correction(correction: str, known: Any) -> None:
     """Raise a ValueError unless there is a correction of this name, and what it needs is among what is known."""
-    if correction not in CORRECTIONS:
-        msg = f"There is no correction {correction!r}: use one of {', '.join(CORRECTIONS)}."
-        raise ValueError(msg)
+    check_choice("correction", correction, CORRECTIONS.keys())
     for name in CORRECTIONS[correction].needs:
         if name not in known:
             msg = f"{correction} learns from {name}, and none are given: say {_MEANT[name]} ({name}=...)."

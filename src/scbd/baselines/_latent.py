@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY
-from scbd._checks import check_count, head
+from scbd._checks import check_choice, check_count, head
 from scbd.baselines._batches import PairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses, Prepared
@@ -341,9 +341,7 @@ class IVAEModule(LatentModule):
     """
 
     def __init__(self, *args: Any, style_posterior: str, n_environments: int, **kwargs: Any) -> None:
-        if style_posterior not in ("xe", "x"):
-            msg = f"style_posterior={style_posterior!r} is not known: use 'xe' (image and environment) or 'x' (image)."
-            raise ValueError(msg)
+        check_choice("style_posterior", style_posterior, {"xe": "image and environment", "x": "image"})
         n_experts = n_environments if style_posterior == "xe" else 1
         super().__init__(*args, n_environments=n_environments, n_blocks=2, n_experts=n_experts, **kwargs)
         self.asks = (E_REGISTRY,) if style_posterior == "xe" else ()
@@ -725,9 +723,7 @@ class Decoder(nn.Module):
 
     def __init__(self, n_latents: tuple[int, ...], input_shape: tuple[int, ...], likelihood: str) -> None:
         super().__init__()
-        if likelihood not in ("bernoulli", "gaussian"):
-            msg = f"likelihood={likelihood!r} is not known: use 'auto', 'bernoulli' or 'gaussian'."
-            raise ValueError(msg)
+        check_choice("likelihood", likelihood, ("bernoulli", "gaussian"))
         self.n_latents = n_latents
         self.network = _decoder(sum(n_latents), input_shape)
         self.cut = (..., *(slice(side) for side in input_shape[1:]))

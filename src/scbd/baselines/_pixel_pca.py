@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._anndata import IMAGE_KEY
-from scbd.baselines._corrections import as_mask
+from scbd.baselines._corrections import learned_from
 from scbd.data._inputs import Inputs
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def pixel_pca(
 
     source = Inputs(image_key=image_key, channels=channels).source(adata)
     n = source.shape[0]
-    known = np.flatnonzero(as_mask("fit", fit, n))
+    known = np.flatnonzero(learned_from("fit", fit, n))
     rows = np.sort(np.random.default_rng(seed).choice(known, min(len(known), _FIT_CELLS), replace=False))
     sample = _averaged(source.read(rows))
     scale = _scale(sample) if scale_channels else np.float32(1)

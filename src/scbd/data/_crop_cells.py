@@ -6,13 +6,12 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_unmasked, head, missing_key
+from scbd._checks import check_choice, check_count, check_unmasked, head, missing_key
 from scbd.data._inputs import chosen_channels, numbered
 from scbd.data._readers import Crops
 from scbd.data._sources import channels_last, check_images, target_of
@@ -330,13 +329,9 @@ def _refuse(bad: np.ndarray | pd.Series, what: str) -> None:
 
 def _check_arguments(size: Any, edge: Any, mask: Any, cells: Any, labels: Any) -> None:
     """Raise if an argument is none of those that are known, or one is missing."""
-    for name, value, known in (("edge", edge, get_args(Edge)), ("mask", mask, (None, *get_args(Mask)))):
-        if value not in known:
-            msg = f"{name}={value!r} is not known: use {', '.join(map(repr, known))}."
-            raise ValueError(msg)
-    if not isinstance(size, Integral) or size < 1:
-        msg = f"size={size!r}: give a whole number of pixels."
-        raise ValueError(msg)
+    check_choice("edge", edge, Edge)
+    check_choice("mask", mask, (*get_args(Mask), None))
+    check_count("size", size)
     if labels is None and (cells is None or mask is not None):
         msg = "Give cells, a table with their positions, or labels, whose centroids are computed; a mask needs labels."
         raise ValueError(msg)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from scbd._checks import resized_to
+from scbd._checks import check_choice, resized_to
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, mixed_neighbours, parts_of
 from scbd.data._sources import ArraySource, count_rows, prefetch
 from scbd.data._splits import matched_rows
@@ -35,13 +35,17 @@ _MATCHED = 8192
 _COPIED_AT_ONCE = 64 * 2**20
 
 
-def read_tensor(source: ImageSource, rows: np.ndarray | slice) -> torch.Tensor:
-    """Inputs of these rows as a tensor: on the source's device, or pinned where there is a GPU to fetch them.
+def read_tensor(source: ImageSource | torch.Tensor, rows: np.ndarray | slice) -> torch.Tensor:
+    """Inputs of these rows as a tensor: on the tensor's device, or pinned where there is a GPU to fetch them.
 
     Torch keeps pinned memory that is no longer used for the next batch.
     """
-    if isinstance(source, TensorSource):
-        return source.tensor(rows)
+    if isinstance(source, torch.Tensor):
+        if isinstance(rows, slice):
+            return source[rows]
+        # torch gathers int16 everywhere, uint16 only in places
+        bits = source.view(torch.int16) if source.dtype == torch.uint16 else source
+        return bits.index_select(0, torch.from_numpy(rows).to(bits.device)).view(source.dtype)
     if not torch.cuda.is_available():
         return torch.from_numpy(source.read(rows))
     n, *image_shape = source.shape
@@ -54,69 +58,27 @@ def _torch_dtype(source: ImageSource) -> torch.dtype:
     return torch.from_numpy(np.empty(0, source.dtype)).dtype
 
 
-class TensorSource:
-    """Images, or features, on a device, read there.
+def on_device(source: ImageSource, device: torch.device) -> torch.Tensor:
+    """All inputs of a source, copied to a device in parts.
 
-    Parameters
-    ----------
-    images
-        Shape ``(N, C, H, W)``, or ``(N, F)``.
+    Raises
+    ------
+    ValueError
+        If they are larger than the free memory of a GPU.
     """
-
-    in_memory = True
-
-    def __init__(self, images: torch.Tensor) -> None:
-        self._images = images
-
-    @classmethod
-    def on_device(cls, source: ImageSource, device: torch.device) -> TensorSource:
-        """Copy a source to a device.
-
-        Raises
-        ------
-        ValueError
-            If they are larger than the free memory of a GPU.
-        """
-        n, *image_shape = source.shape
-        size = int(np.prod(source.shape)) * source.dtype.itemsize
-        if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0]:
-            free = torch.cuda.mem_get_info(device)[0]
-            msg = (
-                f"preload='device': all inputs take {size / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free: "
-                "leave preload out, batches are read ahead anyway."
-            )
-            raise ValueError(msg)
-        images = torch.empty((n, *image_shape), dtype=_torch_dtype(source), device=device)
-        block = max(1, _COPIED_AT_ONCE * n // size)
-        for start in range(0, n, block):
-            images[start : start + block] = read_tensor(source, slice(start, start + block))
-        return cls(images)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W), or (N, F)."""
-        return tuple(self._images.shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """As stored."""
-        return torch.empty(0, dtype=self._images.dtype).numpy().dtype
-
-    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of these rows, in this order, as stored and free to change."""
-        images = self.tensor(rows).cpu().numpy()
-        if out is None:
-            return images.copy() if isinstance(rows, slice) else images
-        out[...] = images
-        return out
-
-    def tensor(self, rows: np.ndarray | slice) -> torch.Tensor:
-        """Inputs of these rows, in this order, on the device."""
-        if isinstance(rows, slice):
-            return self._images[rows]
-        # torch gathers int16 everywhere, uint16 only in places
-        bits = self._images.view(torch.int16) if self._images.dtype == torch.uint16 else self._images
-        return bits.index_select(0, torch.from_numpy(rows).to(bits.device)).view(self._images.dtype)
+    size = int(np.prod(source.shape)) * source.dtype.itemsize
+    if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0]:
+        free = torch.cuda.mem_get_info(device)[0]
+        msg = (
+            f"preload='device': all inputs take {size / 2**30:.1f} GiB, {device} has {free / 2**30:.1f} GiB free: "
+            "leave preload out, batches are read ahead anyway."
+        )
+        raise ValueError(msg)
+    images = torch.empty(source.shape, dtype=_torch_dtype(source), device=device)
+    block = max(1, _COPIED_AT_ONCE * len(images) // size)
+    for start in range(0, len(images), block):
+        images[start : start + block] = read_tensor(source, slice(start, start + block))
+    return images
 
 
 class BatchLoader:
@@ -128,7 +90,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        source: ImageSource,
+        source: ImageSource | torch.Tensor,
         y: np.ndarray,
         e: np.ndarray,
         batches: BatchSampler,
@@ -228,13 +190,10 @@ class ImageDataModule(L.LightningDataModule):
         preload: Literal["device"] | None = None,
     ) -> None:
         super().__init__()
-        if neighbours not in (True, False, "auto"):
-            msg = f"neighbours={neighbours!r} is not known: use True, False or 'auto'."
-            raise ValueError(msg)
-        if preload not in (None, "device"):
-            msg = f"preload={preload!r} is not known: use 'device' to keep all images there, or None."
-            raise ValueError(msg)
-        self._source, self._numbers = source, numbers
+        check_choice("neighbours", neighbours, (True, False, "auto"))
+        check_choice("preload", preload, ("device", None))
+        self._source: ImageSource | torch.Tensor = source
+        self._numbers = numbers
         self._y, self._e = (np.asarray(codes).astype(np.int64, copy=False) for codes in (y, e))
         self._at_rest = source
         self._preload = preload
@@ -271,7 +230,7 @@ class ImageDataModule(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Move the images to the trainer's device, if so asked."""
         if self._preload == "device" and self.trainer is not None:
-            self._source = TensorSource.on_device(self._at_rest, self.trainer.strategy.root_device)
+            self._source = on_device(self._at_rest, self.trainer.strategy.root_device)
 
     def teardown(self, stage: str) -> None:
         """Give the device's memory back."""

@@ -8,7 +8,7 @@ import re
 import warnings
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anndata
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from pandas.api.types import infer_dtype
 
 from scbd._anndata import column_numbers, is_number_type, label_text
-from scbd._checks import head
+from scbd._checks import check_choice, head
 from scbd._files import check_distinct, local_path
 from scbd.data._formats import kind_of, read_frame, tables_in, taken_elsewhere
 from scbd.data._screens import SOURCE, source_names
@@ -124,9 +124,7 @@ def read_profiles(
     >>> profiles.shape, list(profiles.obs)
     ((2, 2), ['Metadata_Plate', 'Metadata_Well', 'dose'])
     """
-    if missing not in get_args(Missing):
-        msg = f"missing={missing!r} is not known: use {', '.join(map(repr, get_args(Missing)))}."
-        raise ValueError(msg)
+    check_choice("missing", missing, Missing)
     paths = _files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} others"
     read = {one: _read(one) for one in paths if not _is_empty(one)}

@@ -319,7 +319,7 @@ def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Image
     obsm: Any = group["obsm"] if "obsm" in group else {}
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
-        others = image_keys(path)
+        others = [key for key in obsm if len(getattr(obsm[key], "shape", ())) == 4]
         if others:
             msg += f" They may be at {' or '.join(f'image_key={key!r}' for key in others)}."
         elif CONTENT_KEY in obsm:
@@ -332,19 +332,6 @@ def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Image
         in_place = mapped(images)
         return images if in_place is None else in_place
     return images
-
-
-def image_keys(path: str | os.PathLike[str] | Store) -> list[str]:
-    """Keys of ``obsm`` in a store that images may be at: those of arrays of four dimensions.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As :func:`open_screen` does, of a store that cannot be opened.
-    """
-    group = opened(path)
-    obsm: Any = group["obsm"] if "obsm" in group else {}
-    return [key for key in obsm if len(getattr(obsm[key], "shape", ())) == 4]
 
 
 def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
@@ -535,9 +522,6 @@ class LMDBSource:
         Folder with ``data.mdb``.
     keys
         Key of each cell.
-    shape, dtype
-        Channels, height and width of a crop, and of a pixel. By default those of the published screen, 4 × 100 × 100
-        uint16; of keys with the guide, squares of float32, as large as the first.
 
     Raises
     ------
@@ -550,19 +534,11 @@ class LMDBSource:
     in_memory = False
     concurrent = True
 
-    def __init__(
-        self,
-        path: Path,
-        keys: Sequence[bytes] | np.ndarray,
-        *,
-        shape: tuple[int, int, int] | None = None,
-        dtype: str | None = None,
-    ) -> None:
+    def __init__(self, path: Path, keys: Sequence[bytes] | np.ndarray) -> None:
         self._path, self._keys = path, keys
         self._database = open_lmdb(path)
-        published = self._with_guides() if len(keys) and _SEPARATOR in bytes(keys[0]) else _PUBLISHED
-        self.shape = (len(keys), *(published[0] if shape is None else shape))
-        self.dtype = np.dtype(published[1] if dtype is None else dtype)
+        shape, dtype = self._with_guides() if len(keys) and _SEPARATOR in bytes(keys[0]) else _PUBLISHED
+        self.shape, self.dtype = (len(keys), *shape), np.dtype(dtype)
         check_images(self.shape, self.dtype, str(path))
 
     def _with_guides(self) -> tuple[tuple[int, int, int], str]:

@@ -29,7 +29,7 @@ from anndata.utils import make_index_unique
 from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from scbd._anndata import IMAGE_KEY, label_text, label_values
-from scbd._checks import head, resized_to
+from scbd._checks import check_choice, head, resized_to
 from scbd._files import check_distinct, local_path, partial_path, progress_bar
 from scbd.data._readers import Crops, channel_table, crops_of, images_of, opened, read_crops, some_channels, tables_of
 from scbd.data._sources import (
@@ -173,9 +173,6 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     >>> scbd.data.open_embedding("embedding.zarr").obsm["X_scbd_c"].shape
     (240, 64)
     """
-    if not os.path.exists(path):
-        msg = f"There is nothing at {path}."
-        raise FileNotFoundError(msg)
     group = opened(path)
     arrays = _blocks_of(group)
     parts = tables_of(group, *arrays)
@@ -205,9 +202,6 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
     >>> scbd.data.verify_screen("screen.zarr")  # silent: everything is as it was written
     """
     path = local_path(path)
-    if not path.exists():
-        msg = f"There is nothing at {path}."
-        raise FileNotFoundError(msg)
     group = opened(path)
     said: Any = group.attrs.get(STORE_KEY)
     arrays = _blocks_of(group, fast=True)
@@ -314,9 +308,7 @@ def write_screen(
     if path.exists():
         msg = f"{path} is there: give another path, or remove it."
         raise FileExistsError(msg)
-    if compression not in (None, *_LEVELS):
-        msg = f"compression={compression!r} is not known: use {', '.join(map(repr, _LEVELS))} or None."
-        raise ValueError(msg)
+    check_choice("compression", compression, (*_LEVELS, None))
     given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
     if not given:
         msg = "There is no plate to write: give at least one."

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import LEFT_OUT, label_text
+from scbd._anndata import LEFT_OUT, each, label_text
 from scbd._checks import check_number, check_unmasked, closest, head, missing_key
 
 if TYPE_CHECKING:
@@ -322,12 +321,12 @@ def hold_out_perturbations(
     check_number("share", share, 1)
     check_number("validation_share", validation_share, 1)
     codes, values = _known(labels, "labels")
-    kept = _places(values, _several(keep), "has the perturbation to keep,")
+    kept = _places(values, each(keep), "has the perturbation to keep,")
     order = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(values)), kept))
     if held_out is None:
         test = order[: _how_many(share, len(order))]
     else:
-        test = _places(values, _several(held_out), "has the held-out perturbation")
+        test = _places(values, each(held_out), "has the held-out perturbation")
     if np.isin(test, kept).any():
         msg = f"{str(values[np.intersect1d(test, kept)[0]])!r} is to be held out and to be kept: name it once."
         raise ValueError(msg)
@@ -402,7 +401,7 @@ def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequ
     if len(codes) != n:
         msg = f"There are {n} labels and {len(codes)} environments: give one of each for a cell."
         raise ValueError(msg)
-    mask = np.isin(codes, _places(values, _several(held_out), "is in the held-out environment"))
+    mask = np.isin(codes, _places(values, each(held_out), "is in the held-out environment"))
     if mask.all():
         msg = "All environments are held out: leave at least one to train on."
         raise ValueError(msg)
@@ -429,10 +428,6 @@ def _places(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -
         msg = f"No cell {said} {missing!r}; there are: {head(sorted(map(str, values)), 20)}."
         raise ValueError(msg)
     return places
-
-
-def _several(names: object | Sequence[object]) -> list[object]:
-    return list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
 
 
 def _how_many(share: float, n: int) -> int:

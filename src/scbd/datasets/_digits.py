@@ -8,13 +8,14 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy.ndimage import zoom
 
 from scbd._anndata import IMAGE_KEY
+from scbd._checks import check_choice
 from scbd._files import local_path
 from scbd.datasets._download import fetch
 
@@ -143,9 +144,7 @@ def colored_mnist(
             "environments, an imbalance that is not negative, and between 2 and 10 digits."
         )
         raise ValueError(msg)
-    if protocol not in get_args(Protocol):
-        msg = f"protocol={protocol!r} is not known: use one of {', '.join(get_args(Protocol))}."
-        raise ValueError(msg)
+    check_choice("protocol", protocol, Protocol)
     if protocol == "authors":
         others = {"n_train": n_train, "n_test": n_test, "n_environments": n_environments, "imbalance": imbalance}
         _check_authors(others | {"n_digits": n_digits})

@@ -16,30 +16,17 @@ import pandas as pd
 from scbd._files import check_file
 from scbd.datasets._download import fetch
 
-_PAIRS_URL = "https://raw.githubusercontent.com/recursionpharma/EFAAR_benchmarking/trunk/efaar_benchmarking/benchmark_annotations/"
-# file and licence of the pair files of the EFAAR benchmarking repository
-PAIRS = {
-    "corum": ("CORUM.txt", "CC-BY-NC 4.0"),
-    "humap": ("HuMAP.txt", "CC-BY 4.0"),
-    "reactome": ("Reactome.txt", "CC0 1.0"),
-    "signor": ("SIGNOR.txt", "CC-BY-NC 4.0"),
-    "stringdb": ("StringDB.txt", "CC-BY 4.0"),
-}
-_CHECKSUMS = {
-    "CORUM.txt": "sha256:edaafc77a184ef452996d211e9fe1699615315a36e1efc9d602042c06168a695",
-    "HuMAP.txt": "sha256:6d08074df77f1a7274e754bc6e5e29aa438004bec0a13cbfb934c2c81328f3c4",
-    "Reactome.txt": "sha256:ed3cd0fc32d2fe3510f167e9df39668bc9637348d78787615d3f970b2b862e70",
-    "SIGNOR.txt": "sha256:00525d3a90198378b54c5c3093374d5c9ee0550bbd799f06b443512a465bcad3",
-    "StringDB.txt": "sha256:7955c846a551530c07b1eb508404cf15ef0b77ea39ad2368ed40c5c099dedb8c",
-    "allComplexes_v3.0.txt": "sha256:833a2b73db8d745070daf86c22c9ca5c844a33483f4a15aaed4c4c80dbafe521",
-}
 # how columns of genes, and of the sets that they are in, are called, in small letters alone
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
 _GROUPS = (*_SETS, "term", "source", "cluster")
 # share of sets that may have the same genes as another
 _ALIKE = 0.5
-_CORUM_URL = "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt"
+_CORUM = {
+    "url": "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt",
+    "checksum": "sha256:833a2b73db8d745070daf86c22c9ca5c844a33483f4a15aaed4c4c80dbafe521",
+    "licence": "CC-BY-NC 4.0",
+}
 
 
 def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human") -> pd.DataFrame:
@@ -77,7 +64,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     >>> net = scbd.datasets.corum("coreComplexes.txt")  # or a file of yours  # doctest: +SKIP
     """
     if path is None:
-        path = _fetch(_CORUM_URL, "CC-BY-NC 4.0")
+        path = fetch(**_CORUM, folder="networks")
     path = check_file(path)
     with path.open(encoding="utf-8") as file:
         header = [_plain(name) for name in file.readline().rstrip("\n").split("\t")]
@@ -201,52 +188,6 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     swap = first > second
     source, target = first.mask(swap, second), second.mask(swap, first)
     return _tidy(pd.DataFrame({"source": source, "target": target})[first != second], "pairs")
-
-
-def known_pairs(name: str, path: str | os.PathLike[str] | None = None) -> pd.DataFrame:
-    """Pairs of related genes from the EFAAR map benchmark: CORUM, HuMAP, Reactome, SIGNOR or StringDB.
-
-    Parameters
-    ----------
-    name
-        ``"corum"``, ``"humap"``, ``"reactome"``, ``"signor"`` or ``"stringdb"``.
-    path
-        The file or its folder; downloaded once, with a checksum, by default. Each has a licence of its own, which is
-        logged.
-
-    Returns
-    -------
-    Frame ``source``, ``target``: each unordered pair once; ``attrs["kind"]`` is ``"pairs"``, so that a part of it, too,
-    is read as what it is.
-
-    Raises
-    ------
-    ValueError
-        If the name is not known.
-    FileNotFoundError
-        If there is no such file.
-
-    References
-    ----------
-    Celik et al. (2024), Building, benchmarking, and exploring perturbative maps.
-
-    Examples
-    --------
-    >>> pairs = known_pairs("reactome")  # doctest: +SKIP
-    """
-    if name not in PAIRS:
-        msg = f"There is no network {name!r}: use one of {', '.join(PAIRS)}."
-        raise ValueError(msg)
-    file, licence = PAIRS[name]
-    if path is None:
-        path = _fetch(_PAIRS_URL + file, licence)
-    elif Path(path).is_dir():
-        path = Path(path) / file
-    return gene_pairs(path)
-
-
-def _fetch(url: str, licence: str) -> Path:
-    return fetch(url, checksum=_CHECKSUMS[url.rsplit("/", 1)[1]], folder="networks", licence=licence)
 
 
 def _plain(column: str) -> str:

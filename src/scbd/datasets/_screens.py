@@ -26,9 +26,6 @@ _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
 _BYTES = 4 * 96 * 96 * 2
 _BLOCK = 1000
 _WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
-_NAMES = {"gene_symbol_0": "gene", "sgRNA_0": "sgRNA"}
-# numbers in a table of cells that are no features
-_NO_FEATURES = {"uid", "plate", "well", "tile", "site", "cell", "index", "label", "i", "j", "count", "n_guides"}
 
 
 def funk22(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from scipy.ndimage import gaussian_filter1d
 
 from scbd._anndata import IMAGE_KEY
+from scbd._checks import check_count, check_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -491,81 +492,46 @@ def simulated_screen(
     >>> best - pixels > 0.02  # the regret of the pixels
     True
     """
-    # every argument by its name: nothing else is defined yet
-    cells = simulated_cells(locals())
-    return cells.with_obsm({IMAGE_KEY: _crops(cells, image_size)})
+    arguments = locals()  # each by its name: nothing else is defined yet
+    from anndata import AnnData
 
-
-class SimulatedCells(NamedTuple):
-    """Cells before anybody has photographed them."""
-
-    obs: pd.DataFrame
-    oracle: np.ndarray
-    """What is shown, in units of its standard deviation between cells: float32 ``(n_cells, 8)``."""
-    parameters: np.ndarray
-    """What :func:`draw` draws, float ``(n_cells, 8)``."""
-    wells: pd.DataFrame
-    """How the images of each well look."""
-    well: np.ndarray
-    """Of each cell its row of ``wells``."""
-    truth: dict[str, Any]
-    rng: np.random.Generator
-    more: np.random.Generator
-    """Draws what came later, so that older screens stay as they were."""
-    around: np.ndarray | None
-    """Of each cell its neighbours, see :func:`neighbours_of`, if there are any."""
-
-    def with_obsm(self, obsm: Mapping[str, np.ndarray]) -> AnnData:
-        """The cells and the truth about them, with more in ``obsm``."""
-        from anndata import AnnData
-
-        var = pd.DataFrame(index=list(CHANNELS))
-        return AnnData(obs=self.obs, var=var, obsm={**obsm, "X_oracle": self.oracle}, uns={"truth": self.truth})
-
-
-def simulated_cells(arguments: Mapping[str, Any]) -> SimulatedCells:
-    """What :func:`simulated_screen` photographs.
-
-    Parameters
-    ----------
-    arguments
-        All of :func:`simulated_screen`, by name.
-
-    Raises
-    ------
-    ValueError
-        As said there.
-    """
-    n_cells, plate_wells = arguments["n_cells"], arguments["plate_wells"]
     counts, sizes, shares = ({name: arguments[name] for name in names} for names in (_COUNTS, _SIZES, _SHARES))
-    _check(n_cells, arguments["image_size"], counts, sizes, shares)
+    _check(n_cells, image_size, counts, sizes, shares)
     _check_plates(plate_wells, counts, sizes | shares)
 
-    rng = np.random.default_rng(arguments["seed"])
+    rng = np.random.default_rng(seed)
     # draws what came later, so that older screens stay as they were
     more = rng.spawn(1)[0]
-    library = (counts["n_complexes"], counts["genes_per_complex"])
-    phenotypes, complexes = phenotypes_of(rng, more, *library, sizes | shares)
-    guides = guides_of(rng, list(phenotypes.index), counts["guides_per_gene"])
-    where = places(counts["n_wells"], plate_wells)
+    phenotypes, complexes = phenotypes_of(rng, more, n_complexes, genes_per_complex, sizes | shares)
+    guides = guides_of(rng, list(phenotypes.index), guides_per_gene)
+    where = places(n_wells, plate_wells)
     wells = looks(rng, more, where, plate_wells, sizes)
-    cells = cells_of(rng, n_cells, guides, shares["control_fraction"])
+    cells = cells_of(rng, n_cells, guides, control_fraction)
     genes = pd.Categorical(cells["gene"], phenotypes.index)
     density, plate = wells["density"].to_numpy(), pd.factorize(where["plate"])[0]
     well = wells_of_cells(rng, more, genes, density, plate, arguments)
-    strength = strengths(more, wells, sizes["interaction"])
+    strength = strengths(more, wells, interaction)
 
     mean = phenotypes.to_numpy()[genes.codes] * cells["efficacy"].to_numpy()[:, None] * strength.to_numpy()[well]
     sd = np.array(list(PHENOTYPES.values()))
     shown = mean + rng.normal(size=mean.shape) * sd
     parameters = drawn_parameters(shown, density[well])
-    neighbours = sizes["neighbours"]
     around = neighbours_of(more, well, neighbours * density[well]) if neighbours else None
+    images = np.empty((n_cells, len(CHANNELS), image_size, image_size), dtype=np.uint8)
+    for start in range(0, n_cells, _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        drawn = draw(rng, parameters[rows], image_size)
+        if around is not None:
+            add_neighbours(more, drawn, around[rows], parameters)
+        images[rows] = photograph(rng, drawn, wells.iloc[well[rows]], image_size)
     truth = {"phenotypes": phenotypes, "efficacy": guides.set_index("sgRNA")[["efficacy"]], "wells": wells}
     truth |= {"strengths": strength, "network": _network(complexes)}
-    obs = _obs(cells.assign(complex=cells["gene"].map(complexes)), where, well)
-    oracle = (shown / sd).astype(np.float32)
-    return SimulatedCells(obs, oracle, parameters, wells, well, truth, rng, more, around)
+    return AnnData(
+        obs=_obs(cells.assign(complex=cells["gene"].map(complexes)), where, well),
+        var=pd.DataFrame(index=list(CHANNELS)),
+        obsm={IMAGE_KEY: images, "X_oracle": (shown / sd).astype(np.float32)},
+        uns={"truth": truth},
+    )
 
 
 def _obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
@@ -581,33 +547,18 @@ def _network(complexes: pd.Series) -> pd.DataFrame:
     return network
 
 
-def _crops(cells: SimulatedCells, size: int) -> np.ndarray:
-    """Cells drawn and photographed in their wells one by one, uint8 ``(n_cells, 4, size, size)``."""
-    images = np.empty((len(cells.obs), len(CHANNELS), size, size), dtype=np.uint8)
-    for start in range(0, len(images), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        drawn = draw(cells.rng, cells.parameters[rows], size)
-        if cells.around is not None:
-            add_neighbours(cells.more, drawn, cells.around[rows], cells.parameters)
-        images[rows] = photograph(cells.rng, drawn, cells.wells.iloc[cells.well[rows]], size)
-    return images
-
-
 def _check(
     n_cells: int, image_size: int, counts: Mapping[str, int], sizes: Mapping[str, float], shares: Mapping[str, float]
 ) -> None:
-    least = {"image_size": 16} | dict.fromkeys(counts, 1) | dict.fromkeys(sizes, 0)
-    for name, value in {"image_size": image_size, **counts, **sizes}.items():
-        if value < least[name]:
-            msg = f"{name}={value}: give at least {least[name]}."
-            raise ValueError(msg)
+    for name, least in {"image_size": 16, **dict.fromkeys(counts, 1)}.items():
+        check_count(name, {"image_size": image_size, **counts}[name], least)
+    for name, size in sizes.items():
+        check_number(name, size)
     if sizes["neighbours"] > _AROUND:
         msg = f"neighbours={sizes['neighbours']}: no more than {_AROUND} cells fit around one."
         raise ValueError(msg)
-    for name, value in shares.items():
-        if not 0 <= value <= 1:
-            msg = f"{name}={value} is a share: give a number between 0 and 1."
-            raise ValueError(msg)
+    for name, share in shares.items():
+        check_number(name, share, 1)
     if shares["control_fraction"] == 1:
         msg = "control_fraction=1 leaves no cells for genes: give less than 1."
         raise ValueError(msg)
@@ -631,58 +582,3 @@ def _check_plates(plate_wells: int | None, counts: Mapping[str, int], effects: M
     if n_maps > 1 and effects["confounding"]:
         msg = "confounding and n_plate_maps both say which wells a gene is in: give one of them."
         raise ValueError(msg)
-
-
-def simulated_effect(
-    truth: Mapping[str, Any], gene: str, well: str, *, image_size: int, n_cells: int = 512, seed: int = 0
-) -> np.ndarray:
-    """Mean picture of cells of a gene less that of the same cells without it, in the same well.
-
-    What decoded pictures of a perturbation are compared with, see :meth:`scbd.SCBDModel.traverse`.
-
-    Parameters
-    ----------
-    truth
-        ``uns["truth"]`` of :func:`simulated_screen`.
-    gene, well
-        Their names there.
-    image_size
-        Pixels a side, as of the screen.
-    n_cells
-        To average over.
-    seed
-        Of these cells, and of their noise.
-
-    Returns
-    -------
-    float32 ``(4, image_size, image_size)``, in units of the stored images (0 to 255).
-
-    Raises
-    ------
-    KeyError
-        If there is no such gene or well.
-
-    Examples
-    --------
-    >>> screen = scbd.datasets.simulated_screen(500, image_size=32, n_complexes=3, genes_per_complex=2)
-    >>> truth = screen.uns["truth"]
-    >>> effect = simulated_effect(truth, "GENE1", "P1_W1", image_size=32)
-    >>> nothing = simulated_effect(truth, "nontargeting", "P1_W1", image_size=32)
-    >>> bool(abs(effect).max() > 5), float(abs(nothing).max())
-    (True, 0.0)
-    """
-    for what, name, table in (("gene", gene, truth["phenotypes"]), ("well", well, truth["wells"])):
-        if name not in table.index:
-            msg = f"There is no {what} {name!r} in this screen: it has {table.index[0]!r} to {table.index[-1]!r}."
-            raise KeyError(msg)
-    guides = truth["efficacy"]
-    efficacy = guides.loc[guides.index.str.startswith(f"{gene}_sg"), "efficacy"].mean()
-    effect = truth["phenotypes"].loc[gene] * efficacy * truth["strengths"].loc[well]
-    here = truth["wells"].loc[[well] * n_cells]
-    means = []
-    for mean in (effect.to_numpy(), np.zeros(len(PHENOTYPES))):
-        rng = np.random.default_rng(seed)  # the same cells, and the same noise
-        shown = mean + rng.normal(size=(n_cells, len(mean))) * np.array(list(PHENOTYPES.values()))
-        drawn = draw(rng, drawn_parameters(shown, here["density"].to_numpy()), image_size)
-        means.append(photograph(rng, drawn, here, image_size).mean(0, dtype=np.float64))
-    return (means[0] - means[1]).astype(np.float32)

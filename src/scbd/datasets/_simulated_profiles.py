@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scbd._checks import check_count, check_number
 from scbd._linear_maps import discriminants, whitening
 from scbd.datasets._simulated import LAYOUT, SHAPES, add_layout, well_name
 
@@ -143,15 +144,13 @@ def simulated_profiles(
 
 
 def _check(counts: dict[str, int], sizes: dict[str, float], active: float) -> None:
-    low = next((name for name, n in counts.items() if n < 1), None) or next((n for n in sizes if sizes[n] < 0), None)
-    if low:
-        msg = f"{low}={(counts | sizes)[low]}: give {'at least 1' if low in counts else 'no less than 0'}."
-        raise ValueError(msg)
+    for name, n in counts.items():
+        check_count(name, n)
+    for name, size in sizes.items():
+        check_number(name, size)
+    check_number("active", active, 1)
     if counts["n_plate_maps"] > min(counts["n_plates"], counts["n_perturbations"]):
         msg = f"n_plate_maps={counts['n_plate_maps']}: there are fewer plates, or fewer perturbations."
-        raise ValueError(msg)
-    if not 0 <= active <= 1:
-        msg = f"active={active} is a share: give a number from 0 to 1."
         raise ValueError(msg)
 
 

@@ -15,10 +15,10 @@ import pandas as pd
 from scipy import stats
 
 from scbd._anndata import as_columns
-from scbd._checks import check_count
+from scbd._checks import check_choice, check_count
 from scbd._linear_maps import effective_rank
 from scbd.metrics._mixing import batch_mixing
-from scbd.metrics._probes import Kind, check_kinds, probe_groups, probed
+from scbd.metrics._probes import READERS, Kind, probe_groups, probed
 from scbd.metrics._relationships import (
     Relations,
     aggregate,
@@ -447,7 +447,8 @@ def benchmark(
     given: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control}
     given |= {"net": nets, "label_key": labels, "replicates": replicates}
     _check_asked(given)
-    check_kinds(*kinds)
+    for kind in kinds:
+        check_choice("kind", kind, READERS.keys())
     compared = named_embeddings(adata, embeddings)
     check_reference_of(reference, [embedding.representation for embedding in compared], n_bootstrap)
     asked = {name: metric for name, metric in METRICS.items() if all(_is_given(given[key]) for key in metric.needs)}

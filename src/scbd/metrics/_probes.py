@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import dense
-from scbd._checks import check_finite_rows, check_unmasked
+from scbd._checks import check_choice, check_finite_rows, check_unmasked
 from scbd._linear_maps import label_means, resolution
 from scbd.metrics._average_precision import rounded, unit_rows
 from scbd.metrics._table import chosen_rows, label_names, stored_embedding
@@ -219,9 +219,7 @@ def predict_labels(
     if len(names) < 2:
         msg = "A probe needs at least two different labels to tell apart."
         raise ValueError(msg)
-    if classifier not in ("linear", "nearest_mean"):
-        msg = f"classifier={classifier!r} is not known: use 'linear' or 'nearest_mean'."
-        raise ValueError(msg)
+    check_choice("classifier", classifier, ("linear", "nearest_mean"))
     train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(dense(embedding, "embedding"))
     _check_finite(new)
     if new.shape[1] != train.shape[1]:
@@ -268,7 +266,7 @@ def probed(
     seed: int,
 ) -> Probed:
     """Fit a probe and test it, see :func:`label_probe`."""
-    check_kinds(kind)
+    check_choice("kind", kind, READERS.keys())
     embedding = dense(embedding, "embedding")
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)
@@ -601,14 +599,6 @@ READERS: dict[Kind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
     "neighbours": _Neighbours,
     "nearest_mean": _NearestMean,
 }
-
-
-def check_kinds(*kinds: str) -> None:
-    """Raise a ValueError that names the probes there are, if one is not known."""
-    for kind in kinds:
-        if kind not in READERS:
-            msg = f"kind={kind!r} is not known: use one of {', '.join(map(repr, READERS))}."
-            raise ValueError(msg)
 
 
 class Logistic(NamedTuple):

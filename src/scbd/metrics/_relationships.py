@@ -27,7 +27,7 @@ from scipy import sparse
 from scipy.stats import false_discovery_control
 
 from scbd._anndata import control_names, label_text
-from scbd._checks import check_count, check_finite_rows, check_unmasked, head
+from scbd._checks import check_choice, check_count, check_finite_rows, check_unmasked, head
 from scbd.metrics._average_precision import chance, score_queries, unit_rows
 from scbd.metrics._resampling import (
     Resampled,
@@ -136,9 +136,8 @@ def aggregate(
     """
     from anndata import AnnData
 
-    _check_choice("average", average, Average)
-    if standardize is not None:
-        _check_choice("standardize", standardize, Standardize)
+    check_choice("average", average, Average)
+    check_choice("standardize", standardize, (*get_args(Standardize), None))
     if min_guides > 1 and guide_key is None:
         msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
         raise ValueError(msg)
@@ -260,9 +259,9 @@ def _read_network(
     if missing:
         msg = f"net lacks {' and '.join(sorted(missing))} (its columns: {', '.join(map(str, net.columns))})."
         raise KeyError(msg)
-    _check_choice("net_kind", net_kind, NetKind)
+    check_choice("net_kind", net_kind, NetKind)
     said = net.attrs.get("kind", "auto") if net_kind == "auto" else net_kind
-    _check_choice("net.attrs['kind']", said, NetKind)
+    check_choice("net.attrs['kind']", said, NetKind)
     rows = net[["source", "target"]].dropna().astype(object).map(label_text).drop_duplicates()
     if rows.empty:
         msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
@@ -390,7 +389,7 @@ class Relations:
         universe: Universe = "annotated",
         max_set_size: int | None = None,
     ) -> None:
-        _check_choice("universe", universe, Universe)
+        check_choice("universe", universe, Universe)
         genes, x = _profiles(profiles, gene_key)
         network = _read_network(net, genes, net_kind, max_set_size)
         self.profiled, self.max_set_size = genes, max_set_size
@@ -774,7 +773,7 @@ def resampled_scores(
     several: list[Relations], score: Score, tail: float, n_bootstrap: int, seed: int
 ) -> tuple[list[np.ndarray], float]:
     """The score of each, first as it is, then of the same resamples; and among how many complexes relations spread."""
-    _check_choice("score", score, Score)
+    check_choice("score", score, Score)
     _check_tail(tail)
     check_count("n_bootstrap", n_bootstrap)
     blocks = blocks_of(several[0].known)
@@ -964,11 +963,4 @@ def _check_tail(tail: float) -> None:
     """Raise ``ValueError`` unless there is room for two tails and something between."""
     if not 0 < tail < 0.5:
         msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
-        raise ValueError(msg)
-
-
-def _check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise ``ValueError`` unless a value is one of a ``Literal``."""
-    if value not in get_args(choices):
-        msg = f"{name}={value!r} is not known: use {', '.join(map(repr, get_args(choices)))}."
         raise ValueError(msg)

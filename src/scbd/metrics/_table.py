@@ -183,8 +183,11 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     given = np.asarray(rows)
     if given.dtype == bool and given.shape == (n,):
         return given
-    if given.ndim != 1 or given.dtype.kind not in "iu" or (given.size and not 0 <= given.min() <= given.max() < n):
+    if given.ndim != 1 or given.dtype.kind not in "iu":
         msg = f"{name} is {given.dtype.name} of shape {given.shape}: give a mask of the {n} rows, or row numbers."
+        raise ValueError(msg)
+    if given.size and not 0 <= given.min() <= given.max() < n:
+        msg = f"{name} has the row numbers {given.min()} to {given.max()}: there are {n} rows, counted from 0."
         raise ValueError(msg)
     mask = np.zeros(n, dtype=bool)
     mask[given] = True

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from scbd._anndata import as_columns, label_text, label_values
-from scbd._checks import check_count, check_weight, count_or, head
+from scbd._checks import check_count, check_number, count_or, head
 from scbd.model._contract import Losses, Objective
 from scbd.model._embed import row_numbers
 from scbd.model._minified import blocks_of
@@ -224,7 +224,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
             raise ValueError(msg)
         if cycle is None:
             cycle = float(joint and self.module.style is not None)
-        check_weight("cycle", cycle, "weighs pictures with exchanged blocks")
+        check_number("cycle", cycle)
         if cycle and self.module.style is None:
             msg = f"cycle={cycle} needs two blocks, and this {type(self).__name__} has z_c alone: leave it out."
             raise ValueError(msg)

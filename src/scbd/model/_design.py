@@ -22,7 +22,7 @@ from scbd._anndata import (
     label_values,
     number_values,
 )
-from scbd._checks import head, missing_key
+from scbd._checks import check_choice, head, missing_key
 from scbd.data._inferred import INFERRED, infer_environments
 from scbd.nn._variance import Numbers
 
@@ -182,9 +182,7 @@ def known_e_columns(
     ValueError
         If there is no such choice, or the system has no other.
     """
-    if asked not in (None, *get_args(EColumns)):
-        msg = f"e_columns={asked!r} is not known: use 'side_by_side', or 'crossed'."
-        raise ValueError(msg)
+    check_choice("e_columns", asked, (*get_args(EColumns), None))
     if asked == "side_by_side" and not takes_several:
         msg = f"{system} takes one environment per cell: use e_columns='crossed', or a single column as e_key."
         raise ValueError(msg)

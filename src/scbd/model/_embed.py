@@ -9,13 +9,13 @@ import sys
 import warnings
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from anndata import AnnData
 
-from scbd._checks import count_or, head
+from scbd._checks import check_choice, count_or, head
 from scbd._files import local_path, named_when_whole, progress_bar
 from scbd.data._loading import read_tensor
 from scbd.data._screens import BlockStore, open_embedding, storable
@@ -367,7 +367,8 @@ class EmbedMixin(EnvironmentMixin):
         """How these cells are embedded, all of it checked."""
         self._check_if_trained(warn=True)
         adata = self._require(adata)
-        kind: Representation = _one_of("representation", representation, _REPRESENTATIONS)
+        check_choice("representation", representation, _REPRESENTATIONS)
+        kind = cast("Representation", representation)
         module, source = self._read_from(adata) if kind == "embedding" else (self.module, self._source(adata))
         names = [self._block(block) for block in blocks]
         centers = self._centers(center, kind)
@@ -388,7 +389,8 @@ class EmbedMixin(EnvironmentMixin):
         ValueError
             If it has no such block.
         """
-        name: BlockName = _one_of("block", block, _BLOCKS)
+        check_choice("block", block, _BLOCKS)
+        name = cast("BlockName", block)
         if name == "s" and self.module.style is None:
             msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
             raise ValueError(msg)
@@ -397,9 +399,7 @@ class EmbedMixin(EnvironmentMixin):
     def _centers(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
         """What to subtract from each block, if anything."""
         known: Any = getattr(self, "centers_", {})
-        if center not in ("auto", "controls", None):
-            msg = f"center={center!r} is not known: use 'controls', or None for z as it is."
-            raise ValueError(msg)
+        check_choice("center", center, ("auto", "controls", None))
         if center == "controls" and not known:
             msg = (
                 "center='controls' needs controls among the training cells: name them with control=… in "
@@ -527,9 +527,7 @@ def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, 
     if path.exists() and not shared:
         msg = f"{path} is there: give another path, or remove it."
         raise FileExistsError(msg)
-    if dtype not in _DTYPES:
-        msg = f"dtype={dtype!r} is not known: use {' or '.join(_DTYPES)}."
-        raise ValueError(msg)
+    check_choice("dtype", dtype, _DTYPES)
     return path
 
 
@@ -555,12 +553,3 @@ def _row_names(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
     """Rows of the table, of those that were read."""
     rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
     return rows[chosen].tolist()
-
-
-def _one_of(name: str, value: str, choices: dict[str, str]) -> Any:
-    """The value, if it is one of these."""
-    if value not in choices:
-        known = " or ".join(f"{choice!r} ({words})" for choice, words in choices.items())
-        msg = f"{name}={value!r} is not known: use {known}."
-        raise ValueError(msg)
-    return value

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY, as_columns, column_values, label_codes, label_values
-from scbd._checks import head
+from scbd._checks import check_choice, head
 from scbd.model._contract import Reference
 from scbd.model._design import is_side_by_side
 from scbd.model._setup import SetupMixin
@@ -261,12 +261,7 @@ class EnvironmentMixin(SetupMixin):
             If there is no such choice, or controls were not named.
         """
         preprocess, asked = super()._preprocess(**settings), standardize_by
-        if asked not in ("auto", *get_args(KnownBy), None):
-            msg = (
-                f"standardize_by={asked!r} is not known: use 'auto', 'controls', 'cells', or None to leave "
-                "environments as they are."
-            )
-            raise ValueError(msg)
+        check_choice("standardize_by", asked, ("auto", *get_args(KnownBy), None))
         if asked == "controls" and self._control_codes is None:
             msg = "standardize_by='controls': name controls with control=… in setup_anndata."
             raise ValueError(msg)

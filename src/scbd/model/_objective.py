@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scbd._checks import check_count, check_weight
+from scbd._checks import check_choice, check_count, check_number
 from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses, Prepared
 from scbd.nn._contrastive import (
     Groups,
@@ -141,17 +141,11 @@ class SCBDModule(EmbeddingModule):
         check_temperature(temperature)
         check_smoothing(smoothing)
         check_count("set_size", set_size)
-        if positives not in get_args(Positives):
-            msg = f"positives={positives!r} is not known: use 'all', or 'other_environments'."
-            raise ValueError(msg)
+        check_choice("positives", positives, Positives)
         if set_size > 1 and positives != "all":
             msg = f"set_size={set_size}: the cells of a set come from any environment; leave positives out."
             raise ValueError(msg)
-        if style_target not in (None, *get_args(StyleTarget)):
-            msg = (
-                f"style_target={style_target!r} is not known: use 'e' (environment), 'ye' (the pair) or None (no z_s)."
-            )
-            raise ValueError(msg)
+        check_choice("style_target", style_target, {"e": "environment", "ye": "the pair", None: "no z_s"})
         super().__init__(preprocess)
         self.alpha = alpha
         self.auto_alpha = AutoAlpha() if alpha == "auto" else None
@@ -336,11 +330,9 @@ class SCBDModule(EmbeddingModule):
 
 def _check_alpha(alpha: Alpha, invariance: str) -> None:
     """Raise ``ValueError`` unless alpha is a weight that goes with the form of invariance."""
-    if invariance not in get_args(Invariance):
-        msg = f"invariance={invariance!r} is not known: use one of {', '.join(get_args(Invariance))}."
-        raise ValueError(msg)
+    check_choice("invariance", invariance, Invariance)
     if not isinstance(alpha, str):
-        check_weight("alpha", alpha, "weighs the invariance loss")
+        check_number("alpha", alpha)
     elif alpha != "auto":
         msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
         raise ValueError(msg)

@@ -11,7 +11,7 @@ import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lightning.pytorch as L
 import numpy as np
@@ -26,7 +26,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
-from scbd._checks import check_count, closest
+from scbd._checks import check_choice, check_count, closest
 from scbd._files import local_path, remove_partials, written_whole
 from scbd.data._splits import Split
 from scbd.model._cells import (
@@ -121,9 +121,7 @@ class TrainSettings:
         if self.max_steps is not None and self.max_epochs is not None:
             msg = "Give max_steps or max_epochs, not both."
             raise ValueError(msg)
-        if self.precision not in get_args(Precision):
-            msg = f"precision={self.precision!r} is none that leaves float32 weights: {', '.join(get_args(Precision))}."
-            raise ValueError(msg)
+        check_choice("precision", self.precision, Precision)
         if self.resume and not self.checkpoint_dir:
             msg = "resume=True needs the checkpoint_dir of the run to resume."
             raise ValueError(msg)

@@ -23,13 +23,14 @@ invariance    ``reduction="formula"``                 ``reduction="listing"``
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from scbd import _linear_maps
+from scbd._checks import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -276,9 +277,7 @@ def invariance_loss(
     """
     neighbours = Groups.of(environments)
     z = checked_batch(z, temperature, neighbours.labels, "environments")
-    if reduction not in get_args(InvarianceReduction):
-        msg = f"reduction={reduction!r} is not known: use one of {', '.join(get_args(InvarianceReduction))}."
-        raise ValueError(msg)
+    check_choice("reduction", reduction, InvarianceReduction)
     with torch.autocast(z.device.type, enabled=False):
         of_environment, n_own = neighbours.sums(z), neighbours.n_others
         own, other = of_environment - z, z.sum(0) - of_environment

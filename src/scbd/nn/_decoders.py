@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from scbd._checks import check_choice
 
 Likelihood = Literal["bernoulli", "gaussian"]
 
@@ -119,9 +121,7 @@ class AdditiveDecoder(nn.Module):
         likelihood: Likelihood = "gaussian",
     ) -> None:
         super().__init__()
-        if likelihood not in get_args(Likelihood):
-            msg = f"likelihood={likelihood!r} is not known: use 'bernoulli' or 'gaussian'."
-            raise ValueError(msg)
+        check_choice("likelihood", likelihood, Likelihood)
         if width < 2 or width % 2:
             msg = f"width={width}: the decoder's number of channels is even and at least 2."
             raise ValueError(msg)

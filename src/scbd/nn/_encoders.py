@@ -10,11 +10,13 @@ import re
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from scbd._checks import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -372,9 +374,7 @@ def build_encoder(
     if weights is not None and encoder not in _WITH_WEIGHTS:
         msg = f"weights are for the encoders {', '.join(_WITH_WEIGHTS)}, not for {encoder!r}: leave them out."
         raise ValueError(msg)
-    if norm not in get_args(Norm):
-        msg = f"norm={norm!r} is not known: use one of {', '.join(get_args(Norm))}."
-        raise ValueError(msg)
+    check_choice("norm", norm, Norm)
     if norm != "batch" and (of_features or isinstance(encoder, nn.Module) or weights is not None):
         what = "encoders of features" if of_features else "a module of your own" if weights is None else "weights"
         msg = f"norm={norm!r} is for encoders of images by name, and not for {what}: leave it out."

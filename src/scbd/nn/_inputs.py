@@ -6,14 +6,14 @@ import itertools
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._checks import check_count, check_number, resized_to
+from scbd._checks import check_choice, check_count, check_number, resized_to
 from scbd._linear_maps import (
     covariance,
     discriminants,
@@ -86,9 +86,7 @@ class Preprocess(nn.Module):
         augment: bool = False,
     ) -> None:
         super().__init__()
-        if intensity not in get_args(Intensity):
-            msg = f"intensity={intensity!r} is not known: use one of {', '.join(get_args(Intensity))}."
-            raise ValueError(msg)
+        check_choice("intensity", intensity, Intensity)
         self.image_size = image_size
         self.intensity = (
             {"uint8": "scale", "uint16": "arcsinh"}.get(dtype, "none") if intensity == "auto" else intensity
@@ -479,9 +477,7 @@ class InputTransform(nn.Module):
         position_weight: float = 1.0,
     ) -> None:
         super().__init__()
-        if kind not in get_args(Whitening):
-            msg = f"whitening={kind!r} is not known: use one of {', '.join(get_args(Whitening))}, or None."
-            raise ValueError(msg)
+        check_choice("whitening", kind, Whitening)
         check_number("regularization", regularization)
         check_number("position_weight", position_weight)
         n_components = n_features if n_components is None else n_components

@@ -36,11 +36,12 @@ compared that lie near each other, of the same label or of any.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from scbd._checks import check_choice
 from scbd.nn._contrastive import Groups, exact
 
 if TYPE_CHECKING:
@@ -126,9 +127,7 @@ def explained_variance(
     >>> abs(float(share)) < 0.05  # these features know nothing of the well
     True
     """
-    if partners not in get_args(Partners):
-        msg = f"partners={partners!r} is not known: use 'within' (of the same label) or 'across' (of any label)."
-        raise ValueError(msg)
+    check_choice("partners", partners, Partners)
     design = Design(environments, labels)
     found, freedom = explained_by(features, design).pairings[0][partners], design.pairings[0][partners].freedom_of_one
     return ExplainedVariance(
