@@ -157,7 +157,7 @@ def test_corrections_that_cannot_be_learned_are_told_of_before_any_score(cells, 
         ({"trained_on": np.arange(1400) % 2}, ValueError, r"names a row twice"),
         ({"trained_on": [3, 5, 3]}, ValueError, "trained_on names a row twice"),
         ({"control": "nontargeting"}, ValueError, "nontargeting"),
-        ({"corrections": ["Combat"]}, ValueError, "There is no correction 'Combat'"),
+        ({"corrections": ["Combat"]}, ValueError, "correction='Combat' is not known"),
         (
             {"reference": "true", "n_bootstrap": 9},
             ValueError,
@@ -286,3 +286,15 @@ def test_what_tells_nothing_is_not_best_beside_what_tells_little():
     """With few cells an interval holds both: the one that hides the environment by telling nothing must not win."""
     found = said_of({"raw": 5, "plain": 0, "mine": 0.65}, {"raw": 5, "plain": 0, "mine": 0.2}, train=500)
     assert found.best == "mine" and "'plain' tells no more of gene than chance" in found.sentence
+
+
+def test_what_is_at_chance_tells_no_more_than_what_is_below_it():
+    """A probe that takes cells for few wells is below chance: that hides nothing that noise does not hide."""
+    cells, rng = make_cells(600), np.random.default_rng(0)
+    gene, well = np.eye(4)[cells.obs["gene"].cat.codes], np.eye(3)[cells.obs["well"].cat.codes]
+    told = np.hstack([9 * gene, 9 * well]) + rng.normal(size=(600, 7))
+    spaces = {"raw": told, "noise beside": np.hstack([20 * gene, np.zeros((600, 3))]) + rng.normal(size=(600, 7))}
+    found = evaluated(cells, ["gene", "well"], spaces | {"gene alone": gene}, np.arange(200), 0)
+    assert found.f1["well", "gene alone"].value < found.f1["well", "gene alone"].chance
+    said = verdict(found, "gene", ["well"], ["raw", "noise beside", "gene alone"])
+    assert said.best == "noise beside" and "'gene alone' cannot be told from it" in said.sentence

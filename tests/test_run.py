@@ -576,3 +576,10 @@ def test_images_under_another_key_are_named_in_the_command(tmp_path, capsys):
 def test_columns_and_controls_that_can_be_meant_alone_are_proposed(columns, of_wells, keys):
     obs = pd.DataFrame({name: values * 3 for name, values in columns.items()})
     assert _run._keys(obs, of_wells=of_wells) == f"{keys} --out results"
+
+
+def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("scbd._run.trained", None)
+    (tmp_path / "out").symlink_to(tmp_path / "gone" / "out")  # a disk that is not mounted
+    with pytest.raises(FileExistsError):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "out", model_kwargs=MODEL, train_kwargs=TRAIN)

@@ -223,7 +223,9 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
     least = of_e[min(alike, key=lambda name: sum(max(0.0, _told(score)) for score in of_e[name].values()))]
 
     def tells_no_more(name: str) -> bool:
-        return all(_told(score) <= 0 or _at_most(score.minus(least[e]), 0) for e, score in of_e[name].items())
+        return all(
+            _at_most(score, score.chance) or _at_most(score.minus(least[e]), 0) for e, score in of_e[name].items()
+        )
 
     best = next(filter(tells_no_more, alike))
     scores = {perturbation: of_y[best], **of_e[best]}
@@ -232,7 +234,7 @@ def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], na
     for name in [name for name in reversed(names) if name != best]:
         apart = of_y[best].minus(of_y[name])
         low, high = apart.interval(_LEVEL)
-        ends = f" ({low:.2f} to {high:.2f})" * bool(np.isfinite(low))
+        ends = f" (difference {low:.2f} to {high:.2f})" * bool(np.isfinite(low))
         if name not in counted:
             told = " and ".join(f"{score.value:.2f}" for score in of_e[name].values())
             parts.append(f"{name!r} tells too much of {where} ({told})")
@@ -361,55 +363,45 @@ def compare(
             "they say little, noise may have 1.",
             len(unseen),
         )
-    cells = _NewCells(new, unseen, y_key, e_key, control)
-    frame = benchmark(cells.adata, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
+    frame = benchmark(new, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
     key_of = {f"{name}[{i}]": key for name, of_key in corrected.items() for i, key in enumerate(of_key)}
     more = [
         {"representation": name, "key": key, **row}
         for name, of_key in corrected.items()
         for key, z in of_key.items()
-        for row in cells.of_unseen(z, how)
+        for row in _of_unseen(new, unseen, z, asked, how)
     ]
     return pd.concat(
         [frame.assign(key=frame["key"].map(key_of)), *([pd.DataFrame(more)] if more else [])], ignore_index=True
     )
 
 
-class _NewCells(NamedTuple):
-    """Cells that were not learned from."""
+def _of_unseen(
+    adata: AnnData, unseen: np.ndarray, z: np.ndarray, asked: dict[str, Any], how: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What is told of unseen perturbations, beside the same of seen ones."""
+    y_key = asked["y_key"]
+    labels = label_names(adata, y_key)
+    rows = np.isin(labels, unseen)
+    if len(unseen) > 1:
+        groups = probe_groups(adata[rows], y_key, asked["e_key"], how.get("guide_key"), how.get("group_key", "auto"))
+        few = {"max_cells": _MAX_CELLS, "seed": how.get("seed", 0)}
+        probe = label_probe(z[rows], labels[rows], groups=groups, **few)
+        for score, chance in (("f1", probe["chance_f1"]), ("auroc", 0.5)):
+            yield _row(f"y_probe_unseen_{score}", probe[score], chance)
+    nets = nets_by_name(how.get("net"))
+    if len(unseen) and nets:
+        from anndata import AnnData
 
-    adata: AnnData
-    unseen: np.ndarray
-    """Names of perturbations of which no cell was learned from."""
-    y_key: str
-    e_key: str | Sequence[str]
-    control: str | Sequence[str] | None
-
-    def of_unseen(self, z: np.ndarray, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """What is told of unseen perturbations, beside the same of seen ones."""
-        labels = label_names(self.adata, self.y_key)
-        rows = np.isin(labels, self.unseen)
-        if len(self.unseen) > 1:
-            groups = probe_groups(
-                self.adata[rows], self.y_key, self.e_key, how.get("guide_key"), how.get("group_key", "auto")
-            )
-            few = {"max_cells": _MAX_CELLS, "seed": how.get("seed", 0)}
-            probe = label_probe(z[rows], labels[rows], groups=groups, **few)
-            for score, chance in (("f1", probe["chance_f1"]), ("auroc", 0.5)):
-                yield _row(f"y_probe_unseen_{score}", probe[score], chance)
-        nets = nets_by_name(how.get("net"))
-        if len(self.unseen) and nets:
-            from anndata import AnnData
-
-            table = AnnData(obs=self.adata.obs, obsm={"z": z})
-            guides = how.get("guide_key")
-            profiles = aggregate(table, "z", gene_key=self.y_key, guide_key=guides, control=self.control)
-            for net_name, net in nets.items():
-                found = partners_found(Relations(profiles, net))
-                is_unseen = found.index.isin(self.unseen)
-                for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
-                    metric = of_net(f"relationship_map_{name}", net_name)
-                    yield _row(metric, part["average_precision"].mean(), part["chance"].mean())
+        table = AnnData(obs=adata.obs, obsm={"z": z})
+        guides = how.get("guide_key")
+        profiles = aggregate(table, "z", gene_key=y_key, guide_key=guides, control=asked["control"])
+        for net_name, net in nets.items():
+            found = partners_found(Relations(profiles, net))
+            is_unseen = found.index.isin(unseen)
+            for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
+                metric = of_net(f"relationship_map_{name}", net_name)
+                yield _row(metric, part["average_precision"].mean(), part["chance"].mean())
 
 
 def _unseen(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:

@@ -142,6 +142,8 @@ def test_chosen_channels_are_those_of_the_array(order, k, rows):
 def test_channels_without_names_get_them():
     assert chosen_channels(["channel_0", "channel_1"], ["dna", "actin"], "x") == ([0, 1], ["dna", "actin"])
     assert chosen_channels(["channel_0", "channel_1"], ["channel_1"], "x") == ([1], ["channel_1"])
+    with pytest.raises(KeyError, match="x has 2 channels without names: name all of them, or give numbers, not 'dna'"):
+        chosen_channels(["channel_0", "channel_1"], ["dna"], "x")
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,12 @@ def test_inputs_are_found_where_they_are():
             SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", **keys)
 
 
+@pytest.mark.parametrize("e_key", ["gene", ["well", "gene"]], ids=str)
+def test_what_is_to_be_known_is_not_to_be_hidden(e_key):
+    with pytest.raises(ValueError, match="'gene' is named as y_key and as e_key, and z_c cannot carry"):
+        SCBDModel.setup_anndata(make_cells(), y_key="gene", e_key=e_key)
+
+
 @pytest.mark.parametrize(
     ("of_images", "settings"),
     [

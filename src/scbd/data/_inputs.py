@@ -275,6 +275,11 @@ def _places(names: Sequence[str], asked: Sequence[str | int], where: str) -> lis
             msg = f"{where} has {len(found)} channels of the name {one!r} (numbers {head(found)}): choose by number."
             raise ValueError(msg)
         if not found and not _is_number(one):
+            if _unnamed(names):
+                msg = (
+                    f"{where} has {len(names)} channels without names: name all of them, or give numbers, not {one!r}."
+                )
+                raise KeyError(msg)
             raise KeyError(missing_key(f"{where} (channels)", str(one), names, "channels"))
         place = found[0] if found else int(one)
         if not 0 <= place < len(names):

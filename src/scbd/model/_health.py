@@ -102,7 +102,7 @@ def means_differ(z: Tensor, labels: Groups) -> bool:
     return bool((between >= between[0] * (1 - 1e-9)).double().mean() < _TOLD)
 
 
-def remedy(module: SCBDModule, of_invariance: float, steps: int) -> str:
+def remedy(module: SCBDModule, of_invariance: float) -> str:
     """What to do about a z_c that carries nothing, as lines that run; alpha is named where invariance had a share."""
     if of_invariance >= _NOTABLE:
         alpha = float(module.current_alpha)
@@ -112,7 +112,7 @@ def remedy(module: SCBDModule, of_invariance: float, steps: int) -> str:
             f"SCBDModel(adata, alpha={other})."
         )
     controls = "" if module.controls is not None else " Name controls, if there are some (control=… in setup_anndata)."
-    return f"Train on: model.train(max_steps={steps}).{controls}"
+    return f"Train on: model.train().{controls}"
 
 
 def _turned(module: SCBDModule) -> str:

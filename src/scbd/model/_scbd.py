@@ -207,7 +207,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             self.module,
             data.example_batch(),
             self._tells_means,
-            lambda: remedy(self.module, of_invariance, data.max_steps),
+            lambda: remedy(self.module, of_invariance),
         )
         if warning:
             warnings.warn(warning, UserWarning, stacklevel=3)

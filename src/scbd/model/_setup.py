@@ -245,6 +245,13 @@ class SetupMixin(BaseMinifiedModeModelClass):
             labels.append(NumberField(NUMBER_REGISTRY, continuous_covariate_keys))
         design = None
         if kwargs.get("source_registry") is None:
+            both = [column for column in as_columns(y_key) if column in as_columns(e_key)]
+            if both:
+                msg = (
+                    f"{both[0]!r} is named as y_key and as e_key, and z_c cannot carry what it is to be blind to: name "
+                    "as e_key what cells were imaged in, such as the well or the plate."
+                )
+                raise ValueError(msg)
             design = Design.of(adata.obs, y_key, e_key, e_columns, continuous_covariate_keys)
             if control is not None:
                 y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
