@@ -578,8 +578,9 @@ def test_columns_and_controls_that_can_be_meant_alone_are_proposed(columns, of_w
     assert _run._keys(obs, of_wells=of_wells) == f"{keys} --out results"
 
 
-def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, monkeypatch):
+@pytest.mark.parametrize("out", ["", "new/run"])
+def test_where_nothing_may_be_written_nothing_is_trained(tmp_path, monkeypatch, out):
     monkeypatch.setattr("scbd._run.trained", None)
-    (tmp_path / "out").symlink_to(tmp_path / "gone" / "out")  # a disk that is not mounted
-    with pytest.raises(FileExistsError):
-        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "out", model_kwargs=MODEL, train_kwargs=TRAIN)
+    monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # to root, everything is permitted
+    with pytest.raises(PermissionError, match="cannot be written to: give another directory"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / out, model_kwargs=MODEL, train_kwargs=TRAIN)

@@ -138,14 +138,19 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
     ------
     FileExistsError
         If it, or what it would lie in, is a file.
+    PermissionError
+        If nothing may be written there.
     ValueError
         If it is an address.
     """
     out = local_path(out)
-    for path in (out, *out.parents):
-        if path.exists() and not path.is_dir():
-            msg = f"{path} is a file: give a directory to write to, which is made if it is not there."
-            raise FileExistsError(msg)
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        msg = f"{there} is a file: give a directory to write to, which is made if it is not there."
+        raise FileExistsError(msg)
+    if not os.access(there, os.W_OK | os.X_OK):
+        msg = f"{there} cannot be written to: give another directory, or change its permissions."
+        raise PermissionError(msg)
     return out
 
 

@@ -163,7 +163,6 @@ def run(
     if all(training.get(name) is None for name in _SPLITS):
         held_out = _held_out(adata, y_key, columns, setup.get("control"), model._train_size, seed)
         training = {**training, "split": held_out}
-    out.mkdir(parents=True, exist_ok=True)  # where nothing can be written, before hours of training
     model = trained(model, asked, out, resume=resume, **{"seed": seed} | training)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for key in (*_BLOCKS.values(), BEST_KEY):  # what an earlier model left would be taken for this one's
