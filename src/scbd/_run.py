@@ -133,6 +133,8 @@ def run(
     ------
     FileExistsError
         If ``out`` holds a run and ``resume`` is false, or a ``cells.h5ad`` of no run, or is a file.
+    PermissionError
+        If nothing may be written to ``out``.
     KeyError, TypeError, ValueError
         If ``adata`` or a setting is not fit for training, or a part of ``adata`` cannot be written; before anything is
         written.
