@@ -141,7 +141,7 @@ def test_features_that_are_none_are_refused(name, features, message):
 @pytest.mark.parametrize(
     ("fit", "message"),
     [
-        ([], "fit is float64 of shape \\(0,\\): give a mask of the 92 rows, or row numbers"),
+        ([], "fit names none of 92 rows: nothing can be learned from no row"),
         (np.zeros(92, dtype=bool), "fit names none of 92 rows: nothing can be learned"),
         (np.ones(5, dtype=bool), "fit is bool of shape \\(5,\\): give a mask of the 92 rows"),
         ([0, 92], "fit has the row numbers 0 to 92: there are 92 rows, counted from 0"),

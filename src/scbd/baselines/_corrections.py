@@ -73,7 +73,8 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
 
 def learned_from(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
     """A mask ``(N,)`` of rows, see :func:`chosen_rows`; a ValueError where there are none."""
-    mask = chosen_rows(name, chosen, n)
+    # an empty list is no mask, and has no whole numbers
+    mask = chosen_rows(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
     if not mask.any():
         msg = f"{name} names none of {n} rows: nothing can be learned from no row."
         raise ValueError(msg)

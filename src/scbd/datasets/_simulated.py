@@ -550,8 +550,9 @@ def _network(complexes: pd.Series) -> pd.DataFrame:
 def _check(
     n_cells: int, image_size: int, counts: Mapping[str, int], sizes: Mapping[str, float], shares: Mapping[str, float]
 ) -> None:
-    for name, least in {"image_size": 16, **dict.fromkeys(counts, 1)}.items():
-        check_count(name, {"image_size": image_size, **counts}[name], least)
+    check_count("image_size", image_size, 16)
+    for name, n in counts.items():
+        check_count(name, n)
     for name, size in sizes.items():
         check_number(name, size)
     if sizes["neighbours"] > _AROUND:

@@ -18,7 +18,7 @@ from scbd._anndata import as_columns
 from scbd._checks import check_choice, check_count
 from scbd._linear_maps import effective_rank
 from scbd.metrics._mixing import batch_mixing
-from scbd.metrics._probes import READERS, Kind, probe_groups, probed
+from scbd.metrics._probes import Kind, probe_groups, probed
 from scbd.metrics._relationships import (
     Relations,
     aggregate,
@@ -448,7 +448,7 @@ def benchmark(
     given |= {"net": nets, "label_key": labels, "replicates": replicates}
     _check_asked(given)
     for kind in kinds:
-        check_choice("kind", kind, READERS.keys())
+        check_choice("kind", kind, Kind)
     compared = named_embeddings(adata, embeddings)
     check_reference_of(reference, [embedding.representation for embedding in compared], n_bootstrap)
     asked = {name: metric for name, metric in METRICS.items() if all(_is_given(given[key]) for key in metric.needs)}

@@ -266,7 +266,7 @@ def probed(
     seed: int,
 ) -> Probed:
     """Fit a probe and test it, see :func:`label_probe`."""
-    check_choice("kind", kind, READERS.keys())
+    check_choice("kind", kind, Kind)
     embedding = dense(embedding, "embedding")
     codes, _ = _codes(embedding, labels)
     rng = np.random.default_rng(seed)

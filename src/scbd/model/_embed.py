@@ -399,7 +399,7 @@ class EmbedMixin(EnvironmentMixin):
     def _centers(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
         """What to subtract from each block, if anything."""
         known: Any = getattr(self, "centers_", {})
-        check_choice("center", center, ("auto", "controls", None))
+        check_choice("center", center, {"auto": "of features", "controls": "by their mean", None: "not at all"})
         if center == "controls" and not known:
             msg = (
                 "center='controls' needs controls among the training cells: name them with control=… in "

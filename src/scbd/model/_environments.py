@@ -6,7 +6,7 @@ import copy
 import logging
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -261,7 +261,8 @@ class EnvironmentMixin(SetupMixin):
             If there is no such choice, or controls were not named.
         """
         preprocess, asked = super()._preprocess(**settings), standardize_by
-        check_choice("standardize_by", asked, ("auto", *get_args(KnownBy), None))
+        by = {"auto": "by what fits", "controls": "by these", "cells": "by all of them", None: "not at all"}
+        check_choice("standardize_by", asked, by)
         if asked == "controls" and self._control_codes is None:
             msg = "standardize_by='controls': name controls with control=… in setup_anndata."
             raise ValueError(msg)

@@ -207,8 +207,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
             If a key or channel is missing.
         TypeError, ValueError
             If inputs cannot be read or hold NaN or infinity (all are looked at in memory, some elsewhere), names do not
-            fit them, a label is missing or has one value only, no cell is a control, a covariate is no number, the
-            system takes one environment only, or there is neither ``e_key`` nor ``infer_environments``.
+            fit them, a label is missing or has one value only, a column is named as ``y_key`` and as ``e_key``, no cell
+            is a control, a covariate is no number, the system takes one environment only, or there is neither ``e_key``
+            nor ``infer_environments``.
 
         Warns
         -----

@@ -127,7 +127,7 @@ def explained_variance(
     >>> abs(float(share)) < 0.05  # these features know nothing of the well
     True
     """
-    check_choice("partners", partners, Partners)
+    check_choice("partners", partners, {"within": "of the same label", "across": "of any label"})
     design = Design(environments, labels)
     found, freedom = explained_by(features, design).pairings[0][partners], design.pairings[0][partners].freedom_of_one
     return ExplainedVariance(
