@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-    from scbd.metrics._benchmark import Scored
     from scbd.metrics._table import Embeddings
 
 logger = logging.getLogger(__name__)
@@ -45,8 +44,6 @@ _FEW = 10
 _MAX_CELLS = 100_000
 # resamples of the cells that are tested on, and the level of intervals
 _N_BOOTSTRAP, _LEVEL = 200, 0.95
-# of what inputs as they are tell of an environment beyond chance, the most that an embedding may tell
-_MOST_TOLD = 0.5
 
 
 def evaluate(
@@ -109,27 +106,7 @@ def evaluate(
     >>> len(report)  # three embeddings, two labels
     6
     """
-    return evaluated(adata, label_keys, _EMBEDDINGS if embeddings is None else embeddings, train_indices, seed).table
-
-
-class Evaluated(NamedTuple):
-    """Scores of several embeddings on the same cells."""
-
-    table: pd.DataFrame
-    """See :func:`evaluate`."""
-    f1: dict[tuple[str, str], Scored]
-    """By label and embedding, over the same resamples: of labels that were trained on, or else of those that were not.
-    Empty where too few cells are new."""
-
-
-def evaluated(
-    adata: AnnData,
-    label_keys: Sequence[str],
-    embeddings: Mapping[str, str | np.ndarray],
-    train_indices: str | ArrayLike | None,
-    seed: int,
-) -> Evaluated:
-    """What :func:`evaluate` returns, with what intervals of differences are made of."""
+    embeddings = _EMBEDDINGS if embeddings is None else embeddings
     label_keys = [label_keys] if isinstance(label_keys, str) else label_keys
     check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
     train = None if train_indices is None else trained_rows(adata, train_indices, "train_indices")
@@ -139,12 +116,11 @@ def evaluated(
             f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
             f"{_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warnings.warn(msg, UserWarning, stacklevel=2)
     spaces = {
         name: stored_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
     }
     rows: list[dict[str, Any]] = []
-    f1: dict[tuple[str, str], Scored] = {}
     for label in label_keys:
         parts = _parts(adata.obs[label], train, seed)
         for name, space in spaces.items():
@@ -163,9 +139,7 @@ def evaluated(
                 low, high = np.clip(scores["f1"].interval(_LEVEL), 0, 1)
                 row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
                 rows.append(row | {"f1_low": low, "f1_high": high} | values | {"chance_f1": scores["f1"].chance})
-                if train is not None:
-                    f1.setdefault((label, name), scores["f1"])
-    return Evaluated(pd.DataFrame(rows), f1)
+    return pd.DataFrame(rows)
 
 
 def _parts(labels: pd.Series, train: np.ndarray | None, seed: int) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
@@ -182,82 +156,6 @@ def _parts(labels: pd.Series, train: np.ndarray | None, seed: int) -> list[tuple
         half = stratified_split([labels[several].astype(str).to_numpy()], train_size=0.5, seed=seed).train
         parts.append(("unseen labels", several, np.isin(np.arange(several.sum()), half)))
     return parts
-
-
-class Verdict(NamedTuple):
-    """What is best of several embeddings."""
-
-    best: str | None
-    """Its name; `None` where no cells were left to tell by, or none tells the perturbation."""
-    sentence: str
-
-
-def verdict(found: Evaluated, perturbation: str, environments: Sequence[str], names: Sequence[str]) -> Verdict:
-    """Say which embedding is best on cells that were not trained on, see :func:`scbd.run`.
-
-    Parameters
-    ----------
-    found
-        Scores.
-    perturbation, environments
-        Labels.
-    names
-        Embeddings, the simplest first, which is the inputs as they are.
-    """
-    of_y = {name: found.f1[perturbation, name] for name in names if (perturbation, name) in found.f1}
-    if not of_y:
-        sentence = f"No embedding is called best: fewer than {_HELD_OUT_CELLS} cells of {perturbation} were held out."
-        return Verdict(None, sentence)
-    of_e = {name: {e: found.f1[e, name] for e in environments if (e, name) in found.f1} for name in names}
-    limits = {e: raw.chance + _MOST_TOLD * max(0.0, _told(raw)) for e, raw in of_e[names[0]].items()}
-    hiding = [name for name in names if all(_at_most(of_e[name][e], limit) for e, limit in limits.items())]
-    counted = hiding or list(names)
-    top = max(counted, key=lambda name: of_y[name].value)
-    where = " or ".join(limits)
-    if _at_most(of_y[top], of_y[top].chance):
-        who = f"none that hides {where}" if len(counted) < len(names) else "none"
-        said = ", ".join(f"{name!r} {of_y[name].value:.2f}" for name in names)
-        return Verdict(None, f"No embedding is called best: {who} tells {perturbation} beyond chance (F1: {said}).")
-    telling = [name for name in counted if not _at_most(of_y[name], of_y[name].chance)]
-    alike = [name for name in telling if _at_most(of_y[top].minus(of_y[name]), 0)]
-    least = of_e[min(alike, key=lambda name: sum(max(0.0, _told(score)) for score in of_e[name].values()))]
-
-    def tells_no_more(name: str) -> bool:
-        return all(
-            _at_most(score, score.chance) or _at_most(score.minus(least[e]), 0) for e, score in of_e[name].items()
-        )
-
-    best = next(filter(tells_no_more, alike))
-    scores = {perturbation: of_y[best], **of_e[best]}
-    said = "; ".join(f"{label} {score.value:.2f}, by chance {score.chance:.2f}" for label, score in scores.items())
-    parts = [f"On {of_y[best].n_units:,.0f} cells that were not trained on, {best!r} is best (F1 of {said})"]
-    for name in [name for name in reversed(names) if name != best]:
-        apart = of_y[best].minus(of_y[name])
-        low, high = apart.interval(_LEVEL)
-        ends = f" (difference {low:.2f} to {high:.2f})" * bool(np.isfinite(low))
-        if name not in counted:
-            told = " and ".join(f"{score.value:.2f}" for score in of_e[name].values())
-            parts.append(f"{name!r} tells too much of {where} ({told})")
-        elif name not in telling:
-            parts.append(f"{name!r} tells no more of {perturbation} than chance")
-        elif name not in alike:
-            parts.append(f"{name!r} is lower in {perturbation} by {apart.value:.2f}{ends}")
-        else:
-            why = "is less simple" if tells_no_more(name) else f"tells more of {where}"
-            parts.append(f"{name!r} cannot be told from it in {perturbation}{ends}, and {why}")
-    if not hiding:
-        parts.append(f"none hides {where}")
-    return Verdict(best, "; ".join(parts) + ".")
-
-
-def _told(score: Scored) -> float:
-    """Beyond chance; less than nothing where all cells are taken for one label."""
-    return score.value - score.chance
-
-
-def _at_most(score: Scored, limit: float) -> bool:
-    """Whether a score is no more than that, as far as its interval says."""
-    return score.value <= limit or score.interval(_LEVEL)[0] <= limit
 
 
 def compare(

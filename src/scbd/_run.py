@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import shlex
+import warnings
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +28,17 @@ from scbd._anndata import (
     as_columns,
     bare_name,
     control_names,
+    label_text,
     label_values,
     likely_controls,
+    obs_column,
 )
+from scbd._candidates import CellLabels, corrected_inputs, reference_cells, scaled, standardised, standardised_name
 from scbd._checks import check_count, head
-from scbd._compare import evaluated, known_of, verdict
+from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
-from scbd.baselines._corrections import standardize_by_environment, wccn
+from scbd._verdict import judge
+from scbd.baselines._classifiers import ERMModel
 from scbd.baselines._pixel_pca import pixel_pca
 from scbd.data._formats import head_of, image_columns, is_table, kind_of
 from scbd.data._inputs import Inputs
@@ -45,7 +51,7 @@ from scbd.metrics._table import label_names
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -59,16 +65,24 @@ _OUTPUTS = (
     "history.csv",
     "metrics.csv",
     "model",
+    "replicates.csv",
+    "report.html",
     "training_curves.png",
     "umap.png",
+    "verdict.csv",
     "verdict.txt",
     *_STATE,
 )
 # of the cells, and of the perturbations where there are so many, what is kept for the table; and what chooses them
 _HELD_OUT, _MANY, _SPLITS = 0.2, 30, ("split", "train_size", "validation_size")
 _COMPONENTS, _PCA_CELLS = 50, 20_000
-# controls that are enough to correct by
-_CONTROLS = 16
+# settings that encoders of ERM and SCBD have in common
+_SHARED_WITH_ERM = (
+    *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
+    *("whitening", "whitening_kwargs", "norm"),
+)
+# names of columns, without case and signs, that may separate replicates of a perturbation within an environment
+PLACE_NAMES = ("plate", "platebarcode", "barcode", "batch", "well", "replicate")
 # features of larger tables are read by their components alone: 200 MB, of which a probe takes a multiple
 _MOST_VALUES = 50_000_000
 
@@ -79,30 +93,44 @@ def run(
     y_key: str | Sequence[str],
     e_key: str | Sequence[str],
     out: str | os.PathLike[str],
+    mechanism_key: str | Sequence[str] | None = None,
+    guide_key: str | None = None,
+    erm: bool | None = None,
     setup_kwargs: Mapping[str, Any] | None = None,
     model_kwargs: dict[str, Any] | None = None,
     train_kwargs: dict[str, Any] | None = None,
     resume: bool = False,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Train SCBD, embed all cells, score embeddings on new cells, name the best, and write everything to a directory.
+    """Train SCBD, embed all cells, name the best of several embeddings, and write everything to a directory.
 
     For the scores a fifth of the cells is held out, drawn from each perturbation in each environment, and where there
     are 30 perturbations or more, a fifth of these (never the controls) with all of their cells. To choose what is held
-    out, give ``split`` or ``train_size`` in ``train_kwargs``; ``train_size=1.0`` trains on all cells, and then no score
-    is honest, and no embedding is called best.
+    out, give ``split`` or ``train_size`` in ``train_kwargs``; ``train_size=1.0`` trains on all cells, and then no
+    embedding is called best.
 
-    The best has the highest F1 of the perturbation on cells that were not trained on, among z_c, the inputs as they
-    are, standardised, and corrected, as far as they tell of the environment at most half as much beyond chance as the
-    inputs as they are; where intervals cannot tell embeddings apart, it is the one that tells least of the
-    environment, or else the simplest. Where none tells the perturbation beyond chance, none is called best.
+    **The verdict** compares the inputs, the inputs standardised by environment, sphered on controls and whitened within
+    perturbations (:func:`scbd.baselines.wccn`), z_c, z_c standardised by environment, and a plain classifier (ERM).
+    Held-out cells of each perturbation in each environment are averaged into profiles, and the score is the average
+    precision with which profiles retrieve those of the same perturbation in *other* environments
+    (:func:`scbd.metrics.replicate_retrieval` with ``against="perturbations"``). If ``position_key`` is given, only
+    replicates at other positions count, where there are any. The highest score is best; embeddings within 0.01 count as
+    equal, and the simplest of them is named. Where ten perturbations or more were held out as a whole, these decide,
+    since an encoder that was trained on a perturbation is flattered by it.
+
+    If perturbations lie in one environment each, the first of these that the design offers takes the place of
+    replicates: perturbations that share ``mechanism_key``, other guides, other plates or wells (columns with these
+    names), and else probes of single cells. The sentence names the measure. Next to it stands how well the environment
+    can be predicted among controls (or within perturbations), by the strongest of a linear, a quadratic and a neighbour
+    probe.
 
     Writes ``model/`` and ``settings.json`` as soon as the model is trained; then ``cells.h5ad``, all of ``adata`` but
     the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, a PCA of the
     inputs (``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), the best in ``obsm["X_scbd_best"]``, and
-    ``obs["scbd_split"]``, the part of the split that a cell is in; ``metrics.csv``, ``verdict.txt``, ``history.csv``,
-    ``training_curves.png``, ``umap.png``; and ``checkpoints/``, which an interrupted run goes on from and a finished
-    one can do without.
+    ``obs["scbd_split"]``, the part of the split that a cell is in; ``report.html``, one page with the verdict, pictures
+    and settings; ``verdict.txt`` and ``verdict.csv``, the numbers behind it; ``replicates.csv``, the average precision
+    of each perturbation; ``metrics.csv``, probes of single cells; ``history.csv``, ``training_curves.png``,
+    ``umap.png``; and ``checkpoints/``, which an interrupted run continues from and a finished one can do without.
 
     Parameters
     ----------
@@ -112,22 +140,28 @@ def run(
         Columns of perturbation and environment, one or several each.
     out
         Directory to make.
+    mechanism_key
+        Column or columns with a label that several perturbations share, such as the mechanism of action.
+    guide_key
+        Column with the reagent, such as the guide RNA.
+    erm
+        Also train a classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), as a rival of z_c. It
+        takes seconds for features, where it is the default, and about as long as z_c for images.
     setup_kwargs
         Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
     model_kwargs, train_kwargs
         Arguments of :class:`scbd.SCBDModel` and of its ``train``.
     resume
-        Go on with a run in ``out`` that was interrupted, or failed: called with the same arguments, it trains what is
-        missing of the steps, and nothing again.
+        Continue a run in ``out`` that was interrupted or failed: called with the same arguments, it trains the steps
+        that are missing, and nothing twice.
     seed
         Seed of weights, split, batches, probes and UMAPs.
 
     Returns
     -------
-    The table of :func:`scbd.evaluate`: of both blocks, and of the inputs (of images 50 principal components; of tables
-    of more than 50 million values, too) as they are, standardised by environment, and these corrected by
-    :func:`scbd.baselines.wccn`; what is learned for that is learned from the training cells. ``attrs["verdict"]`` is
-    the sentence of ``verdict.txt``: which is best, and by how much.
+    The table of :func:`scbd.evaluate`: linear probes of both blocks, of the inputs (of images 50 principal components;
+    of tables of more than 50 million values, too), and of these standardised and whitened. ``attrs["verdict"]`` is the
+    text of ``verdict.txt``, and ``attrs["scores"]`` the table of ``verdict.csv``.
 
     Raises
     ------
@@ -146,19 +180,17 @@ def run(
     ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
     ... )  # doctest: +SKIP
     """
-    out = check_directory(out)
-    if not resume and any((out / name).exists() for name in _OUTPUTS):
-        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
-        raise FileExistsError(msg)
-    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE):
-        msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
-        raise FileExistsError(msg)
+    out = _new_directory(out, resume=resume)
     columns, training = as_columns(e_key), train_kwargs or {}
     seed_everything(seed)
     setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
-    SCBDModel.setup_anndata(adata, **setup)
-    model = SCBDModel(adata, **(model_kwargs or {}))
+    with recorded_warnings() as messages:
+        SCBDModel.setup_anndata(adata, **setup)
+        model = SCBDModel(adata, **(model_kwargs or {}))
     inputs = inputs_of(adata, setup)
+    for key in (mechanism_key, guide_key):
+        for column in () if key is None else as_columns(key):
+            obs_column(adata.obs, column)
     data = what_is_learned_from(adata, setup, training.get("split"))
     _check_writable(_cells(adata, inputs))
     asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
@@ -166,43 +198,143 @@ def run(
         held_out = _held_out(adata, y_key, columns, setup.get("control"), model._train_size, seed)
         training = {**training, "split": held_out}
     model = trained(model, asked, out, resume=resume, **{"seed": seed} | training)
-    blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
-    for key in (*_BLOCKS.values(), BEST_KEY):  # what an earlier model left would be taken for this one's
+    messages += json.loads((out / "settings.json").read_text(encoding="utf-8")).get("warnings", [])
+
+    for key in (*_BLOCKS.values(), BEST_KEY):  # an embedding of an earlier model would be taken for this one's
         adata.obsm.pop(key, None)
+    blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
-    components = input_pca(adata, inputs, seed)
-    adata.obsm[PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY] = components
+    pca_key = PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY
+    adata.obsm[pca_key] = input_pca(adata, inputs, seed)
     _mark_trained(adata.obs, model)
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
         if len(several) > 1:  # a column of its own stays what it is
             adata.obs[label] = label_values(adata.obs, several)
-    labels = list(crosses)
-    known = known_of(
+    y_name, *e_names = crosses
+    labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
+
+    reference = reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
+    name, values = _named_inputs(adata, inputs, labels, pca_key)
+    candidates = corrected_inputs(name, values, labels, reference)
+    probed = {key: z for key, z in candidates.items() if not key.endswith("sphered")}
+    candidates["z_c"] = adata.obsm[CONTENT_KEY]
+    if reference is not None:
+        candidates[standardised_name("z_c", reference)] = standardised(candidates["z_c"], labels, reference)
+    if inputs.image_key is None if erm is None else erm:
+        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs or {}, out, {"seed": seed} | training)
+    judged = judge(labels, candidates, seed=seed)
+    if judged.best is not None:
+        adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)
+    table = evaluate(
         adata,
-        y_key=y_key,
-        e_key=environments[0],
-        control=setup.get("control"),
-        position_key=setup.get("position_key"),
-        fit=np.isin(np.arange(adata.n_obs), model.train_indices),
+        [y_name, *e_names],
+        embeddings={name: adata.obsm[key] for name, key in blocks.items()} | probed,
+        train_indices=model.train_indices,
+        seed=seed,
     )
-    simple = simple_embeddings(adata, inputs, components, environments[0], known)
-    spaces = {name: adata.obsm[key] for name, key in blocks.items()} | simple
-    found = evaluated(adata, labels, spaces, model.train_indices, seed)
-    table, (best, sentence) = found.table, verdict(found, labels[0], labels[1:], [*simple, "z_c"])
-    if best is not None:
-        adata.obsm[BEST_KEY] = spaces[best]
-    if best not in (None, "z_c"):
-        blocks = {f"best: {best}": BEST_KEY, **blocks}
+    text = "\n".join([judged.text, *(f"- {note}" for note in (*judged.notes, *dict.fromkeys(messages)))])
     write_table(table, out / "metrics.csv")
     write_table(pd.concat(model.history.values(), axis=1), out / "history.csv", index=True)
-    write_text(sentence + "\n", out / "verdict.txt")
-    _pictures(adata, model, labels, blocks, out, seed)
+    write_table(judged.scores, out / "verdict.csv")
+    write_table(judged.replicates.rename_axis("label"), out / "replicates.csv", index=True)
+    write_text(text + "\n", out / "verdict.txt")
+    if judged.best not in (None, "z_c"):
+        blocks = {f"best: {judged.best}": BEST_KEY, **blocks}
+    _pictures(adata, model, [y_name, *e_names], blocks, out, seed)
     _write_cells(_cells(adata, inputs), out / "cells.h5ad")
-    table.attrs["verdict"] = sentence
+    table.attrs |= {"verdict": text, "scores": judged.scores}
     return table
+
+
+def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
+    """Return the directory of a run that begins, or that is resumed."""
+    out = check_directory(out)
+    if not resume and any((out / name).exists() for name in _OUTPUTS):
+        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
+        raise FileExistsError(msg)
+    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE):
+        msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
+        raise FileExistsError(msg)
+    return out
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Collect the package's warnings, from :mod:`warnings` and from its log, while they are shown as ever."""
+    messages: list[str] = []
+    show = warnings.showwarning
+
+    def record_and_show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, UserWarning):
+            messages.append(str(message))
+        show(message, category, *where)
+
+    class Recorder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    recorder = Recorder(logging.WARNING)
+    logging.getLogger("scbd").addHandler(recorder)
+    warnings.showwarning = record_and_show
+    try:
+        yield messages
+    finally:
+        warnings.showwarning = show
+        logging.getLogger("scbd").removeHandler(recorder)
+
+
+def _cell_labels(
+    obs: pd.DataFrame,
+    model: SCBDModel,
+    y_name: str,
+    e_names: Sequence[str],
+    setup: Mapping[str, Any],
+    mechanism_key: str | Sequence[str] | None,
+    guide_key: str | None,
+) -> CellLabels:
+    """Collect the labels that corrections and the verdict use."""
+
+    def texts(columns: Sequence[str]) -> dict[str, np.ndarray]:
+        return {column: np.array(list(map(label_text, obs[column])), dtype=object) for column in columns}
+
+    y, position_key = texts([y_name])[y_name], setup.get("position_key")
+    named = {y_name, *e_names, *as_columns(setup["y_key"]), *as_columns(setup["e_key"])}
+    if position_key is not None:
+        named |= {*as_columns(position_key)}
+    places = [c for c in obs if bare_name(c) in PLACE_NAMES and c not in named and not obs[c].isna().any()]
+    control = setup.get("control")
+    return CellLabels(
+        y_name=y_name,
+        y=y,
+        environments=texts(e_names),
+        is_train=np.isin(np.arange(len(obs)), model.train_indices),
+        is_control=np.isin(y, [] if control is None else control_names(control, pd.unique(y), y_name)),
+        position=None if position_key is None else label_values(obs, position_key).astype(str).to_numpy(),
+        mechanisms=texts(as_columns(mechanism_key)) if mechanism_key else None,
+        guides=texts([guide_key]) if guide_key else None,
+        places=texts(places),
+    )
+
+
+def _named_inputs(adata: AnnData, inputs: Inputs, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
+    """Return the features, scaled over all training cells, or a PCA of images and of large tables, and their name."""
+    source = inputs.source(adata)
+    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MOST_VALUES:
+        return "features", scaled(np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train)
+    return ("feature PCA" if inputs.image_key is None else "pixel PCA"), adata.obsm[pca_key]
+
+
+def _erm_embedding(
+    adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
+) -> np.ndarray:
+    """Train a classifier with the settings that it shares with the model, and return its embedding of all cells."""
+    ERMModel.setup_anndata(adata, **setup)
+    erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
+    erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
+    return erm.get_latent_representation()
 
 
 def _held_out(
@@ -300,10 +432,11 @@ def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bo
     if resume and _is_trained(out, asked):
         accelerator = training.get("accelerator", "auto")
         return SCBDModel.load(str(out / "model"), model.adata, accelerator=accelerator)
-    checkpoints = out / "checkpoints"
-    model.train(checkpoint_dir=checkpoints, resume=resume, **training)
+    with recorded_warnings() as messages:
+        model.train(checkpoint_dir=out / "checkpoints", resume=resume, **training)
     model.save(str(out / "model"), overwrite=True)
-    write_text(json.dumps(_settings(model, asked), indent=2), out / "settings.json")
+    settings = _settings(model, asked) | {"warnings": messages}
+    write_text(json.dumps(settings, indent=2), out / "settings.json")
     return model
 
 
@@ -321,47 +454,6 @@ def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
     pca = PCA(min(_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
     parts = (slice(start, start + _PCA_CELLS) for start in range(0, n, _PCA_CELLS))
     return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
-
-
-def simple_embeddings(
-    adata: AnnData, inputs: Inputs, components: np.ndarray, e_key: str | Sequence[str], known: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """What costs next to nothing, by name, the simplest first: features, or components where these are too many.
-
-    The same standardised by environment, and then corrected by :func:`scbd.baselines.wccn`; where that cannot be, it is
-    left out. Both learn from training cells, or from all cells of an environment that has fewer than two of them.
-    float32 ``(N, D)`` each.
-
-    Parameters
-    ----------
-    adata, inputs
-        Cells, and where their inputs are.
-    components
-        Of :func:`input_pca`.
-    e_key
-        Column or columns of the environment.
-    known
-        Of all cells, see :func:`known_of`.
-    """
-    source = inputs.source(adata)
-    name, values = f"{'pixel' if inputs.image_key else 'feature'} PCA", components
-    if not inputs.image_key and source.shape[0] * source.shape[1] <= _MOST_VALUES:
-        name, values = "features", np.asarray(source.read(slice(0, source.shape[0])), dtype=np.float32)
-    found = {name: values}
-    standardised = f"{name}, standardised by {CROSS.join(as_columns(e_key))}"
-    corrected, fit = f"{standardised}, WCCN", known["fit"]
-    codes = pd.factorize(known["environments"])[0]
-    strange = np.bincount(codes, weights=fit)[codes] < 2
-    controls = known.get("controls")
-    of_controls = {}
-    if controls is not None and (controls & fit).sum() >= _CONTROLS:
-        of_controls = {key: known[key] for key in ("controls", "positions") if key in known}
-    try:
-        found[standardised] = standardize_by_environment(values, codes, fit=fit | strange)
-        found[corrected] = wccn(found[standardised], known["labels"], fit=fit, **of_controls)
-    except ValueError as error:
-        logger.info("%s is left out: %s", corrected if standardised in found else standardised, error)
-    return found
 
 
 def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:

@@ -549,7 +549,7 @@ def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **
 def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
     """Mean average precision of :func:`scbd.metrics.retrieval`; how many perturbations are called."""
     return {
-        "map": _mean(found.table, n_bootstrap, seed, found.units),
+        "map": mean_score(found.table, n_bootstrap, seed, found.units),
         "called": Scored(found.n_called / len(found.table)),
     }
 
@@ -558,10 +558,10 @@ def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
     """The same of :func:`scbd.metrics.replicate_retrieval`, with floor and cross-position where positions are known."""
     scores = retrieval_scores(found, n_bootstrap, seed)
     if len(found.floor_table):
-        scores["floor"] = _mean(found.floor_table, n_bootstrap, seed)
+        scores["floor"] = mean_score(found.floor_table, n_bootstrap, seed)
         scores["floor_corrected"] = Scored(found.floor_corrected, _floor_corrected_chance(found))
     if len(found.cross_position_table):
-        scores["cross_position"] = _mean(found.cross_position_table, n_bootstrap, seed)
+        scores["cross_position"] = mean_score(found.cross_position_table, n_bootstrap, seed)
     return scores
 
 
@@ -571,7 +571,7 @@ def _floor_corrected_chance(found: Retrieval) -> float:
     return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
 
 
-def _mean(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> Scored:
+def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> Scored:
     """Mean of perturbations, and of as many units of them drawn with replacement; each is one by default."""
     values, rng = table["average_precision"].to_numpy(), np.random.default_rng(seed)
     _, codes = np.unique(np.arange(len(values)) if units is None else units, return_inverse=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from scipy import sparse
 from scipy.stats import false_discovery_control
 
 from scbd._anndata import control_names
-from scbd._checks import check_count
+from scbd._checks import check_choice, check_count
 from scbd._linear_maps import label_means
 from scbd.metrics._average_precision import Null, Scores, chance, score_queries, unit_rows
 from scbd.metrics._resampling import blocks_of
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 
 # q values below are called, as everywhere in the field
 _CALLED = 0.05
+# minimum number of other perturbations that a profile is ranked against within the environments of its perturbation
+MIN_OTHER_PERTURBATIONS = 5
+# queries whose negatives are counted, to decide which negatives a ranking has
+_MAX_COUNTED = 200
+
+Against = Literal["controls", "perturbations"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -304,19 +310,25 @@ def replicate_retrieval(
     *,
     y_key: str | Sequence[str],
     e_key: str | Sequence[str],
-    control: object | Sequence[object],
+    control: object | Sequence[object] | None,
+    against: Against = "controls",
     position_key: str | Sequence[str] | None = None,
     queries: ArrayLike | None = None,
     trained_on: str | ArrayLike | None = None,
     n_permutations: int = 10_000,
     seed: int = 0,
 ) -> Retrieval:
-    """Average precision with which wells find their replicates in other environments, among controls there.
+    """Compute the average precision with which wells retrieve their replicates in other environments.
 
     Each well of a perturbation ranks wells by cosine: those of its perturbation in *other* environments should come
     before controls of *these* environments. Controls of environments that the perturbation is not in are left out:
     where several layouts are in batches of their own, what a batch adds would tell them apart. Means over its wells are
     a perturbation's score, and over perturbations the mean average precision.
+
+    With ``against="perturbations"`` the wells of all other perturbations take the place of the controls. This is the
+    measure that the verdict of :func:`scbd.run` rests on, where each row is the mean of the cells of one perturbation
+    in one environment: does a profile resemble its own perturbation elsewhere more than it resembles other
+    perturbations?
 
     Where all plates share a layout, a perturbation is a position, and wells find each other by it. The **floor** says
     how far: controls are scored as if each position were a perturbation, against controls at other positions. It is
@@ -336,10 +348,17 @@ def replicate_retrieval(
     y_key, e_key
         Columns of ``obs`` with the perturbation and with the environment, each one or several for their cross.
     control
-        Value or values of ``y_key`` for wells that were not perturbed.
+        Value or values of ``y_key`` for wells that were not perturbed. `None`, with ``against="perturbations"`` only:
+        there are none.
+    against
+        The negatives of a ranking. ``"controls"``: controls in those other environments that hold the perturbation.
+        ``"perturbations"``: wells of all other perturbations in the environments that hold the perturbation, that of
+        the query included, so that an embedding which keeps the environment ranks these first. Where the environments
+        of a perturbation hold fewer than five others (median over perturbations; arrayed screens have one perturbation
+        per well), those of all environments.
     position_key
-        Column of ``obs`` with the position on a plate, or several (row and column). Needed for floor and
-        cross-position.
+        Column of ``obs`` with the position on a plate, or several (row and column). Needed for cross-position and, with
+        ``against="controls"``, for the floor.
     queries
         Mask ``(N,)`` or row numbers of wells to score, for example those of perturbations that a model has not seen.
         Replicates and controls are still found among all rows. All wells of perturbations by default. The floor has
@@ -365,8 +384,8 @@ def replicate_retrieval(
     KeyError
         If a key is missing.
     ValueError
-        If values are not finite, there is no control, or no perturbation has a replicate and controls in one other
-        environment.
+        If values are not finite, there is no control, or no perturbation has both a replicate in another environment
+        and negatives to be ranked against.
 
     Warns
     -----
@@ -384,21 +403,29 @@ def replicate_retrieval(
     True
     """
     check_count("n_permutations", n_permutations)
+    check_choice("against", against, Against)
     x = representation(adata, rep)
     y = label_names(adata, y_key)
-    is_control = np.isin(y, control_names(control, y, y_key))
+    if control is None and against == "controls":
+        msg = "control=None: name the controls that replicates are ranked against, or give against='perturbations'."
+        raise ValueError(msg)
+    is_control = np.isin(y, () if control is None else control_names(control, y, y_key))
     wells = _Wells(unit_rows(x), _Labels(y), _Labels(label_names(adata, e_key)), is_control)
     position = None if position_key is None else _Labels(label_names(adata, position_key))
     asked = chosen_rows("queries", queries, len(x)) & ~is_control
     learned = learned_rows(adata, trained_on)
-    if learned is not None and trained_on is not None:
+    if learned is not None and trained_on is not None and against == "controls":
         _warn_of_fitted(is_control, learned)
     null = Null(n_permutations, seed)
-    scores = _against_controls(wells, np.flatnonzero(asked))
+    rows = np.flatnonzero(asked)
+    if against == "controls":
+        scores = _against_controls(wells, rows)
+    else:
+        scores = _against_perturbations(wells, rows, apart=[wells.e])
     if not len(scores.rows):
         msg = (
-            f"None of {asked.sum()} wells has both a replicate and controls in another environment of {e_key!r}: a "
-            "replicate score needs perturbations in two environments or more, with controls beside them."
+            f"None of {asked.sum()} wells has both a replicate and {against} in another environment of {e_key!r}: a "
+            f"replicate score needs perturbations in two environments or more, with {against} beside them."
         )
         raise ValueError(msg)
     table = _by_label(scores, y, null)
@@ -406,8 +433,9 @@ def replicate_retrieval(
     warn_of_folds(adata, e_key, *([] if position_key is None else [position_key]))
     floor = across = pd.DataFrame()
     if position is not None:
-        floor = _by_label(_floor(wells, position, scores.rows), position.of_rows, null)
-        across = _by_label(_across_positions(wells, position, np.flatnonzero(asked)), y, null)
+        if against == "controls":
+            floor = _by_label(_floor(wells, position, scores.rows), position.of_rows, null)
+        across = _by_label(_against_perturbations(wells, rows, apart=[wells.e, position]), y, null)
     left_out = sorted(set(y[asked]) - set(table.index))
     return Retrieval(table, tuple(left_out), floor_table=floor, cross_position_table=across)
 
@@ -481,21 +509,57 @@ def _floor(wells: _Wells, position: _Labels, scored: np.ndarray) -> Scores:
     return score_queries(wells.unit, queries, controls, positives, negatives)
 
 
-def _across_positions(wells: _Wells, position: _Labels, queries: np.ndarray) -> Scores:
-    """The same perturbation at another position and environment, among all others of its environments."""
+def profile_retrieval(
+    x: np.ndarray, y: np.ndarray, *, apart: Sequence[np.ndarray], within: np.ndarray, is_control: np.ndarray
+) -> pd.DataFrame:
+    """Compute how well profiles retrieve others of their label among all other perturbations.
+
+    Parameters
+    ----------
+    x
+        Profiles ``(N, D)``, compared by cosine.
+    y
+        Label that replicates share, ``(N,)``.
+    apart
+        Labels ``(N,)`` in each of which replicates have to differ from the query, such as the environment.
+    within
+        Label ``(N,)``: negatives come from the groups that hold the query's label, see :func:`replicate_retrieval`.
+    is_control
+        Rows that take no part, boolean ``(N,)``.
+
+    Returns
+    -------
+    One row per label that has replicates: ``average_precision``, ``chance``, ``n_queries``, ``n_positives`` and
+    ``n_negatives``.
+    """
+    wells = _Wells(unit_rows(x), _Labels(y), _Labels(within), is_control)
+    scores = _against_perturbations(wells, np.flatnonzero(~is_control), [_Labels(labels) for labels in apart])
+    table = _by_label(scores, y, Null(1, 0))
+    return table.drop(columns=["p_value", "q_value"], errors="ignore")
+
+
+def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels]) -> Scores:
+    """Rank the same perturbation against all others; replicates differ from the query in each label of ``apart``."""
     perturbed = np.flatnonzero(~wells.is_control)
-    places = pd.Series(position.codes[perturbed]).groupby(wells.y.codes[perturbed]).nunique()
-    several = queries[np.isin(wells.y.codes[queries], places.index[places > 1])]
-    beside = wells.beside(wells.y, perturbed, perturbed)
+    in_same_environments = wells.beside(wells.y, perturbed, perturbed)
 
     def positives(row: int) -> np.ndarray:
-        rows = wells.elsewhere(row, wells.y)
-        return rows[position.codes[rows] != position.codes[row]]
+        rows = wells.y.rows_like(row)
+        for labels in apart:
+            rows = rows[labels.codes[rows] != labels.codes[row]]
+        return rows
 
-    def negatives(rows: np.ndarray) -> np.ndarray:
-        return wells.y.differ(rows, perturbed) & beside(rows)
+    def others(rows: np.ndarray) -> np.ndarray:
+        return wells.y.differ(rows, perturbed)
 
-    return score_queries(wells.unit, several, perturbed, positives, negatives)
+    def others_in_same_environments(rows: np.ndarray) -> np.ndarray:
+        return others(rows) & in_same_environments(rows)
+
+    sample = np.random.default_rng(0).permutation(queries)[:_MAX_COUNTED]
+    n_others = others_in_same_environments(sample).sum(axis=1)
+    are_enough = len(sample) and np.median(n_others) >= MIN_OTHER_PERTURBATIONS
+    negatives = others_in_same_environments if are_enough else others
+    return score_queries(wells.unit, queries, perturbed, positives, negatives)
 
 
 def _warn_of_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:

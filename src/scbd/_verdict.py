@@ -1,0 +1,241 @@
+"""Name the best embedding of a run, and state by what and by how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scbd._evidence import LEVEL, predict_environments, predict_perturbations, retrieve
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from scbd._candidates import CellLabels
+    from scbd._evidence import Measure, Retrieval
+    from scbd.metrics._benchmark import Scored
+
+# average precision within which two embeddings count as equal, so that the simpler one is named
+MARGIN = 0.01
+# with fewer held-out cells, no embedding is named
+MIN_HELD_OUT_CELLS = 50
+# with so many perturbations that no encoder was trained on, these alone decide
+MIN_UNSEEN = 10
+# share of the environment's F1 above chance that an embedding may keep of that in the inputs, where replicates lie in
+# the same environment and retrieving them does not show whether environments are mixed
+MAX_ENVIRONMENT_KEPT = 0.5
+
+
+class Verdict(NamedTuple):
+    """Which embedding is best, and what this rests on."""
+
+    best: str | None
+    """Its name; `None` if nothing is above chance, or nothing can be measured."""
+    text: str
+    """Two sentences: by what it is best and by how much, and how well environments can be predicted."""
+    notes: Sequence[str]
+    """What a reader has to know of these numbers, one sentence each."""
+    scores: pd.DataFrame
+    """See :meth:`scbd._evidence.Measure.table`."""
+    replicates: pd.DataFrame
+    """Average precision of each perturbation, one column per embedding; empty where no question could be answered."""
+
+
+def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
+    """Compare embeddings on held-out cells and name the best.
+
+    Parameters
+    ----------
+    labels
+        Labels of all cells.
+    embeddings
+        Embeddings ``(N, D)`` of all cells by name, the simplest first, which is the inputs.
+    seed
+        Seed of resamples and probes.
+    """
+    n_held_out = int((~labels.is_train).sum())
+    if n_held_out < MIN_HELD_OUT_CELLS:
+        text = f"No embedding is called best: {n_held_out} cells were held out, and {MIN_HELD_OUT_CELLS} are needed."
+        return Verdict(None, text, (), pd.DataFrame(), pd.DataFrame())
+    found = retrieve(labels, embeddings)
+    if found is None:
+        return _judge_by_probes(labels, embeddings, seed)
+    return _judge_by_retrieval(labels, found, embeddings, seed)
+
+
+def _judge_by_retrieval(
+    labels: CellLabels, found: Retrieval, embeddings: Mapping[str, np.ndarray], seed: int
+) -> Verdict:
+    groups = _groups_of_perturbations(labels, found)
+    measures = {group: found.measure(rows, group, seed=seed) for group, rows in groups.items()}
+    decisive, *others = measures
+    scores = measures[decisive].scores
+    if found.question.crosses_environments:
+        considered = list(scores)
+        best = _simplest_of_highest(scores, considered)
+        # probes take time: the choice does not rest on them here
+        compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
+        environments = predict_environments(labels, compared, seed=seed)
+    else:
+        environments = predict_environments(labels, embeddings, seed=seed)
+        considered = _mixing(scores, environments)
+        best = _simplest_of_highest(scores, considered)
+    table = pd.concat([measure.table() for measure in (*measures.values(), *environments.values())], ignore_index=True)
+    replicates = pd.DataFrame({name: each["average_precision"] for name, each in found.tables.items()})
+    gain = found.gain(best, groups[decisive], seed=seed)
+    if gain.value <= 0 or gain.interval(LEVEL)[0] <= 0:
+        text = (
+            f"No embedding is called best: in held-out cells, none retrieves {found.question.words} above chance "
+            f"(average precision {_listed(scores, scores)}; chance {scores[best].chance:.2f})."
+        )
+        return Verdict(None, text, (), table, replicates)
+    text = (
+        f"'{best}' is best: in held-out cells, it retrieves {found.question.words} with an average precision of "
+        f"{scores[best].value:.2f} (chance {scores[best].chance:.2f}; {int(scores[best].n_units)} perturbations"
+        f"{decisive}); {_lead(scores, considered, best)}."
+    )
+    notes = [
+        f"{measures[group].words}: {_listed(measures[group].scores, _compared_names(scores, best))}."
+        for group in others
+    ]
+    notes += _notes_of_design(labels, found, scores, considered)
+    return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table, replicates)
+
+
+def _groups_of_perturbations(labels: CellLabels, found: Retrieval) -> dict[str, np.ndarray]:
+    """Split the perturbations that were scored into seen and unseen ones, the group that decides first.
+
+    Returns
+    -------
+    Masks of ``found.labels``, by the words that distinguish them.
+    """
+    every = np.ones(len(found.labels), dtype=bool)
+    unseen = np.isin(found.labels, pd.unique(labels.y[labels.is_unseen]))
+    if found.question.label is not labels.y or not unseen.any():
+        return {"": every}
+    parts = {" that were not trained on": unseen}
+    if not unseen.all():
+        parts[" that were trained on"] = ~unseen
+    return parts if unseen.sum() >= MIN_UNSEEN else {"": every} | parts
+
+
+def _simplest_of_highest(scores: Mapping[str, Scored], considered: Collection[str]) -> str:
+    """Return the first embedding within the margin of the highest score."""
+    highest = max(scores[name].value for name in considered)
+    return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
+
+
+def _mixing(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
+    """Return the embeddings that do not clearly keep more than half of what the inputs show of each environment.
+
+    All of them, if each does.
+    """
+
+    def keeps(measure: Measure, name: str) -> bool:
+        inputs = next(iter(measure.scores.values()))
+        limit = inputs.chance + MAX_ENVIRONMENT_KEPT * max(0.0, inputs.value - inputs.chance)
+        score = measure.scores[name]
+        return score.value > limit and not score.interval(LEVEL)[0] <= limit  # NaN where every cell is right
+
+    mixing = [name for name in names if not any(keeps(measure, name) for measure in environments.values())]
+    return mixing or list(names)
+
+
+def _compared_names(names: Collection[str], best: str) -> list[str]:
+    """Return the embeddings that sentences compare: the best, z_c and the inputs."""
+    return [name for name in dict.fromkeys([best, "z_c", next(iter(names))]) if name in names]
+
+
+def _listed(scores: Mapping[str, Scored], names: Collection[str]) -> str:
+    return ", ".join(f"'{name}' {scores[name].value:.2f}" for name in dict.fromkeys(names) if name in scores)
+
+
+def _lead(scores: Mapping[str, Scored], considered: Collection[str], best: str) -> str:
+    """Compare the best embedding with its equals, with the next one and with the inputs."""
+    own, inputs = scores[best].value, next(iter(scores))
+    rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
+    equal = [name for name in rivals if scores[name].value >= own - MARGIN]
+    parts = [f"{_listed(scores, equal)} are within {MARGIN:g} of it"] if equal else []
+    lower = [name for name in rivals if name not in equal]
+    for name in dict.fromkeys([*lower[:1], *(name for name in lower if name == inputs)]):
+        low, high = scores[best].minus(scores[name]).interval(LEVEL)
+        certain = "" if low > 0 else ", so the order of the two is uncertain"
+        parts.append(
+            f"'{name}' has {scores[name].value:.2f} (95 % interval of the difference {low:.2f} to {high:.2f}{certain})"
+        )
+    return "; ".join(parts) or "no other embedding was compared"
+
+
+def _state_environments(labels: CellLabels, environments: Mapping[str, Measure], best: str) -> str:
+    """State how well each environment is predicted from the best embedding, from z_c and from the inputs."""
+    if not environments:
+        names = " or ".join(labels.environments)
+        return f"How well {names} can be predicted from it was not measured, as too few cells were held out."
+    parts = []
+    for column, measure in environments.items():
+        shown = _compared_names(measure.scores, best)
+        cells = measure.words.partition(" among ")[2]
+        parts.append(
+            f"{column} is predicted among {cells} with an F1 of {_listed(measure.scores, shown)} (chance "
+            f"{measure.scores[best].chance:.2f}; strongest of three probes)"
+        )
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _notes_of_design(
+    labels: CellLabels, found: Retrieval, scores: Mapping[str, Scored], considered: Collection[str]
+) -> list[str]:
+    """State what in the design limits the verdict."""
+    notes, question = [], found.question
+    environments = " or ".join(labels.environments)
+    if question.label is labels.y and not labels.is_unseen.any():
+        notes.append(
+            f"Every {labels.y_name} was trained on, which favours embeddings that learn from these labels (z_c, ERM, "
+            "WCCN)."
+        )
+    if question.may_share_position:
+        notes.append("Replicates lie at the same position of the plate, so effects of position may count as effects.")
+    if not question.crosses_environments:
+        notes.append(
+            f"Too few perturbations lie in more than one {environments} to be retrieved across {environments}: the "
+            "average precision does not show whether these are mixed."
+        )
+    if excluded := [name for name in scores if name not in considered]:
+        notes.append(f"Not considered, as they keep {environments}: {_listed(scores, excluded)}.")
+    return notes
+
+
+def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], seed: int) -> Verdict:
+    """Compare embeddings by probes of single cells, where no profile has another to retrieve.
+
+    The score is the F1 of the perturbation, less that of the environment among controls where it can be measured, each
+    on a scale where chance is 0 and a perfect probe 1: wells that differ no more than wells of controls do show no
+    effect of what was done to them.
+    """
+    names = " or ".join(labels.environments)
+    why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"
+    measure = predict_perturbations(labels, embeddings, seed=seed)
+    if measure is None:
+        return Verdict(None, f"No embedding is called best. {why}.", (), pd.DataFrame(), pd.DataFrame())
+    environments = predict_environments(labels, embeddings, seed=seed)
+    table = pd.concat([each.table() for each in (measure, *environments.values())], ignore_index=True)
+
+    def beyond_chance(score: Scored) -> float:
+        return max(0.0, score.value - score.chance) / (1 - score.chance)
+
+    net = {name: beyond_chance(score) for name, score in measure.scores.items()}
+    for each in environments.values():
+        for name in net:
+            net[name] -= beyond_chance(each.scores[name]) / len(environments)
+    best = next(name for name in net if net[name] >= max(net.values()) - MARGIN)
+    chance, low = measure.scores[best].chance, measure.scores[best].interval(LEVEL)[0]
+    listed = f"F1 of {labels.y_name}: {_listed(measure.scores, measure.scores)}; chance {chance:.2f}"
+    if net[best] <= 0 or low <= chance:
+        text = f"No embedding is called best: none shows more of {labels.y_name} than of {names} ({listed})."
+        return Verdict(None, text, (f"{why}.",), table, pd.DataFrame())
+    less = f", less that of {names} among controls" if environments else ""
+    text = f"'{best}' is best by probes of single held-out cells, which predict {labels.y_name}{less} ({listed})."
+    notes = [f"{why}: this comparison is weak, as {labels.y_name} and {names} may be confounded."]
+    return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table, pd.DataFrame())
