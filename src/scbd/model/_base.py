@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from uuid import uuid4
 
 from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
@@ -108,6 +109,17 @@ class ImageModel(TrainMixin):
     )
     get_elbo = Absent("model.history has the losses, by step.")
     view_registry = Absent("use view_anndata_setup, or model.registry.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold: everything except the trainer of the last run, as with ``save``."""
+        return {name: value for name, value in vars(self).items() if name != "trainer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy a model of its own: scvi-tools keeps managers under the id of a model, in each process."""
+        self.__dict__.update(state)
+        self.id = str(uuid4())
+        if self.adata_manager is not None:
+            self._register_manager_for_instance(self.adata_manager)
 
     @explain_arguments(*keyword_names(TrainMixin.save), *keyword_names(AnnData.write_h5ad))
     def save(self, dir_path: str, prefix: str | None = None, overwrite: bool = False, **kwargs: Any) -> None:
