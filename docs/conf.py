@@ -287,7 +287,7 @@ def own_members(fullname: str) -> dict[str, Any]:
         if not parent.__module__.startswith("scbd"):
             continue
         for member, value in vars(parent).items():
-            if member.startswith("_") or not getattr(cls, member, None).__doc__:
+            if member.startswith("_") or not hasattr(cls, member) or not getattr(cls, member).__doc__:
                 continue
             value = getattr(value, "__func__", value)
             kind = "methods" if inspect.isroutine(value) else "attributes" if isinstance(value, property) else None

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +16,8 @@ from small_models import QUICK, assert_same, make_model, weights
 from torch import nn
 
 from scbd import SCBDModel
+from scbd.baselines import ERMModel, VAEModel
+from scbd.data import open_screen
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:z_c has", "ignore:Trying to query inferred values from an untrained model"
@@ -106,3 +114,58 @@ def features() -> SCBDModel:
     wells = make_wells()
     SCBDModel.setup_anndata(wells, "compound", "plate")
     return SCBDModel(wells)
+
+
+# ---- copies and pickles, as ray and joblib make them
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("cls", [SCBDModel, ERMModel, VAEModel])
+def test_copy_of_trained_model_embeds_alike_and_is_independent(cls, how):
+    cells = make_cells()
+    cls.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
+    model = cls(cells)
+    model.train(**QUICK)
+    z, new = model.get_latent_representation(), make_cells(20, seed=3)
+    copied = how(model)
+    np.testing.assert_array_equal(copied.get_latent_representation(), z)
+    np.testing.assert_array_equal(copied.get_latent_representation(new), model.get_latent_representation(new))
+    copied.train(**QUICK)
+    copied.deregister_manager()
+    np.testing.assert_array_equal(model.get_latent_representation(), z)
+    assert not np.array_equal(copied.get_latent_representation(), z)
+    assert model.get_from_registry(cells, "y").shape == (96, 1)
+
+
+def test_decoder_and_cells_on_disk_are_part_of_a_pickle(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    model = make_model(open_screen(tmp_path / "cells.h5ad"))
+    model.train(**QUICK, online_head=True)
+    model.train_decoder(**QUICK, width=4)
+    copied = pickled(model)
+    np.testing.assert_array_equal(copied.reconstruct(), model.reconstruct())
+    np.testing.assert_array_equal(copied.predict(), model.predict())
+
+
+def test_pickle_is_a_whole_model_in_another_process(tmp_path):
+    model = make_model()
+    model.train(**QUICK)
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(model))
+    code = (
+        "import pickle, sys, numpy, pathlib\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "model = pickle.loads((folder / 'model.pkl').read_bytes())\n"
+        "model.get_from_registry(model.adata, 'y')\n"
+        "numpy.save(folder / 'z.npy', model.get_latent_representation())\n"
+        "model.deregister_manager()\n"
+        "model.save(folder / 'saved')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=Path(__file__).parents[2])
+    z = model.get_latent_representation()
+    np.testing.assert_allclose(np.load(tmp_path / "z.npy"), z, atol=1e-6)
+    saved = SCBDModel.load(tmp_path / "saved", model.adata)
+    np.testing.assert_array_equal(saved.get_latent_representation(), z)

@@ -12,6 +12,7 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells
+from scvi.module.base import LossOutput
 from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 
 import scbd
@@ -76,6 +77,79 @@ def test_a_module_without_an_objective_is_refused_when_it_is_made():
 
     with pytest.raises(TypeError, match="forward"):
         Forgotten(Preprocess((2, 16, 16), "uint8"))  # type: ignore[abstract]
+
+
+class Partial(RidgeModel):
+    """Made by somebody who forgot something, see :func:`make_partial`."""
+
+    forward: Any = RidgeModule.forward
+    forgets = ""
+
+    def __init__(self, adata: Any = None, encoder: str = "small", registry: dict[str, Any] | None = None) -> None:
+        ImageModel.__init__(self, adata, registry)
+        if self.forgets != "init_params_":
+            self.init_params_ = self._get_init_params(locals())
+        if self.forgets != "module":
+            module = type("PartialModule", (RidgeModule,), {"forward": type(self).forward})
+            self.module = module(self._preprocess(), encoder)
+
+
+def make_partial(**attributes: Any) -> Any:
+    cls: Any = type("PartialModel", (Partial,), attributes)
+    cells = make_cells()
+    cls.setup_anndata(cells, y_key="gene", e_key="well")
+    return cls(cells)
+
+
+def without_ramp(self, inputs, y, e, *, generator=None):
+    return RidgeModule.forward(self, inputs, y, e)
+
+
+def without_default(self, inputs, y, e, ramp, generator):
+    return RidgeModule.forward(self, inputs, y, e)
+
+
+def with_other_names(self, x, y, e, *, ramp=1.0, generator=None):
+    return RidgeModule.forward(self, x, y, e)
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"), [(without_ramp, "'ramp'"), (without_default, "'ramp'"), (with_other_names, "'x'")]
+)
+def test_forward_with_other_arguments_is_refused_before_training(forward, named):
+    model = make_partial(forward=forward)
+    with pytest.raises(TypeError, match=rf"PartialModule.forward .*{named}.*ramp=1\.0, generator=None"):
+        model.train(**QUICK)
+    assert not model.module.preprocess.fitted
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda losses: LossOutput(losses.loss, n_obs_minibatch=24),
+        lambda losses: losses.loss,
+        lambda losses: {"loss": losses.loss},
+    ],
+    ids=["LossOutput", "Tensor", "dict"],
+)
+def test_forward_that_returns_no_losses_is_told_what_to_return(returned):
+    def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
+        return returned(RidgeModule.forward(self, inputs, y, e))
+
+    model = make_partial(forward=forward)
+    with pytest.raises(TypeError, match=r"PartialModule.forward returned \w+: return scbd.model.Losses\(loss"):
+        model.train(**QUICK)
+    assert not model.is_trained
+
+
+@pytest.mark.parametrize("forgets", ["init_params_", "module"])
+@pytest.mark.parametrize("call", [repr, lambda model: model.train(**QUICK), lambda model: model.save("model")])
+def test_constructor_that_forgets_an_attribute_is_told_so(forgets, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = make_partial(forgets=forgets)
+    with pytest.raises(AttributeError, match=f"PartialModel has no '{forgets}': set it in the constructor"):
+        call(model)
+    assert not any(tmp_path.iterdir())
 
 
 # ---- alpha="auto"

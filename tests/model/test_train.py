@@ -247,6 +247,37 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
     assert steps_between_validations(data) == every
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"check_val_every_n_epoch": 2, "early_stopping": True}, [6, 12, 18]),
+        ({"check_val_every_n_epoch": 2, "accumulate_grad_batches": 2}, [3, 6, 9]),
+        ({"check_val_every_n_epoch": 7}, [18]),  # longer than the run: at its end
+        ({"check_val_every_n_epoch": None, "val_check_interval": 5}, [5, 10, 15]),
+        ({"val_check_interval": 1.0}, [3, 6, 9, 12, 15, 18]),
+        ({"val_check_interval": 0.7}, [2, 4, 6, 8, 10, 12, 14, 16, 18]),
+        ({"val_check_interval": 8, "accumulate_grad_batches": 2}, [4, 8]),
+        ({"val_check_interval": 5_000}, [18]),
+        ({"validate_every": 9, "limit_val_batches": 1}, [9, 18]),
+        ({"validate_every": 9, "num_sanity_val_steps": 1}, [0, 9, 18]),
+        ({"validate_every": 9, "reload_dataloaders_every_n_epochs": 1}, [9, 18]),
+    ],
+)
+def test_validation_happens_when_lightnings_arguments_ask_for_it(given, expected):
+    """In passes over the training cells (3 batches), although a run is one epoch of Lightning."""
+    model = make_model()
+    model.train(**QUICK | {"max_steps": None, "max_epochs": 6} | given)
+    assert model.history["validation_loss"].index.tolist() == expected
+
+
+def test_run_without_validation_keeps_checkpoints(tmp_path):
+    model = make_model()
+    model.train(**QUICK, limit_val_batches=0, validate_every=2, checkpoint_dir=tmp_path)
+    assert "validation_loss" not in model.history
+    state = find_state(tmp_path, resume=True)
+    assert state is not None and state.step == 6
+
+
 # ---- arguments
 
 
@@ -270,10 +301,31 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
         ({"split": Split(train=np.arange(90, 120))}, "row 119"),
         ({"train_size": 1.0, "early_stopping": True}, "early_stopping"),
         ({"train_size": 1.0, "load_best": True}, "load_best"),
+        ({"limit_val_batches": 0, "early_stopping": True}, "early_stopping.*limit_val_batches"),
+        ({"limit_val_batches": 0.0, "load_best": True}, "load_best.*limit_val_batches"),
+        ({"check_val_every_n_epoch": 2, "train_size": 1.0}, "check_val_every_n_epoch=2.*train_size"),
+        ({"val_check_interval": 2, "limit_val_batches": 0}, "val_check_interval=2.*limit_val_batches"),
+        ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch"),
+        ({"check_val_every_n_epoch": 2, "validate_every": 2}, "validate_every=2 and check_val_every_n_epoch=2"),
+        ({"check_val_every_n_epoch": 2, "val_check_interval": 0.5}, "give one of them"),
+        ({"val_check_interval": "00:00:10:00"}, "validate_every"),
+        ({"val_check_interval": 1.5}, "up to 1.0"),
+        ({"val_check_interval": 0}, "number of batches"),
+        ({"limit_train_batches": 4}, "use max_steps"),
+        ({"overfit_batches": 2}, "use split"),
+        ({"min_epochs": 2}, "use min_steps"),
+        ({"barebones": True}, "validation"),
+        ({"enable_checkpointing": False}, "checkpoint_dir"),
         ({"precision": "64-true"}, "precision"),
         ({"resume": True}, "checkpoint_dir"),
         ({"plan_kwargs": {"n_steps_alpha_warmup": 1.5}}, "n_steps_alpha_warmup"),
-        ({"plan_kwargs": {"warmup": 3}}, "warmup"),
+        ({"plan_kwargs": {"warmup": 3}}, "'warmup'.*It has: encoder_lr, lr, lr_decay, n_steps_alpha_warmup"),
+        ({"plan_kwargs": {"n_epochs_kl_warmup": 3}}, "use n_steps_alpha_warmup.*It has: "),
+        ({"plan_kwargs": {"seed": 3}}, "train itself"),
+        ({"batch_kwargs": {"num_workers": 3}}, "read ahead"),
+        ({"batch_kwargs": {"max_steps": 3}}, "train itself"),
+        ({"early_stopping_patience": 3}, "early_stopping=True"),
+        ({"early_stopping": True, "early_stopping_patience": 0}, "early_stopping_patience"),
         ({"batch_kwargs": {"preload": "disk"}}, "preload"),
         ({"max_step": 3}, "max_step.*Did you mean 'max_steps'"),
         ({"augment": True}, r"augment.*SCBDModel\(adata, augment="),
@@ -583,14 +635,14 @@ def test_an_interrupted_run_ends_with_its_best_weights_and_goes_on_with_them(tmp
 
 
 @pytest.mark.parametrize("load_best", [False, True])
-def test_a_run_that_had_stopped_does_not_go_on(tmp_path, load_best, monkeypatch):
-    monkeypatch.setattr("scbd.model._train._PATIENCE", 2)
+def test_a_run_that_had_stopped_does_not_go_on(tmp_path, load_best):
     how: dict[str, Any] = QUICK | {"max_steps": 50, "lr": 3.0, "validate_every": 1, "load_best": load_best}
-    how |= {"early_stopping": True, "checkpoint_dir": tmp_path, "resume": True}
+    how |= {"early_stopping": True, "early_stopping_patience": 2, "checkpoint_dir": tmp_path, "resume": True}
     model, again = make_model(), make_model()
     model.train(**how)
     again.train(**how)
-    assert again.training_settings_["steps"] == model.training_settings_["steps"] < 10
+    best = model.history["validation_loss"]["validation_loss"].idxmin()
+    assert again.training_settings_["steps"] == model.training_settings_["steps"] == best + 2 < 10
     assert_same(weights(again), weights(model))
 
 

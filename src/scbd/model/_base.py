@@ -9,12 +9,15 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+from uuid import uuid4
 
+from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
 from scbd._files import local_path
 from scbd.data._loading import ImageDataModule
+from scbd.model._arguments import Absent, explain_arguments, keyword_names
 from scbd.model._cells import check_saved_model, plain, restored
 from scbd.model._contract import Traits
 from scbd.model._design import covariates
@@ -23,7 +26,6 @@ from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
     import numpy as np
-    from anndata import AnnData
     from torch import nn
 
 
@@ -75,7 +77,10 @@ class ImageModel(TrainMixin):
 
     # raised when what is saved could not be read by an older scbd
     _FORMAT: ClassVar[int] = 1
-    init_params_: dict[str, Any]
+    init_params_: dict[str, Any] = Absent(  # type: ignore[assignment]
+        "set it in the constructor, after super().__init__(adata, registry): self.init_params_ = "
+        "self._get_init_params(locals())"
+    )
     traits: Traits = Traits(
         ImageDataModule,
         TrainingPlan,
@@ -85,6 +90,38 @@ class ImageModel(TrainMixin):
     validation_indices = _of_training("validation_indices", "that were validated on")
     test_indices = _of_training("test_indices", "that were neither trained nor validated on")
 
+    # of scvi-tools' models, what needs something else here
+    load_query_data = Absent(
+        "get_latent_representation(new) embeds new cells, standardised as in training, and no weight changes. To learn "
+        "from new cells, train on them and the old ones together."
+    )
+    prepare_query_anndata = Absent(
+        "new cells need no preparation. get_latent_representation(new) checks their channels or features."
+    )
+    convert_legacy_save = Absent("load reads every folder that save has written.")
+    setup_mudata = Absent("set up one modality, setup_anndata(mdata['…'], …).")
+    get_normalized_expression = Absent(
+        "there is no model of counts. Models with a decoder (SCBDModel after train_decoder, scbd.baselines.VAEModel) "
+        "have reconstruct, and swap_blocks for another environment."
+    )
+    differential_expression = Absent(
+        "scbd.metrics.perturbation_effects tests which perturbations move cells away from the controls."
+    )
+    get_elbo = Absent("model.history has the losses, by step.")
+    view_registry = Absent("use view_anndata_setup, or model.registry.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold: everything except the trainer of the last run, as with ``save``."""
+        return {name: value for name, value in vars(self).items() if name != "trainer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy a model of its own: scvi-tools keeps managers under the id of a model, in each process."""
+        self.__dict__.update(state)
+        self.id = str(uuid4())
+        if self.adata_manager is not None:
+            self._register_manager_for_instance(self.adata_manager)
+
+    @explain_arguments(*keyword_names(TrainMixin.save), *keyword_names(AnnData.write_h5ad))
     def save(self, dir_path: str, prefix: str | None = None, overwrite: bool = False, **kwargs: Any) -> None:
         """Save the model; what was there stays until all of the new is written.
 
@@ -104,6 +141,7 @@ class ImageModel(TrainMixin):
         FileExistsError
             If the directory exists and ``overwrite`` is false.
         """
+        _ = self.init_params_  # what is saved without them could not be loaded
         target = local_path(dir_path)
         if target.exists() and not (overwrite and target.is_dir()):
             what = "already exists: choose another directory, or pass overwrite=True."
@@ -130,6 +168,7 @@ class ImageModel(TrainMixin):
         return [(key, plain(value) if key.endswith("_") else value) for key, value in attributes]
 
     @classmethod
+    @explain_arguments(*keyword_names(TrainMixin.load.__func__))
     def load(
         cls,
         dir_path: str,

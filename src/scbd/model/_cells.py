@@ -119,7 +119,7 @@ def choose_split(
             f"{seen:,} of {len(chosen.validation):,} validation cells were trained on in an earlier run of this model: "
             "their loss says nothing about new cells. Leave split and sizes out to keep the split of that run."
         )
-        warnings.warn(msg, UserWarning, stacklevel=5)
+        warnings.warn(msg, UserWarning, stacklevel=6)
     return chosen
 
 

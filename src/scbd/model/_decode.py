@@ -12,11 +12,12 @@ from torch import nn
 
 from scbd._anndata import as_columns, label_text, label_values
 from scbd._checks import check_count, check_number, count_or, head
+from scbd.model._arguments import explain_arguments, keyword_names
 from scbd.model._contract import Losses, Objective
 from scbd.model._embed import row_numbers
 from scbd.model._minified import blocks_of
 from scbd.model._pictures import CELLS, READ, PictureMixin
-from scbd.model._train import TrainMixin
+from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -167,6 +168,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
     module: SCBDModule
     decoder_settings_: dict[str, Any]
 
+    @explain_arguments(*keyword_names(TrainMixin.train), *TRAINER_ARGUMENTS)
     def train_decoder(
         self,
         *,
@@ -250,6 +252,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
             if run.error is not None:
                 raise run.error
 
+    @explain_arguments()
     def traverse(
         self,
         indices: Sequence[int] | np.ndarray,

@@ -339,4 +339,4 @@ def _codes(labels: pd.Series) -> np.ndarray:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=5)
+    warnings.warn(message, UserWarning, stacklevel=6)

@@ -20,6 +20,7 @@ from scbd._files import local_path, named_when_whole, progress_bar
 from scbd.data._loading import read_tensor
 from scbd.data._screens import BlockStore, open_embedding, storable
 from scbd.data._sources import digest_cells, prefetch
+from scbd.model._arguments import explain_arguments
 from scbd.model._environments import EnvironmentMixin
 from scbd.model._minified import blocks_of, minified
 from scbd.nn._distributed import wait_for_all, world
@@ -150,6 +151,7 @@ class EmbedMixin(EnvironmentMixin):
     centers_: dict[str, np.ndarray]
     train_indices: np.ndarray
 
+    @explain_arguments()
     def get_latent_representation(
         self,
         adata: AnnData | None = None,
@@ -220,6 +222,7 @@ class EmbedMixin(EnvironmentMixin):
                 bar.update(len(values[name]))
         return target
 
+    @explain_arguments()
     def embed_to(
         self,
         path: str | os.PathLike[str],
@@ -321,6 +324,7 @@ class EmbedMixin(EnvironmentMixin):
             wait_for_all()
         return open_embedding(path) if whole or shard is None else AnnData(obs=obs)
 
+    @explain_arguments()
     def minify_adata(self) -> None:
         """Attach a table with embeddings in place of inputs: small enough to share with ``save(save_anndata=True)``.
 
@@ -419,7 +423,7 @@ class EmbedMixin(EnvironmentMixin):
         rows = self.train_indices[controls[self.train_indices]]
         if not len(rows):
             msg = "No training cell is a control: embeddings are not centred on controls."
-            warnings.warn(msg, UserWarning, stacklevel=3)
+            warnings.warn(msg, UserWarning, stacklevel=5)
             return
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CENTRE_CELLS])
         for block in blocks_of(self.module):
@@ -457,7 +461,7 @@ def _warn_of_units(
             f"lie {off:.2g} of its standard deviations off, and vary {ratio:.2g} times as much (farthest: "
             f"{names[int(np.argmax(np.abs(middles)))]}). Their embedding means little: scale them as those were."
         )
-        warnings.warn(msg, UserWarning, stacklevel=4)
+        warnings.warn(msg, UserWarning, stacklevel=5)
 
 
 def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:

@@ -452,4 +452,4 @@ def _say(unknown: np.ndarray, codes: np.ndarray, names: Sequence[Sequence[Any]])
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=6)
+    warnings.warn(message, UserWarning, stacklevel=8)

@@ -9,6 +9,7 @@ import torch
 
 from scbd._checks import count_or, head
 from scbd.data._loading import read_tensor
+from scbd.model._arguments import explain_arguments
 from scbd.model._embed import EmbedMixin, check_finite_inputs, row_numbers
 from scbd.model._minified import blocks_of
 
@@ -34,6 +35,7 @@ class PictureMixin(EmbedMixin):
     # its decoder is None as long as there is none
     module: Any
 
+    @explain_arguments()
     def get_intensities(
         self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
     ) -> np.ndarray:
@@ -57,6 +59,7 @@ class PictureMixin(EmbedMixin):
                 images[part] = preprocess.measured(stored).cpu().numpy()
         return images
 
+    @explain_arguments()
     def reconstruct(
         self,
         adata: AnnData | None = None,
@@ -91,6 +94,7 @@ class PictureMixin(EmbedMixin):
         embeddings = [self._embedded(block, adata, indices, batch_size) for block in blocks_of(self.module)]
         return self.decode(*embeddings, batch_size=batch_size)
 
+    @explain_arguments()
     def swap_blocks(
         self,
         content: Sequence[int] | np.ndarray,
@@ -130,6 +134,7 @@ class PictureMixin(EmbedMixin):
         z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
         return self.decode(z_c, z_s, batch_size=batch_size)
 
+    @explain_arguments()
     def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
         """Decode embeddings, for example points between two cells (of SCBD, brought back to unit length).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scbd._checks import check_count, check_number
+from scbd.model._contract import Losses
 from scbd.model._health import shape_of
 from scbd.nn._distributed import agree_on_buffers, gather
 from scbd.nn._encoders import Encoder
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from scbd.model._contract import Losses, Network, Objective
+    from scbd.model._contract import Network, Objective
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +178,7 @@ class TrainingPlan(L.LightningModule):
         check_number("lr", lr)
         check_number("weight_decay", weight_decay)
         check_count("n_steps_alpha_warmup", n_steps_alpha_warmup, 0)
+        check_forward(module)
         self.module = module
         self.head = None if head is None else head.linear  # its weights go where ours go
         self._beside: list[Callback] = [] if head is None else [head]
@@ -241,7 +244,7 @@ class TrainingPlan(L.LightningModule):
         # a generator of its own for each batch: a resumed run turns its images as an uninterrupted one
         number = (self.first_step + step) * of_step + batch_idx % of_step
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        losses = self.module(**batch, ramp=self.ramp(step), generator=generator)
+        losses = self._losses(batch, ramp=self.ramp(step), generator=generator)
         # of each step, Lightning takes milliseconds for it: as long as a GPU's step, of which it says nothing
         if (step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log("train", losses, len(batch["y"]))
@@ -253,7 +256,7 @@ class TrainingPlan(L.LightningModule):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Losses of a validation batch, at the final alpha, or at what ``"auto"`` has found so far."""
-        losses = self.module(**batch)
+        losses = self._losses(batch)
         self._log("validation", losses, len(batch["y"]))
         if self.module.alpha_rule is not None:
             self._learned.append(losses.parts["learned_c"])
@@ -269,6 +272,17 @@ class TrainingPlan(L.LightningModule):
             for name, value in shape_of(torch.cat(self._embeddings)).items():
                 self.log(f"z_c_{name}", value, rank_zero_only=True)
             self._embeddings.clear()
+
+    def _losses(self, batch: dict[str, Tensor], **how: Any) -> Losses:
+        """Return the losses of a batch, or raise a ``TypeError`` if the module returns anything else."""
+        losses = self.module(**batch, **how)
+        if not isinstance(losses, Losses):
+            msg = (
+                f"{type(self.module).__name__}.forward returned {type(losses).__name__}: return "
+                "scbd.model.Losses(loss, {'name': part}), the loss to minimise and the numbers to log with it."
+            )
+            raise TypeError(msg)
+        return losses
 
     def _learned_of_known(self) -> Tensor:
         """What is learned of training cells that are looked at as validation cells are: a number a batch."""
@@ -312,3 +326,18 @@ class TrainingPlan(L.LightningModule):
                 sync_dist=not training,
                 batch_size=batch_size,
             )
+
+
+def check_forward(module: Objective) -> None:
+    """Raise ``TypeError`` unless ``forward`` takes what the plan gives it in training and in validation."""
+    signature, batch = inspect.signature(module.forward), ("inputs", "y", "e")
+    try:
+        for given in (batch, (*batch, "ramp", "generator")):
+            signature.bind(**dict.fromkeys(given))
+    except TypeError as error:
+        msg = (
+            f"{type(module).__name__}.forward does not take what it is given ({error}): declare it as forward(self, "
+            "inputs, y, e, *, ramp=1.0, generator=None). ramp multiplies what pulls against the main loss, and rises "
+            "to 1 while that warms up; prepare takes the generator."
+        )
+        raise TypeError(msg) from None

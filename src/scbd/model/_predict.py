@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from scbd._anndata import Y_REGISTRY
+from scbd.model._arguments import explain_arguments
 from scbd.model._embed import EmbedMixin
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class PredictMixin(EmbedMixin):
         """Whether there is a head, of a classifier or trained by ``train(online_head=True)``."""
         return self._own_head is not None or bool(getattr(self, "online_head_", {}))
 
+    @explain_arguments()
     def predict(
         self,
         adata: AnnData | None = None,

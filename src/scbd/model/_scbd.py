@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from scbd._anndata import NUMBER_REGISTRY, Y_REGISTRY
-from scbd._checks import closest
+from scbd.model._arguments import INSTEAD, check_names, keyword_names
 from scbd.model._base import ImageModel, encoder_name, parameters
 from scbd.model._cells import check_other_environments
 from scbd.model._decode import DecodeMixin
@@ -145,7 +145,10 @@ class SCBDModel(DecodeMixin, ImageModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        further = _known({**_PREPARATION, **_TRANSFORM, **_MODULE}, module_kwargs)
+        further = {**_PREPARATION, **_TRANSFORM, **_MODULE}
+        known = [*keyword_names(SCBDModel.__init__), *further]
+        check_names(module_kwargs, known, type(self).__name__, INSTEAD["__init__"])
+        further |= module_kwargs
         numbers = self._registered(NUMBER_REGISTRY).get("columns", [])
         if numbers and invariance != "variance":
             msg = (
@@ -210,7 +213,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             lambda: remedy(self.module, of_invariance),
         )
         if warning:
-            warnings.warn(warning, UserWarning, stacklevel=3)
+            warnings.warn(warning, UserWarning, stacklevel=5)
 
     def _tells_means(self) -> bool:
         """Whether z_c tells means of perturbations apart, of validation cells where there are some."""
@@ -263,12 +266,3 @@ class SCBDModel(DecodeMixin, ImageModel):
             together = "with the encoders" if decoder["joint"] else "on frozen blocks"
             lines.append(("decoder", f"{decoder['likelihood']}, width {decoder['width']}, trained {together}"))
         return lines
-
-
-def _known(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Further arguments, those that were not given at their defaults."""
-    for name in given:
-        if name not in defaults:
-            msg = f"SCBDModel has no argument {name!r}.{closest(name, defaults)}"
-            raise TypeError(msg)
-    return defaults | given

@@ -34,9 +34,9 @@ from scbd._anndata import (
     label_text,
     likely_controls,
 )
-from scbd._checks import closest
 from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
 from scbd.data._inputs import Inputs, check_channel_names, check_like_registered
+from scbd.model._arguments import INSTEAD, Absent, check_names, explain_arguments, keyword_names
 from scbd.model._cells import TRAIN_SIZE, cell_digests
 from scbd.model._design import (
     Design,
@@ -74,14 +74,6 @@ _ROWS_A_FEATURE = 10
 _LINEAR_LATENT = 300
 # what features pass before an encoder by default
 _BEFORE: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
-# arguments of scvi-tools' own models, and those that stand for them
-_MEANT = {
-    "batch_key": "e_key",
-    "labels_key": "y_key",
-    "categorical_covariate_keys": "e_key, a list of columns",
-    "sample_key": "e_key",
-    "unlabeled_category": "none: cells without a label are embedded, and not trained on",
-}
 # settings that have no meaning for features, and for images, with the values that ask for nothing
 _OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
@@ -121,7 +113,9 @@ class ScreenManager(AnnDataManager):
 class SetupMixin(BaseMinifiedModeModelClass):
     """Gives a model :meth:`setup_anndata`, the cells that are attached to it, and what they were set up with."""
 
-    module: EmbeddingModule
+    module: EmbeddingModule = Absent(  # type: ignore[assignment]
+        "set it in the constructor, to the EmbeddingModule to train: self.module = …"
+    )
     traits: Traits
     # whether others are attached than those it was trained on, and what they were called when that was found out
     _has_other_cells = False
@@ -135,6 +129,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             self.summary_stats = ScreenManager._get_summary_stats_from_registry(source)
 
     @classmethod
+    @explain_arguments("source_registry", "extend_categories", "allow_missing_labels")
     def setup_anndata(
         cls,
         adata: AnnData,
@@ -219,7 +214,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
             features have one value in all cells, which are left out.
         """
         check_anndata(adata)
-        _check_arguments(cls, kwargs)
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
         e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
         infer_environments = None  # from here on they are a column like any other
@@ -292,6 +286,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         self._register_manager_for_instance(self._adata_manager)
         self._compare_cells(adata)
 
+    @explain_arguments()
     def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
         """Print what the model, or ``adata``, was set up with.
 
@@ -302,6 +297,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         """
         super().view_anndata_setup(self._require(adata), hide_state_registries)
 
+    @explain_arguments()
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
         """Variable names of the data the model was set up with."""
         return np.array(self._registered_inputs["var_names"], dtype=str)
@@ -443,11 +439,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
             name: value for name, value in settings.items() if name not in foreign and (of_images or name != "augment")
         }
         kind: type[Preprocess | FeatureScaling] = Preprocess if of_images else FeatureScaling
-        known = inspect.signature(kind).parameters
-        if unknown := [name for name in own if name not in known]:
-            others = {*known, *inspect.signature(type(self)).parameters}
-            msg = f"{type(self).__name__} has no argument {unknown[0]!r}.{closest(unknown[0], others)}"
-            raise TypeError(msg)
+        optional = [one.name for one in inspect.signature(kind).parameters.values() if one.default is not one.empty]
+        known = dict.fromkeys([*keyword_names(type(self).__init__), "standardize_by", *optional])
+        check_names(own, known, type(self).__name__, INSTEAD["__init__"])
         if of_images:
             return Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
         return FeatureScaling(len(registered["features"]), **own)
@@ -516,18 +510,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
     @property
     def _is_linear(self) -> bool:
         return any(isinstance(part, IdentityLinear) for part in self.module.modules())
-
-
-def _check_arguments(model: type[SetupMixin], given: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` for arguments that ``setup_anndata`` does not have, and name those that may be meant."""
-    # what scvi-tools hands on when it loads a model
-    unknown = [name for name in given if name not in ("source_registry", "extend_categories", "allow_missing_labels")]
-    if unknown:
-        names = [name for name in inspect.signature(model.setup_anndata).parameters if name not in ("adata", "kwargs")]
-        meant = _MEANT.get(unknown[0])
-        hint = closest(unknown[0], names) if meant is None else f" Here that is {meant}."
-        msg = f"setup_anndata has no argument {unknown[0]!r}.{hint or ' It has: ' + ', '.join(names) + '.'}"
-        raise TypeError(msg)
 
 
 def _plain_key(key: str | Sequence[str]) -> str | list[str]:

@@ -26,9 +26,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
-from scbd._checks import check_choice, check_count, closest
+from scbd._checks import check_choice, check_count
 from scbd._files import local_path, remove_partials, written_whole
 from scbd.data._splits import Split
+from scbd.model._arguments import INSTEAD, check_names, constructor_names, explain_arguments, keyword_names
 from scbd.model._cells import (
     cell_digests,
     choose_split,
@@ -62,8 +63,15 @@ _LR = 1e-4
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 # settings that can be compared with those of another run
 _PLAIN = (str, int, float, tuple, type(None))
-# validations without improvement after which early stopping stops
+# validations without improvement after which early stopping stops by default
 _PATIENCE = 10
+# remedy where there is nothing to validate on
+_NO_VALIDATION = "keep validation cells (train_size=0.9, or split), and leave limit_val_batches=0 out"
+# arguments of Lightning's trainer that train passes on
+TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if name not in INSTEAD["train"])
+# arguments of the plan and of the data module that the model gives them itself
+_OF_PLAN = ("module", "seed", "first_step", "settings", "head")
+_OF_BATCHES = ("source", "y", "e", "split", "numbers", "mixed_by", "max_steps", "first_step")
 # numbers that validation logs; all others come with training steps
 _OF_VALIDATION = ("validation_", "z_c_")
 
@@ -101,6 +109,7 @@ class TrainSettings:
     validate_every: int | None
     load_best: bool
     early_stopping: bool
+    early_stopping_patience: int | None
     online_head: bool
     checkpoint_dir: str | os.PathLike[str] | None
     resume: bool
@@ -113,9 +122,12 @@ class TrainSettings:
     trainer_kwargs: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for name, least in {"max_steps": 1, "max_epochs": 1, "batch_size": 2, "validate_every": 1, "seed": 0}.items():
+        for name in ("max_steps", "max_epochs", "batch_size", "validate_every", "early_stopping_patience", "seed"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), least)
+                check_count(name, getattr(self, name), {"batch_size": 2, "seed": 0}.get(name, 1))
+        if self.early_stopping_patience is not None and not self.early_stopping:
+            msg = f"early_stopping_patience={self.early_stopping_patience} needs early_stopping=True."
+            raise ValueError(msg)
         if isinstance(self.perturbations_per_batch, int):
             check_count("perturbations_per_batch", self.perturbations_per_batch)
         if self.max_steps is not None and self.max_epochs is not None:
@@ -139,8 +151,53 @@ class TrainSettings:
 
     @property
     def accumulated(self) -> int:
-        """Batches a step."""
+        """Number of batches per step."""
         return self.trainer_kwargs.get("accumulate_grad_batches") or 1
+
+    def validates(self, data: ImageDataModule) -> bool:
+        """Return whether the run validates: there are validation cells, and no argument turns validation off."""
+        return data.validates and self.trainer_kwargs.get("limit_val_batches") != 0
+
+    def with_validation_in_steps(self, data: ImageDataModule) -> TrainSettings:
+        """Return settings whose ``validate_every`` stands for the arguments of Lightning that time validations.
+
+        Lightning counts epochs, and takes a whole run for one, while its users mean passes over the training cells.
+
+        Raises
+        ------
+        ValueError
+            If several arguments time validations, one has no meaning, or the run does not validate.
+        """
+        further = dict(self.trainer_kwargs)
+        epochs, interval = (further.pop(name, None) for name in ("check_val_every_n_epoch", "val_check_interval"))
+        timed = {
+            "validate_every": self.validate_every,
+            "check_val_every_n_epoch": epochs,
+            "val_check_interval": interval,
+        }
+        given = [f"{name}={value!r}" for name, value in timed.items() if value is not None]
+        if len(given) > 1:
+            msg = f"{' and '.join(given)} both time validations: give one of them."
+            raise ValueError(msg)
+        if epochs is not None:
+            check_count("check_val_every_n_epoch", epochs)
+            n_batches = epochs * data.steps_per_epoch
+        elif isinstance(interval, float) and 0 < interval <= 1:
+            n_batches = max(1, int(interval * data.steps_per_epoch))
+        elif isinstance(interval, int) and interval > 0:
+            n_batches = interval
+        elif interval is not None:
+            msg = (
+                f"{given[0]}: give a number of batches, or a fraction of a pass over the training cells above 0.0 and "
+                "up to 1.0; or use validate_every, a number of steps."
+            )
+            raise ValueError(msg)
+        else:
+            return replace(self, trainer_kwargs=further)
+        if not self.validates(data):
+            msg = f"{given[0]} needs validation, and there is none: {_NO_VALIDATION}."
+            raise ValueError(msg)
+        return replace(self, trainer_kwargs=further, validate_every=-(-n_batches // self.accumulated))
 
 
 class TrainMixin(PredictMixin):
@@ -152,6 +209,7 @@ class TrainMixin(PredictMixin):
     test_indices: np.ndarray
     training_settings_: dict[str, Any]
 
+    @explain_arguments(*TRAINER_ARGUMENTS)
     def train(
         self,
         *,
@@ -167,6 +225,7 @@ class TrainMixin(PredictMixin):
         validate_every: int | None = None,
         load_best: bool = False,
         early_stopping: bool = False,
+        early_stopping_patience: int | None = None,
         online_head: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -205,13 +264,15 @@ class TrainMixin(PredictMixin):
         validate_every
             Steps between validations and checkpoints. By default a twentieth of the run, or more where validation
             would take more than about a tenth of the time. A validation is of whole batches of ``batch_size``, or of
-            one of all validation cells if they are fewer, the same each time.
+            one of all validation cells if they are fewer, the same each time. Lightning's ``check_val_every_n_epoch``
+            and ``val_check_interval`` may be given in its place, in passes over the training cells and in batches.
         load_best
             End with the weights of the lowest validation loss rather than the last, if the run is interrupted, too. A
             contrastive loss counts overconfidence: it may rise while perturbations are found better.
         early_stopping
-            Stop after ten validations without improvement of the validation loss. For another number, give
-            Lightning's own ``EarlyStopping`` in ``callbacks``.
+            Stop when the validation loss has not improved for some validations.
+        early_stopping_patience
+            Number of these validations, 10 by default.
         online_head
             Train a linear head of the perturbation on r_c beside the encoder, as the paper's authors do, for
             :meth:`predict`; it changes nothing of the training. Classifiers have a head already, and get no other.
@@ -261,22 +322,10 @@ class TrainMixin(PredictMixin):
         """
         given = dict(locals())
         del given["self"]
-        self._check_trainer(trainer_kwargs)
         settings, defaults = TrainSettings(**given), dict(self._training_defaults)
         leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}  # of the first, see _data
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
         self._finish(self._fit(self.module, replace(settings, **unset)))
-
-    def _check_trainer(self, given: Mapping[str, Any]) -> None:
-        """Raise ``TypeError`` for arguments that neither ``train`` nor Lightning's trainer has."""
-        ours, theirs = (inspect.signature(call).parameters for call in (self.train, L.Trainer.__init__))
-        for name in given:
-            if name in theirs:
-                continue
-            system, of_model = type(self).__name__, inspect.signature(type(self).__init__).parameters
-            where = f" Give it to the model: {system}(adata, {name}=…)." if name in of_model else closest(name, ours)
-            msg = f"train has no argument {name!r}, and neither has lightning.pytorch.Trainer.{where}"
-            raise TypeError(msg)
 
     def _train_settings(self, **given: Any) -> TrainSettings:
         """Arguments of :meth:`train`, with its defaults."""
@@ -296,6 +345,7 @@ class TrainMixin(PredictMixin):
         contrastive
             Whether the encoders are trained: then cells need partners, and the run goes on from those before.
         """
+        self._check_further_arguments(settings)
         adata = self._require(None)
         state = find_state(settings.folder, resume=settings.resume)
         # a run that is resumed goes on from where it was begun
@@ -303,6 +353,7 @@ class TrainMixin(PredictMixin):
         source, y, e = self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
         cells = cell_digests(source, self._labels())
         data = self._data(source, y, e, settings, first_step, cells["images"])
+        settings = settings.with_validation_in_steps(data)
         train = data.split.train
         shared = cells | {"split": split_digest(data.split, len(y))}
         shared |= self._shared_settings(objective, data, settings)
@@ -333,6 +384,17 @@ class TrainMixin(PredictMixin):
         self.module.eval()
         self.to_device(run.device)
         return run
+
+    def _check_further_arguments(self, settings: TrainSettings) -> None:
+        """Raise ``TypeError`` for names in ``plan_kwargs`` and ``batch_kwargs`` that their classes do not take."""
+        traits, of_train = self.traits, keyword_names(type(self).train)
+        for name, cls, own in (
+            ("plan_kwargs", traits.plan, _OF_PLAN),
+            ("batch_kwargs", traits.batches, (*_OF_BATCHES, *of_train, *traits.batch_kwargs)),
+        ):
+            known = [one for one in constructor_names(cls) if one not in own]
+            instead = {one: f"give it to train itself, train({one}=…)." for one in of_train} | INSTEAD[name]
+            check_names(getattr(settings, name) or (), known, name, instead)
 
     def _data(
         self, source: ImageSource, y: np.ndarray, e: np.ndarray, settings: TrainSettings, first_step: int, images: str
@@ -522,8 +584,9 @@ class TrainingRun:
     """
 
     def __init__(self, plan: TrainingPlan, data: ImageDataModule, settings: TrainSettings, folder: Path | None) -> None:
-        if (settings.early_stopping or settings.load_best) and not data.validates:
-            msg = "early_stopping and load_best need validation cells, and there are none: lower train_size."
+        validates = settings.validates(data)
+        if (settings.early_stopping or settings.load_best) and not validates:
+            msg = f"early_stopping and load_best need validation, and there is none: {_NO_VALIDATION}."
             raise ValueError(msg)
         accelerator, devices, self.device = parse_device_args(
             settings.accelerator, settings.devices, return_device="torch"
@@ -541,11 +604,11 @@ class TrainingRun:
         shown = given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs)
         ours = [
             callbacks.TQDMProgressBar() if shown else None,  # the default names epochs, of which there is one
-            EarlyStopping() if settings.early_stopping else None,
+            EarlyStopping(settings.early_stopping_patience or _PATIENCE) if settings.early_stopping else None,
             self.history,
             self._divergence,
             self._best,
-            LastState(folder, every, validates=data.validates) if settings.folder else None,
+            LastState(folder, every, validates=validates) if settings.folder else None,
         ]
         defaults = {
             "max_epochs": -1,
@@ -709,10 +772,10 @@ class Divergence(Checkpoint):
 
 
 class EarlyStopping(callbacks.EarlyStopping):
-    """Lightning's; a run that had stopped does not go on when it is resumed."""
+    """Lightning's early stopping; a run that had stopped does not go on when it is resumed."""
 
-    def __init__(self) -> None:
-        super().__init__("validation_loss", patience=_PATIENCE, check_on_train_epoch_end=False)
+    def __init__(self, patience: int) -> None:
+        super().__init__("validation_loss", patience=patience, check_on_train_epoch_end=False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop at once, if it is over."""

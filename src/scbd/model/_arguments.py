@@ -1,0 +1,232 @@
+"""Answers to arguments and attributes that our models lack, above all those of scvi-tools' models and of Lightning."""
+
+from __future__ import annotations
+
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+from scbd._checks import closest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# number of arguments up to which an error lists all of them
+_LISTED = 8
+
+_POINT = "leave it out. The embedding of a cell is one point; with a VAE it is the mean of the posterior."
+_STORED = "leave it out. There is one kind of minified table: embeddings of all blocks in place of inputs."
+_TABLE = "give cells as adata, in memory or from scbd.data.open_screen, and rows as indices."
+_EARLY_STOPPING = (
+    "early_stopping=True monitors validation_loss, and early_stopping_patience counts validations. For anything else, "
+    "give callbacks=[lightning.pytorch.callbacks.EarlyStopping('validation_loss', …)] instead of early_stopping=True."
+)
+_WARM_UP = "use n_steps_alpha_warmup in plan_kwargs, or kl_warmup_steps of a VAE's constructor. Each counts steps."
+_RATE = "the learning rate falls to 0 along half a cosine; plan_kwargs={'lr_decay': False} keeps it constant."
+_OPTIMISER = "AdamW is used. A subclass of scbd.model.TrainingPlan can return another from configure_optimizers."
+_SPLIT = (
+    "use split: a column of obs that holds train, validation and test, or a scbd.data.Split. train_size and "
+    "validation_size are the sizes of a random split."
+)
+_BAR = "use enable_progress_bar, or give callbacks=[lightning.pytorch.callbacks.TQDMProgressBar(refresh_rate=…)]."
+_CHECKPOINTS = "use checkpoint_dir, which keeps a checkpoint with each validation, or checkpoint callbacks of your own."
+_NETWORK = "leave it out. Where the model has an argument encoder, that names a network or is a module of your own."
+
+# arguments of a training plan in scvi-tools
+_PLAN = {
+    **dict.fromkeys(("n_epochs_kl_warmup", "n_steps_kl_warmup"), _WARM_UP),
+    **dict.fromkeys(("reduce_lr_on_plateau", "lr_factor", "lr_patience", "lr_threshold", "lr_min"), _RATE),
+    **dict.fromkeys(("optimizer", "optimizer_creator", "eps"), _OPTIMISER),
+    "lr_scheduler_metric": _RATE,
+    "compile": "call model.module.content.compile() before training.",
+}
+# arguments of train in scvi-tools, and of Lightning's trainer
+_TRAIN = {
+    **_PLAN,
+    **{
+        name: f"give it in {group}: train({group}={{{name!r}: …}})."
+        for group, names in {
+            "plan_kwargs": ("encoder_lr", "lr_decay", "n_steps_alpha_warmup"),
+            "batch_kwargs": ("neighbours", "preload"),
+        }.items()
+        for name in names
+    },
+    **dict.fromkeys(("early_stopping_monitor", "early_stopping_min_delta", "early_stopping_mode"), _EARLY_STOPPING),
+    "early_stopping_warmup_epochs": "use min_steps, counted in steps.",
+    **dict.fromkeys(("shuffle_set_split", "external_indexing"), _SPLIT),
+    "datasplitter_kwargs": _SPLIT,
+    "load_sparse_tensor": "leave it out. Inputs are dense.",
+    "n_samples_per_label": "use perturbations_per_batch: so many perturbations with equally many cells each.",
+    "datamodule": "give setup_anndata the table of a store on disk, from scbd.data.open_screen.",
+    "plan_config": "use plan_kwargs.",
+    "trainer_config": "give arguments of lightning.pytorch.Trainer by name.",
+    **dict.fromkeys(("progress_bar_refresh_rate", "simple_progress_bar"), _BAR),
+    "learning_rate_monitor": (
+        "give callbacks=[lightning.pytorch.callbacks.LearningRateMonitor()] and a logger of Lightning."
+    ),
+    "log_save_dir": "give logger=lightning.pytorch.loggers.CSVLogger(…).",
+    "use_gpu": "use accelerator and devices.",
+    **dict.fromkeys(("enable_checkpointing", "checkpointing_monitor"), _CHECKPOINTS),
+    # to Lightning, a whole run is one epoch
+    "limit_train_batches": "use max_steps.",
+    "overfit_batches": "use split, a scbd.data.Split with the few cells to train on.",
+    "min_epochs": "use min_steps.",
+    "use_distributed_sampler": "leave it out. Each batch is divided among the devices.",
+    "barebones": "leave it out. It turns off validation and history; scbd benchmark measures the speed.",
+}
+# by method: arguments of scvi-tools and Lightning, each with what to use in its place
+INSTEAD: dict[str, dict[str, str]] = {
+    "setup_anndata": {
+        "labels_key": "use y_key, the column of obs with what was done to each cell.",
+        "batch_key": "use e_key, the column of obs with where each cell was measured.",
+        "sample_key": "use e_key, the column of obs with where each cell was measured.",
+        "categorical_covariate_keys": "use e_key, which takes a list of columns.",
+        "size_factor_key": "leave it out. Inputs are standardised by the model, see its standardize_by.",
+        "unlabeled_category": "leave it out. Cells without a label can be embedded, and cannot be trained on.",
+        "protein_expression_obsm_key": "use obsm_key.",
+    },
+    "train": _TRAIN,
+    "train_decoder": _TRAIN,
+    "plan_kwargs": _PLAN,
+    "batch_kwargs": {
+        "num_workers": "leave it out. Batches are read ahead in the background.",
+        "pin_memory": "leave it out. Memory is pinned where there is a GPU.",
+        "shuffle": "leave it out. Training batches are always drawn at random.",
+    },
+    "get_latent_representation": {
+        **dict.fromkeys(("give_mean", "mc_samples", "return_dist"), _POINT),
+        "dataloader": _TABLE,
+        "transform_batch": "leave it out. z_c does not carry the environment.",
+    },
+    "predict": {"soft": "use return_proba=True.", "dataloader": _TABLE},
+    "reconstruct": {
+        "transform_batch": "use swap_blocks, which decodes a cell in the environment of another.",
+        "dataloader": _TABLE,
+    },
+    "minify_adata": dict.fromkeys(("minified_data_type", "use_latent_qzm_key", "use_latent_qzv_key"), _STORED),
+    "load": {"use_gpu": "use accelerator and device."},
+    "__init__": {
+        **dict.fromkeys(("n_hidden", "n_layers", "n_layers_encoder"), _NETWORK),
+        **dict.fromkeys(
+            ("gene_likelihood", "dispersion", "latent_distribution"),
+            "leave it out. Cells are embedded by contrast, not by a likelihood of counts.",
+        ),
+        "dropout_rate": "leave it out. Training images are augmented, and weight_decay is an argument of train.",
+    },
+}
+
+
+def check_names(
+    given: Iterable[str],
+    known: Iterable[str],
+    where: str,
+    instead: Mapping[str, str] | None = None,
+    *,
+    others: Iterable[str] = (),
+) -> None:
+    """Check the names of arguments.
+
+    Parameters
+    ----------
+    given
+        Names to check.
+    known
+        Names that exist.
+    where
+        Public name of what takes the arguments.
+    instead
+        For names that do not exist, what to use in their place.
+    others
+        Names that exist as well, and that an error does not list.
+
+    Raises
+    ------
+    TypeError
+        If a name does not exist. The message says what to use in its place, names the closest one, or lists all.
+    """
+    known, others, instead = list(known), list(others), instead or {}
+    unknown = [name for name in given if name not in known and name not in others]
+    if not unknown:
+        return
+    answers: list[str] = []
+    explained = True
+    for name in unknown:
+        hint = f": {instead[name]}" if name in instead else f".{closest(name, [*known, *others])}"
+        explained = explained and hint != "."
+        answers.append(f"{'It' if answers else where} has no argument {name!r}{hint}")
+    if known and (len(known) <= _LISTED or not explained):
+        answers.append(f"It has: {', '.join(known)}.")
+    raise TypeError(" ".join(answers))
+
+
+def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a method raise a ``TypeError`` of :func:`check_names` for arguments that it lacks.
+
+    Python's own error names the private class that defines the method, and no remedy.
+
+    Parameters
+    ----------
+    *others
+        Names that the method passes on from its ``**kwargs``.
+    """
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        signature, name = inspect.signature(method), method.__name__
+        known = keyword_names(method)
+
+        @wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not args:
+                msg = f"{name} belongs to a model, not to its class: make a model and call model.{name}(…)."
+                raise TypeError(msg)
+            owner: Any = args[0] if isinstance(args[0], type) else type(args[0])
+            of_model = [one for one in inspect.signature(owner.__init__).parameters if one in kwargs]
+            instead = {one: f"give it to the model, {owner.__name__}(adata, {one}=…)." for one in of_model}
+            where = f"{owner.__name__}.{name}"
+            check_names(kwargs, known, where, instead | INSTEAD.get(name, {}), others=others)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                by_name = f" Give these by name: {', '.join(known)}." if known and "positional" in str(error) else ""
+                msg = f"{where}: {error}.{by_name}"
+                raise TypeError(msg) from None
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def keyword_names(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a method takes by keyword, without its first and without ``**kwargs``."""
+    _, *parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
+
+def constructor_names(cls: type) -> list[str]:
+    """Return the names of the arguments of a constructor, and of those of its bases that it passes ``**kwargs`` to."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            constructor = vars(base)["__init__"]
+            names += keyword_names(constructor)
+            if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(constructor).parameters.values()):
+                break
+    return sorted(set(names))
+
+
+class Absent:
+    """Attribute that a model does not have: reading it raises an ``AttributeError`` that names the remedy."""
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        msg = f"{owner.__name__} has no {self._name!r}: {self._remedy}"
+        raise AttributeError(msg)
