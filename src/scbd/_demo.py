@@ -10,7 +10,7 @@ import pandas as pd
 
 from scbd import pl
 from scbd._anndata import CONTENT_KEY, STYLE_KEY
-from scbd._files import check_directory, save_figure
+from scbd._files import check_directory, save_figure, write_table
 from scbd._run import seed_everything
 from scbd.baselines._pixel_pca import pixel_pca
 from scbd.datasets._digits import colored_digits
@@ -66,7 +66,7 @@ def demo(
         model.train(seed=seed, **TRAINING | training)
         rows[name] = scores_of_model(adata, model)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("system")
-    table.round(4).to_csv(out / "metrics.csv")
+    write_table(table.round(4), out / "metrics.csv", index=True)
     model.save(str(out / "model"), overwrite=True)
     save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
     for key, block in ((CONTENT_KEY, "c"), (STYLE_KEY, "s")):
