@@ -41,14 +41,14 @@ def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> N
 
 
 class PressCtrlC(Callback):
-    """As somebody does after so many steps."""
+    """Send this process SIGINT, or another signal, before the step after this one."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, number: int = signal.SIGINT) -> None:
+        self.step, self.number = step, number
 
     def on_train_batch_start(self, trainer, *args):
         if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.number)
 
 
 class Worsen(Callback):

@@ -129,7 +129,7 @@ def demo_digits(
         model.train(seed=seed, **TRAINING | training)
         rows[name] = scores_of_model(adata, model)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("system")
-    table.round(4).to_csv(out / "metrics.csv")
+    write_table(table.round(4), out / "metrics.csv", index=True)
     model.save(str(out / "model"), overwrite=True)
     save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
     for key, block in ((CONTENT_KEY, "c"), (STYLE_KEY, "s")):

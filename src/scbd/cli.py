@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import shlex
+import signal
 import sys
+import threading
 import warnings
 import webbrowser
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,14 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from pandas import DataFrame
 
 _ABOUT = """Batch-corrected embeddings of perturbed cells by Supervised Contrastive Block Disentanglement.
 
 Messages name arguments as Python has them: max_steps is --max-steps here.
+
+Exit status: 0 finished; 2 error; 130 interrupted by Ctrl-C (SIGINT); 143 terminated by SIGTERM.
 """
+# time for cleaning up after a signal; schedulers kill a process 10 to 30 seconds after SIGTERM
+_CLEANUP_SECONDS = 5
 _settings = Parameter(negative=(), consume_multiple=True)
 app = App("scbd", help=_ABOUT, version=lambda: f"scbd {version('scbd')}", default_parameter=_settings)
 app.register_install_completion_command()
@@ -431,19 +441,28 @@ def demo(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; errors of the user's become one sentence and exit code 2, warnings one sentence."""
+    """Run a command and return its exit status.
+
+    SIGINT and SIGTERM become one sentence and status 130 and 143, even if the command came to its end after the signal.
+    """
+    tokens = sys.argv[1:] if argv is None else list(argv)
+    status = 0
+    with _signals_raised(tokens) as received:
+        status = _run_command(tokens)
+    return 128 + received[0] if received else status
+
+
+def _run_command(tokens: Sequence[str]) -> int:
+    """Run a command; an error of the user becomes one sentence and status 2, a warning one sentence."""
     notes, shown = logging.getLogger("scbd"), logging.StreamHandler()
     level, in_python = notes.level, warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"scbd: {message}\n"  # the line of code says nothing here
     notes.addHandler(shown)
     notes.setLevel(logging.INFO)
     try:
-        app(argv, exit_on_error=False, result_action="return_value")
+        app(tokens, exit_on_error=False, result_action="return_value")
     except CycloptsError:  # which has said what is wrong
         return 2
-    except KeyboardInterrupt:
-        print("scbd: interrupted; what was finished is kept.", file=sys.stderr)
-        return 130
     except (OSError, ImportError, KeyError, TypeError, ValueError, RuntimeError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"scbd: {message}", file=sys.stderr)
@@ -453,6 +472,78 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes.setLevel(level)
         warnings.formatwarning = in_python
     return 0
+
+
+@contextmanager
+def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
+    """Raise ``SystemExit`` in the block on SIGINT or SIGTERM, and state at its end how to continue.
+
+    After a signal the block ends without an exception, whatever was raised. The process ends at once on a second
+    signal, if the exception is lost, or if the block has not ended :data:`_CLEANUP_SECONDS` later. No result is lost by
+    that, since a file takes its name when it is complete. Earlier handlers are restored. Outside the main thread, which
+    alone receives signals, nothing is changed.
+
+    Yields
+    ------
+    A list that holds the number of the signal as soon as one was received.
+    """
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if received:
+            end_now()
+        received.append(number)
+        if hasattr(signal, "alarm"):  # not on Windows
+            signal.alarm(_CLEANUP_SECONDS)
+        raise SystemExit(128 + number)
+
+    def end_now() -> None:
+        # unlike print, os.write may interrupt a print
+        os.write(2, f"\n{_how_to_continue(tokens, received[0])}\n".encode())
+        os._exit(128 + received[0])
+
+    def end_if_lost(unraisable: Any) -> None:
+        # Python drops exceptions in destructors and in callbacks of weak references
+        if received and isinstance(unraisable.exc_value, SystemExit):
+            end_now()
+        hook(unraisable)
+
+    names = ("SIGINT", "SIGTERM", "SIGALRM") if threading.current_thread() is threading.main_thread() else ()
+    earlier = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    # a shell lets jobs in the background ignore Ctrl-C; a handler that is not Python's could not be restored
+    earlier = {number: handler for number, handler in earlier.items() if handler not in (signal.SIG_IGN, None)}
+    hook = sys.unraisablehook
+    try:
+        sys.unraisablehook = end_if_lost
+        for number in earlier:
+            signal.signal(number, end)
+        try:
+            yield received
+        except BaseException:
+            if not received:
+                raise
+        if received:
+            from scbd._files import say
+
+            say(_how_to_continue(tokens, received[0]))  # on a line of its own, where a progress bar is shown
+    finally:
+        if received and hasattr(signal, "alarm"):
+            signal.alarm(0)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = hook
+
+
+def _how_to_continue(tokens: Sequence[str], number: int) -> str:
+    """Return the sentence for a command that was ended by a signal."""
+    command, typed = tokens[0] if tokens else "", shlex.join(["scbd", *tokens])
+    how = {
+        "run": f"To continue, call: {typed}{'' if '--resume' in tokens else ' --resume'}",
+        "convert": "To continue, call the same command again; if the screen is there, it is complete.",
+        "select-alpha": "To continue, call the same command again.",
+    }
+    stopped = f"scbd: terminated by {signal.Signals(number).name}."
+    return f"{stopped} {how.get(command, 'Called again, the command starts from the beginning.')}"
 
 
 def _one_or_several(values: list[str]) -> str | list[str]:

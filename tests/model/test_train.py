@@ -649,12 +649,14 @@ def test_a_run_that_had_stopped_does_not_go_on(tmp_path, load_best):
 # ---- runs that do not come to their end
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SystemExit])
 def test_a_run_that_stops_keeps_what_it_did(error):
     model, same = with_controls(), with_controls()
     before = weights(same)
     same.module.load_state_dict(weights(model) | {k: v for k, v in before.items() if "fitted" in k})
-    stop = PressCtrlC(3) if error is not OSError else Stop(3, error)
+    # Lightning makes the step that was begun before SIGTERM, and none after Ctrl-C
+    stops = {KeyboardInterrupt: PressCtrlC(3), OSError: Stop(3, OSError), SystemExit: PressCtrlC(2, signal.SIGTERM)}
+    stop = stops[error]
     with pytest.raises(error):
         model.train(**QUICK | SAME_LR, log_every_n_steps=1, callbacks=stop)
     same.train(**QUICK | SAME_LR | {"max_steps": 3})
@@ -669,6 +671,26 @@ def test_a_run_that_stops_keeps_what_it_did(error):
     centred = model.get_latent_representation(indices=controls, center="controls")
     np.testing.assert_allclose(centred.mean(0), 0, atol=1e-6)
     assert (model.leftover_["n_cells"] > 0).all()
+
+
+class TerminateAtTheEnd(Callback):
+    def on_train_end(self, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stop", [PressCtrlC(2, signal.SIGTERM), PressCtrlC(5, signal.SIGTERM), TerminateAtTheEnd()])
+def test_training_that_is_terminated_raises_an_exit_with_143_and_can_be_resumed(stop, tmp_path, caplog):
+    """In Python, where Lightning would exit with status 0, or not at all after the last step."""
+    how: dict[str, Any] = QUICK | {"validate_every": 2}
+    whole, model, resumed = (make_model() for _ in range(3))
+    whole.train(**how)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as raised:
+        model.train(**how, checkpoint_dir=tmp_path, callbacks=stop)
+    assert raised.value.code == 143 and "SIGTERM" in caplog.text
+    assert model.is_trained and signal.getsignal(signal.SIGTERM) is before
+    resumed.train(**how, checkpoint_dir=tmp_path, resume=True)
+    assert_same(weights(resumed), weights(whole))
 
 
 def test_what_a_run_failed_at_is_said_even_if_nothing_can_be_embedded(monkeypatch):

@@ -209,7 +209,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
         ValueError
             If the encoders are not trained and ``joint`` is false, or a setting does not fit the data; before any work
             is done.
-        scbd.model.TrainingDiverged, KeyboardInterrupt
+        scbd.model.TrainingDiverged, KeyboardInterrupt, SystemExit
             As :meth:`train`. The decoder is kept as far as it came; one from before, where the run made no step.
 
         Notes

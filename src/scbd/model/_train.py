@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import logging
 import os
+import signal
 import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,7 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
@@ -312,6 +314,8 @@ class TrainMixin(PredictMixin):
             If the loss became NaN or infinite. The model keeps the last weights that were good.
         KeyboardInterrupt
             If interrupted. Weights and history are kept; ``last.ckpt`` is that of the last validation.
+        SystemExit
+            With code 143, if the process receives SIGTERM while it trains. The same is kept.
 
         Warns
         -----
@@ -642,7 +646,11 @@ class TrainingRun:
         return self.settings["steps"] > self.plan.first_step or self.error is None
 
     def start(self, state: State | None) -> None:
-        """Train. The plan ends with the last weights, the best, or the last good ones; errors are kept, not raised."""
+        """Train, and keep an exception in ``error`` rather than raise it.
+
+        The plan ends with the last weights; with the best, if it keeps them; or after a divergence with the last good
+        ones.
+        """
         # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
         self.plan.train()
         try:
@@ -653,6 +661,10 @@ class TrainingRun:
             self.error = KeyboardInterrupt() if interrupted else error
         except BaseException as error:  # noqa: BLE001 - raised again, once what was learned is kept
             self.error = error
+        # Lightning raises an exception with exit status 0, and after the last step none
+        if isinstance(self.error, SIGTERMException) or (self.error is None and self.trainer.received_sigterm):
+            logger.warning("Training was terminated by SIGTERM after %d steps.", self.trainer.global_step)
+            self.error = SystemExit(128 + signal.SIGTERM)
         steps = self.trainer.global_step
         if isinstance(self.error, TrainingDiverged):
             self.plan.load_state_dict(self._divergence.weights)
