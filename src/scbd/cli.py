@@ -71,8 +71,12 @@ class Cells:
     missing: Literal["median", "drop"] = "median"
 
     def opened(self, path: str) -> dict[str, Any]:
-        """Arguments of a job: the cells, their columns, and how they are set up."""
-        from scbd._run import open_cells
+        """Open the cells, and return the arguments of a job: the cells, their columns, and how they are set up.
+
+        Call it before importing anything that loads torch: what is wrong with the file is then reported at once.
+        """
+        _check_paths(path)
+        from scbd._inspect import open_cells
 
         how: dict[str, Any] = {} if self.features is None else {"features": self.features}
         adata, where = open_cells(
@@ -190,7 +194,8 @@ def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
     image_key
         Key of the images in obsm.
     """
-    from scbd._run import inspect
+    _check_paths(path)
+    from scbd._inspect import inspect
 
     print(inspect(path, image_key=image_key))
 
@@ -204,9 +209,10 @@ def benchmark(path: str, /, *, cells: Cells, model: Model = Model(), training: T
     path
         A screen or an .h5ad of images or features, or a table of features.
     """
+    job = cells.opened(path)
     from scbd._speed import measure_speed
 
-    print(f"\n{measure_speed(**cells.opened(path), model_kwargs=model.kwargs(), train_kwargs=training.kwargs())}")
+    print(f"\n{measure_speed(**job, model_kwargs=model.kwargs(), train_kwargs=training.kwargs())}")
 
 
 @app.command
@@ -262,6 +268,7 @@ def convert(
     verify
         Read everything again in the end, and compare it with its checksums.
     """
+    _check_paths(*plates, *([] if table is None else [table]))
     from scbd.data._readers import read_crops
     from scbd.data._screens import verify_screen, write_screen
 
@@ -309,10 +316,11 @@ def run(
     resume
         Go on with an interrupted run.
     """
+    job = cells.opened(path)
     from scbd import run
 
     how: dict[str, Any] = {"model_kwargs": model.kwargs() | {"alpha": alpha}, "train_kwargs": training.kwargs()}
-    table = run(**cells.opened(path), out=out, resume=resume, seed=seed, **how)
+    table = run(**job, out=out, resume=resume, seed=seed, **how)
     print("\n" + table.set_index(["label", "embedding"]).to_string(float_format="{:.3f}".format))
     print(f"\n{table.attrs['verdict']}")
     print(f"\nEmbeddings, model, table and pictures: {out}/")
@@ -349,10 +357,11 @@ def select_alpha(
     n_seeds
         Runs at each weight.
     """
+    job = cells.opened(path)
     from scbd import select_alpha
 
     how: dict[str, Any] = {"alphas": alphas, "criterion": criterion, "n_folds": n_folds, "n_seeds": n_seeds}
-    print(f"\n{select_alpha(**cells.opened(path), out=out, model_kwargs=model.kwargs(), **how, **training.kwargs())}")
+    print(f"\n{select_alpha(**job, out=out, model_kwargs=model.kwargs(), **how, **training.kwargs())}")
     print(f"\nRuns, curve and picture: {out}/")
 
 
@@ -407,6 +416,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes.setLevel(level)
         warnings.formatwarning = in_python
     return 0
+
+
+def _check_paths(*paths: str | Path) -> None:
+    """Raise ``FileNotFoundError`` if a file or folder is missing; addresses of stores are checked when opened."""
+    from scbd._files import existing_path
+
+    for path in paths:
+        if "://" not in str(path):
+            existing_path(path)
 
 
 def _one_or_several(values: list[str]) -> str | list[str]:

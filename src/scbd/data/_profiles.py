@@ -8,9 +8,8 @@ import re
 import warnings
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import anndata
 import numpy as np
 import pandas as pd
 from pandas.api.types import infer_dtype
@@ -18,12 +17,13 @@ from pandas.api.types import infer_dtype
 from scbd._anndata import column_numbers, is_number_type, label_text
 from scbd._checks import check_choice, head
 from scbd._files import check_distinct, local_path
-from scbd.data._formats import kind_of, read_frame, tables_in, taken_elsewhere
-from scbd.data._screens import SOURCE, source_names
+from scbd.data._formats import SOURCE, kind_of, read_frame, source_names, tables_in, taken_elsewhere
 from scbd.data._sources import open_h5
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import anndata
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +124,34 @@ def read_profiles(
     >>> profiles.shape, list(profiles.obs)
     ((2, 2), ['Metadata_Plate', 'Metadata_Well', 'dose'])
     """
+    import anndata
+
+    found = read_table_of_features(path, features=features, table=table, on=on, missing=missing)
+    cells = anndata.AnnData(X=found.values, obs=found.obs)
+    cells.var_names = found.names
+    return cells
+
+
+class FeatureTable(NamedTuple):
+    """Features of cells or wells, and everything else that is known of them."""
+
+    values: np.ndarray
+    """Values of the features, float32 ``(N, F)``."""
+    names: np.ndarray
+    """Names of the features, ``(F,)``."""
+    obs: pd.DataFrame
+    """All other columns, N rows."""
+
+
+def read_table_of_features(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    features: str | Sequence[str] = COMPARTMENTS,
+    table: str | os.PathLike[str] | pd.DataFrame | None = None,
+    on: str | Sequence[str] | None = None,
+    missing: Missing = "median",
+) -> FeatureTable:
+    """Read what :func:`read_profiles` puts into an AnnData, without importing anndata, which takes a second."""
     check_choice("missing", missing, Missing)
     paths = _files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} others"
@@ -160,10 +188,8 @@ def read_profiles(
     if missing != "keep":
         rows, kept = _mended(values, pd.Index(names), missing, where, groups, beginnings, said)
     if said:
-        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=2)
-    cells = anndata.AnnData(X=values[np.ix_(rows, kept)], obs=_tidy(obs[rows]))
-    cells.var_names = np.array(names, dtype=object)[kept]
-    return cells
+        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=3)
+    return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _tidy(obs[rows]))
 
 
 def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -192,6 +218,8 @@ def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
         # levels of an index are columns like others; the name of a row is none
         return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
     if kind.name == "anndata":
+        import anndata
+
         if path.is_file():
             open_h5(path).close()  # says what is wrong with it
         cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
@@ -212,7 +240,7 @@ def _features(
     about = [name for name in begun if name not in (*known, *beginnings) and _ABOUT_OBJECTS.search(str(name))]
     features = [name for name in begun if name not in set(about)]
     if not features:
-        numbers = [f"{start!r} ({n})" for start, n in number_beginnings(table).items()]
+        numbers = [f"{start!r} ({len(names)})" for start, names in number_beginnings(table).items()]
         lists = [name for name in table if _holds_lists(table[name])]
         msg = (
             f"{where} has no feature, which is a column that begins with {' or '.join(beginnings)}; it has: "
@@ -225,12 +253,18 @@ def _features(
     return features, about
 
 
-def number_beginnings(table: pd.DataFrame) -> dict[str, int]:
-    """The word that columns of numbers begin with, where three or more do, and how many; the most frequent first."""
+def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
+    """Return words that three or more columns of numbers begin with, and these columns; the most frequent word first.
+
+    Columns that are named like positions, boxes or numbers of objects do not count.
+    """
     numbers = [name for name in map(str, table.select_dtypes("number")) if not _ABOUT_OBJECTS.search(name)]
-    words = pd.Series([found[0] for name in numbers if (found := re.match(r"[A-Za-z]+", name))], dtype=object)
-    counts = words[words.str.lower() != "metadata"].value_counts()
-    return {str(word): int(n) for word, n in counts[counts >= 3].items()}
+    begun: dict[str, list[str]] = {}
+    for name in numbers:
+        if (word := re.match(r"[A-Za-z]+", name)) and word[0].lower() != "metadata":
+            begun.setdefault(word[0], []).append(name)
+    several = {word: names for word, names in begun.items() if len(names) >= 3}
+    return dict(sorted(several.items(), key=lambda item: -len(item[1])))
 
 
 def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
@@ -441,7 +475,7 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
     there = [file for file in files if not _is_empty(file)]
     if len(there) < len(files):
         msg = f"{path}: {len(files) - len(there)} of {len(files)} files are empty, and their fields are left out."
-        warnings.warn(msg, UserWarning, stacklevel=4)
+        warnings.warn(msg, UserWarning, stacklevel=5)
     tables = [table for table in (_deepprofiler_field(file, file.relative_to(root)) for file in there) if len(table)]
     if 0 < len(tables) < len(files):
         logger.info("%s: %d of %d fields have no cell.", path, len(files) - len(tables), len(files))
