@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import IMAGE_KEY, bare_name, likely_controls
-from scbd._checks import head, inflect
+from scbd._checks import counted, head
 from scbd.data._formats import Kind, head_of, image_columns, is_table, kind_of
 from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_profiles, read_table_of_features
 from scbd.data._readers import read_crops
@@ -157,7 +157,7 @@ def _describe_table(path: str | os.PathLike[str]) -> list[str]:
     values = _count_values(table.obs)
     unused = [name for name in table.obs.select_dtypes("number") if name not in values]
     if unused:
-        columns = f"{len(unused)} {inflect(len(unused), 'column', 'columns')} of numbers"
+        columns = f"{counted(len(unused), 'column')} of numbers"
         how = "; to take them, add their names, or what they begin with, to --features" if words else ""
         lines.append(f"Not taken as features: {columns} ({head(unused, _N_NAMED if words else 5)}){how}.")
     named = f" --features {shlex.join(words)}" if words else ""

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import CONTENT_KEY, IMAGE_KEY
-from scbd._checks import head
+from scbd._checks import counted, head
 from scbd._files import local_path, say
 from scbd.data._formats import IMAGE_FILES, image_columns, kind_of, read_frame, taken_elsewhere, walked
 from scbd.data._image_files import FileSource, centred, fitted_size
@@ -393,8 +393,8 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
     twice = np.flatnonzero(table.duplicated(columns))
     if twice.size:
         msg = (
-            f"{path} names the files of {twice.size} rows again (the first is row {twice[0]}): these cells are there "
-            "twice, perhaps in training and in validation; drop what is too much."
+            f"{path} names the files of {counted(twice.size, 'row')} again (the first is row "
+            f"{twice[0]}): these cells are there twice, perhaps in training and in validation; drop what is too much."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
     names = columns if len(columns) == source.shape[1] else numbered(source.shape[1])

@@ -29,7 +29,7 @@ from anndata.utils import make_index_unique
 from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from scbd._anndata import IMAGE_KEY, as_columns, label_text, label_values
-from scbd._checks import check_choice, head, resized_to
+from scbd._checks import check_choice, counted, head, inflect, resized_to
 from scbd._files import check_distinct, local_path, partial_path, progress_bar
 from scbd.data._formats import SOURCE, source_names
 from scbd.data._readers import Crops, channel_table, crops_of, images_of, opened, read_crops, some_channels, tables_of
@@ -222,7 +222,7 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
                     wrong.append(f"{file} is damaged, with rows {start} to {stop - 1} ({error})")
                 bar.update(stop - start)
     if wrong:
-        msg = f"{path} is damaged in {len(wrong)} places: {head(wrong)}. Copy or write it again."
+        msg = f"{path} is damaged in {counted(len(wrong), 'place')}: {head(wrong)}. Copy or write it again."
         raise ValueError(msg)
 
 
@@ -316,7 +316,8 @@ def write_screen(
     check_distinct(given)
     empty = [f"plate {number}" for number, plate in enumerate(given) if isinstance(plate, AnnData) and not plate.n_obs]
     if empty and len(empty) < len(given):
-        warnings.warn(f"{len(empty)} of {len(given)} plates have no cell ({head(empty)}).", UserWarning, stacklevel=2)
+        msg = f"{len(empty)} of {len(given)} plates {inflect(len(empty), 'has', 'have')} no cell ({head(empty)})."
+        warnings.warn(msg, UserWarning, stacklevel=2)
         given = [plate for plate in given if not isinstance(plate, AnnData) or plate.n_obs]
     crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     size, kind = _wanted(crops, image_size, dtype, intensity_range)
