@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_cells, make_wells
-from PIL import Image
 
 import scbd
 from scbd import SCBDModel, _run, run
 from scbd._compare import Evaluated, known_of
-from scbd._run import input_pca, inspect, open_cells, simple_embeddings
+from scbd._run import input_pca, simple_embeddings
 from scbd.baselines import pixel_pca, standardize_by_environment
-from scbd.cli import main
 from scbd.data._inputs import Inputs
 from scbd.data._sources import digest_cells
 from scbd.metrics import label_probe
@@ -430,152 +427,6 @@ def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_
         how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN, "setup_kwargs": control}
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / str(len(drawn)), **how)
     assert drawn[0] > 0 and drawn[1] is None
-
-
-KEY = "single_cell_images"
-
-
-def test_screens_are_opened_where_they_lie(tmp_path):
-    cells = make_cells()
-    cells.obsm["other"] = cells.obsm.pop(KEY)
-    cells.obsm["X_dino"] = np.ones((cells.n_obs, 3), "float32")
-    cells.write_h5ad(tmp_path / "cells.h5ad")
-    found, where = open_cells(tmp_path / "cells.h5ad", image_key="other")
-    assert where == {"image_key": "other"} and "other" in found.obsm
-    found, where = open_cells(tmp_path / "cells.h5ad", obsm_key="X_dino")
-    assert where == {"obsm_key": "X_dino"} and found.obsm["X_dino"].shape == (cells.n_obs, 3)
-
-
-@pytest.mark.parametrize("layer", [None, "X"])
-@pytest.mark.parametrize(("ending", "write"), [("csv", "to_csv"), ("parquet", "to_parquet")])
-@pytest.mark.filterwarnings("ignore:Transforming to str index")
-def test_tables_of_features_are_read(ending, write, layer, tmp_path):
-    wells = make_wells()
-    getattr(wells.to_df().join(wells.obs).reset_index(drop=True), write)(tmp_path / f"wells.{ending}", index=False)
-    found, where = open_cells(tmp_path / f"wells.{ending}", layer=layer)
-    assert where == {"layer": "X"}
-    np.testing.assert_allclose(found.X, wells.X, rtol=1e-6)
-    assert found.obs["compound"].tolist() == wells.obs["compound"].tolist()
-
-
-def test_labels_that_are_numbers_are_no_features(tmp_path):
-    wells = make_wells()
-    table = wells.to_df().join(wells.obs).assign(donor=np.arange(wells.n_obs) % 3, dose=1.5)
-    table.to_csv(tmp_path / "wells.csv", index=False)
-    found, _ = open_cells(tmp_path / "wells.csv")
-    assert found.var_names.tolist() == wells.var_names.tolist()
-    assert found.obs["donor"].tolist() == table["donor"].tolist() and set(found.obs["dose"]) == {1.5}
-    found, _ = open_cells(tmp_path / "wells.csv", features=["dose", "feature_1"])
-    assert found.var_names.tolist() == ["feature_1", "dose"]
-
-
-def test_what_cannot_be_opened_as_it_is_said_is_refused(tmp_path):
-    make_wells().to_df().to_csv(tmp_path / "wells.csv")
-    make_wells().write_h5ad(tmp_path / "wells.h5ad")
-    (tmp_path / "crops.csv").write_text("gene,dna,actin\na,0_dna.tif,0_actin.tif\n")
-    for name, how, error, named in (
-        ("wells.csv", {"layer": "scaled"}, ValueError, "layer"),
-        ("wells.csv", {"obsm_key": "X_dino"}, ValueError, "obsm_key"),
-        ("wells.h5ad", {"layer": "X", "features": ["donor"]}, ValueError, "features"),
-        ("crops.csv", {}, ValueError, "scbd convert .*crops.csv --file-columns dna actin"),
-        ("none.csv", {}, FileNotFoundError, "none.csv"),
-    ):
-        with pytest.raises(error, match=named):
-            open_cells(tmp_path / name, **how)
-
-
-def write_pictures(path: Path) -> None:
-    """A table of crops in two folders."""
-    names = [f"{row % 2}/{row}.png" for row in range(8)]
-    for row, name in enumerate(names):
-        (path.parent / name).parent.mkdir(exist_ok=True)
-        pixels = np.random.default_rng(row).integers(1, 200, (6, 6, 3), dtype="uint8")
-        Image.fromarray(pixels).save(path.parent / name)
-    pd.DataFrame({"gene": list("aabb") * 2, "file": names}).to_csv(path, index=False)
-
-
-@pytest.mark.filterwarnings("ignore:Transforming to str index")
-@pytest.mark.parametrize(
-    ("name", "write", "lines", "command"),
-    [
-        (
-            "screen.h5ad",
-            lambda path: make_cells().write_h5ad(path),
-            ["96 cells of 2 × 16 × 16 uint8", "channel channel_0: ", "column gene: 4 values (gene_"],
-            "scbd run {} --y-key gene --e-key … --out results",
-        ),
-        (
-            "wells.h5ad",
-            lambda path: make_wells().write_h5ad(path),
-            ["72 cells or wells of 10 features: feature_0", "column plate: 4 values"],
-            "scbd run {} --layer X --y-key compound --e-key plate --control DMSO --position-key well --out",
-        ),
-        (
-            "my cells.csv",
-            write_pictures,
-            ["names image files", "8 cells of 3 × 6 × 6"],
-            "scbd convert {} --file-columns file",
-        ),
-        (
-            "crops.npy",
-            lambda path: np.save(path, make_cells().obsm[KEY]),
-            ["No column has values"],
-            "scbd convert {} --y-key",
-        ),
-        (
-            "wells.parquet",
-            lambda path: make_wells().to_df().to_parquet(path),
-            ["of 10 features"],
-            "scbd run {} --y-key",
-        ),
-        ("notes.txt", lambda path: path.write_text("hello"), ["of no known kind"], "give .h5ad"),
-    ],
-)
-def test_what_lies_at_a_path_is_said(tmp_path, name, write, lines, command):
-    write(tmp_path / name)
-    said = inspect(tmp_path / name)
-    assert all(line in said for line in lines), said
-    assert command.format(shlex.quote(str(tmp_path / name))) in said.splitlines()[-1]
-
-
-def test_images_under_another_key_are_named_in_the_command(tmp_path, capsys):
-    cells: Any = make_cells()
-    cells.obsm["crops"] = cells.obsm.pop(KEY)
-    cells.write_h5ad(tmp_path / "cells.h5ad")
-    assert main(["inspect", str(tmp_path / "cells.h5ad"), "--image-key", "crops"]) == 0
-    assert "--image-key crops --y-key" in capsys.readouterr().out
-    assert main(["inspect", str(tmp_path / "cells.h5ad"), "--image-key", "masks"]) == 2
-    (tmp_path / "cut.h5ad").write_bytes(b"\x89HDF\r\n\x1a\n and no more")
-    for name in ("cut.h5ad", "none"):
-        assert main(["inspect", str(tmp_path / name)]) == 2
-        assert name in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("columns", "of_wells", "keys"),
-    [
-        ({"sgRNA": ["a", "b"], "Metadata_Gene": ["NT", "TP53"]}, False, "--y-key Metadata_Gene --e-key … --control NT"),
-        ({"what": ["mock", "x"], "batch": [1, 2]}, False, "--y-key what --e-key batch --control mock"),
-        ({"gene": ["a", "b"], "compound": ["c", "d"]}, False, "--y-key … --e-key …"),
-        (
-            {"gene": ["a b", "non targeting"], "control type": ["negcon", "trt"], "well": ["A1", "A2"]},
-            False,
-            "--y-key gene --e-key well --control 'non targeting'",
-        ),
-        (
-            {
-                "Metadata_Compound": ["DMSO", "Vehicle", "x"],
-                "Metadata_Plate": [1, 2, 3],
-                "Metadata_Well": ["A", "B", "C"],
-            },
-            True,
-            "--y-key Metadata_Compound --e-key Metadata_Plate --control DMSO Vehicle --position-key Metadata_Well",
-        ),
-    ],
-)
-def test_columns_and_controls_that_can_be_meant_alone_are_proposed(columns, of_wells, keys):
-    obs = pd.DataFrame({name: values * 3 for name, values in columns.items()})
-    assert _run._keys(obs, of_wells=of_wells) == f"{keys} --out results"
 
 
 @pytest.mark.parametrize("out", ["", "new/run"])

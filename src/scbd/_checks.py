@@ -77,6 +77,16 @@ def head(values: Iterable[object], n: int = 5) -> str:
     return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
 
 
+def inflect(n: int | np.integer[Any], singular: str, plural: str) -> str:
+    """Return the word or phrase that agrees with a number."""
+    return singular if n == 1 else plural
+
+
+def counted(n: int | np.integer[Any], noun: str) -> str:
+    """Return a number with its noun, to which an s is added where needed: 1 cell, 2,000 cells."""
+    return f"{n:,} {inflect(n, noun, f'{noun}s')}"
+
+
 def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
     """That a table has no such key, which ones it has, which one may have been meant, and how to say so."""
     names = [str(k) for k in keys]

@@ -40,6 +40,23 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(text).expanduser()
 
 
+def existing_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file or folder on this machine.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing.
+    ValueError
+        If it is an address.
+    """
+    found = local_path(path)
+    if not found.exists():
+        msg = f"There is nothing at {path}."
+        raise FileNotFoundError(msg)
+    return found
+
+
 def check_file(path: str | os.PathLike[str]) -> Path:
     """The path of a file that is there.
 

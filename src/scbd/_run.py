@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
 import warnings
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -20,13 +19,11 @@ from scbd._anndata import (
     CONTENT_KEY,
     CROSS,
     FEATURE_PCA_KEY,
-    IMAGE_KEY,
     LEFT_OUT,
     PIXEL_PCA_KEY,
     SPLIT_KEY,
     STYLE_KEY,
     as_columns,
-    bare_name,
     control_names,
     label_text,
     label_values,
@@ -34,17 +31,14 @@ from scbd._anndata import (
     obs_column,
 )
 from scbd._candidates import CellLabels, corrected_inputs, reference_cells, scaled, standardised, standardised_name
-from scbd._checks import check_count, head
+from scbd._checks import check_count
 from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
 from scbd._verdict import judge
 from scbd.baselines._classifiers import ERMModel
 from scbd.baselines._pixel_pca import pixel_pca
-from scbd.data._formats import head_of, image_columns, is_table, kind_of
 from scbd.data._inputs import Inputs
-from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_profiles
-from scbd.data._readers import read_crops
-from scbd.data._screens import open_screen, storable
+from scbd.data._screens import storable
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, hold_out_perturbations, stratified_split
 from scbd.metrics._table import label_names
@@ -548,157 +542,3 @@ def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
     if otherwise is None:
         raise TypeError(value)
     return otherwise(value)
-
-
-# kinds of tables of features, and of images that are converted before they are trained on
-_TABLES = ("profiles", "tables", "deepprofiler")
-_CROPS = ("image_table", "image_folder", "lmdb", "arrays")
-# cells whose pixels are looked at
-_SAMPLED = 64
-
-
-def open_cells(
-    path: str | os.PathLike[str],
-    *,
-    image_key: str = IMAGE_KEY,
-    layer: str | None = None,
-    obsm_key: str | None = None,
-    features: str | Sequence[str] = COMPARTMENTS,
-    missing: Missing = "median",
-) -> tuple[AnnData, dict[str, str]]:
-    """Cells, and the arguments of ``setup_anndata`` that say where their images or features are.
-
-    Parameters
-    ----------
-    path
-        A screen, see :func:`scbd.data.open_screen`; or a table of features, see :func:`scbd.data.read_profiles`.
-    image_key, layer, obsm_key
-        Of a screen: where its images or features are.
-    features
-        Of a table: beginnings of the names of features, see :func:`scbd.data.read_profiles`.
-    missing
-        Of a table: what becomes of missing and infinite values.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError, KeyError, ImportError
-        If there is nothing, or it cannot be read.
-    """
-    where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
-    kind = kind_of(path)
-    if kind.name in _CROPS:
-        msg = f"{path} is {kind.about}: make a screen of it first, {_conversion(path)}."
-        raise ValueError(msg)
-    if kind.name not in _TABLES:
-        if features is not COMPARTMENTS or missing != "median":
-            msg = f"{path} is no table of features: leave features and missing out."
-            raise ValueError(msg)
-        return open_screen(path, image_key=image_key, **where), where or {"image_key": image_key}
-    if where not in ({}, {"layer": "X"}):
-        msg = f"{path} is a table of features, which has no {' and '.join(where)}: leave that out."
-        raise ValueError(msg)
-    return read_profiles(path, features=features, missing=missing), {"layer": "X"}
-
-
-def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
-    """Say what a file or folder is, what would be read of it, and which command takes it. Nothing is written.
-
-    Parameters
-    ----------
-    path
-        Anything; see :func:`scbd.data.read_crops` and :func:`scbd.data.read_profiles` for what can be read.
-    image_key
-        Where in ``obsm`` of an AnnData, or in an ``.npz``, images are.
-
-    Returns
-    -------
-    Lines: kind; number of cells; channels with the range of their pixels in 64 cells, or the first features; columns
-    that several cells share values of; and the next command.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError, KeyError, ImportError
-        If there is nothing, or it cannot be read.
-    """
-    kind, typed = kind_of(path), shlex.quote(str(path))
-    lines = [f"{path} is {kind.about}."]
-    if kind.name in _TABLES:
-        table = head_of(path) if is_table(path) else pd.DataFrame()
-        # features that are called otherwise have to be named: by what most columns of numbers begin with
-        words = [] if any(str(name).startswith(COMPARTMENTS) for name in table) else list(number_beginnings(table))
-        cells = read_profiles(path, features=words) if words else read_profiles(path)
-        named = f"--features {shlex.join(words)} " if words else ""
-        command = f"scbd run {typed} {named}{_keys(cells.obs, of_wells=True)}"
-        return "\n".join([*lines, *_of_features(cells), *_of_labels(cells.obs), f"Next: {command}"])
-    if kind.name not in (*_CROPS, "anndata"):
-        return "\n".join([*lines, f"Next: {kind.advice}."])
-    try:
-        crops = read_crops(path, image_key=image_key, file_columns=_file_columns(path) or "path")
-    except KeyError:
-        if kind.name != "anndata" or image_key != IMAGE_KEY:
-            raise
-        cells = open_screen(path, layer="X")  # raises as well, if there are no features either
-        lines += [*_of_features(cells), *_of_labels(cells.obs)]
-        return "\n".join([*lines, f"Next: scbd run {typed} --layer X {_keys(cells.obs, of_wells=True)}"])
-    n, *shape = crops.images.shape
-    sample = crops.images.read(np.sort(np.random.default_rng(0).choice(n, min(n, _SAMPLED), replace=False)))
-    lines.append(f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}")
-    ranges = zip(crops.channels, sample.min((0, 2, 3)), sample.max((0, 2, 3)), strict=True)
-    lines += [f"  channel {name}: {low:g} to {high:g}" for name, low, high in ranges]
-    is_screen = Path(path).suffix in (".h5ad", ".zarr")
-    key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
-    command = f"scbd run {typed} {key}{_keys(crops.obs)}" if is_screen else _conversion(path, key)
-    return "\n".join([*lines, *_of_labels(crops.obs), f"Next: {command}"])
-
-
-def _conversion(path: str | os.PathLike[str], key: str = "") -> str:
-    """The command that makes a screen of images, as a shell takes it."""
-    columns = _file_columns(path)
-    files = f"--file-columns {shlex.join(columns)} " if columns else ""
-    return f"scbd convert {shlex.quote(str(path))} {key}{files}--y-key … --out screen.zarr"
-
-
-def _file_columns(path: str | os.PathLike[str]) -> list[str]:
-    return image_columns(path) if kind_of(path).name == "image_table" else []
-
-
-def _of_features(cells: AnnData) -> list[str]:
-    return [f"{cells.n_obs:,} cells or wells of {cells.n_vars:,} features: {head(cells.var_names)}"]
-
-
-def _of_labels(obs: pd.DataFrame) -> list[str]:
-    """Columns that some cells share a value of, with the most frequent."""
-    lines = [
-        f"  column {column}: {len(counts):,} values ({head(f'{value} {count:,}' for value, count in counts.items())})"
-        for column, counts in _shared(obs).items()
-    ]
-    return lines or ["No column has values that several cells share: give a table with labels."]
-
-
-def _shared(obs: pd.DataFrame) -> dict[str, pd.Series]:
-    """How many cells have each value, of columns that may be labels."""
-    found = {column: obs[column].value_counts() for column in obs if obs[column].dtype.kind != "f"}
-    return {column: counts for column, counts in found.items() if 1 < len(counts) <= len(obs) / 2}
-
-
-# what columns and controls are called, without case, signs and "Metadata_"
-_PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
-_ENVIRONMENTS = "plate platebarcode barcode batch well donor".split()
-
-
-def _keys(obs: pd.DataFrame, *, of_wells: bool = False) -> str:
-    """Options of ``scbd run``, those columns and controls named that can be meant alone."""
-    shared = _shared(obs)
-    controls = {column: found for column, counts in shared.items() if (found := likely_controls(counts.index))}
-    named = [column for column in shared if bare_name(column) in _PERTURBATIONS]
-    y = [column for column in named if column in controls] or named or list(controls)
-    places = [column for column in shared if bare_name(column) == "well"]
-    e = [column for column in shared if bare_name(column) in _ENVIRONMENTS and not (of_wells and column in places)]
-    said = [
-        f"--{name} {shlex.quote(str(of[0])) if len(of) == 1 else '…'}" for name, of in {"y-key": y, "e-key": e}.items()
-    ]
-    if len(y) == 1 and y[0] in controls:
-        said.append(f"--control {shlex.join(controls[y[0]])}")
-        if of_wells and len(places) == 1:
-            said.append(f"--position-key {shlex.quote(str(places[0]))}")
-    return " ".join([*said, "--out results"])

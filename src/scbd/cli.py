@@ -84,8 +84,12 @@ class Cells:
     missing: Literal["median", "drop"] = "median"
 
     def opened(self, path: str) -> dict[str, Any]:
-        """Arguments of a job: the cells, their columns, and how they are set up."""
-        from scbd._run import open_cells
+        """Open the cells, and return the arguments of a job: the cells, their columns, and how they are set up.
+
+        Call it before importing anything that loads torch: what is wrong with the file is then reported at once.
+        """
+        _check_paths(path)
+        from scbd._inspect import open_cells
 
         how: dict[str, Any] = {} if self.features is None else {"features": self.features}
         adata, where = open_cells(
@@ -203,7 +207,8 @@ def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
     image_key
         Key of the images in obsm.
     """
-    from scbd._run import inspect
+    _check_paths(path)
+    from scbd._inspect import inspect
 
     print(inspect(path, image_key=image_key))
 
@@ -217,9 +222,10 @@ def benchmark(path: str, /, *, cells: Cells, model: Model = Model(), training: T
     path
         A screen or an .h5ad of images or features, or a table of features.
     """
+    job = cells.opened(path)
     from scbd._speed import measure_speed
 
-    print(f"\n{measure_speed(**cells.opened(path), model_kwargs=model.kwargs(), train_kwargs=training.kwargs())}")
+    print(f"\n{measure_speed(**job, model_kwargs=model.kwargs(), train_kwargs=training.kwargs())}")
 
 
 @app.command
@@ -275,6 +281,7 @@ def convert(
     verify
         Read everything again in the end, and compare it with its checksums.
     """
+    _check_paths(*plates, *([] if table is None else [table]))
     from scbd.data._readers import read_crops
     from scbd.data._screens import verify_screen, write_screen
 
@@ -337,11 +344,12 @@ def run(
     open_report
         Open report.html in a browser at the end.
     """
+    job = cells.opened(path)
     from scbd import run
 
     how: dict[str, Any] = {"model_kwargs": model.kwargs() | {"alpha": alpha}, "train_kwargs": training.kwargs()}
     how |= {"mechanism_key": mechanism_key and _one_or_several(mechanism_key), "guide_key": guide_key, "erm": erm}
-    table = run(**cells.opened(path), out=out, resume=resume, seed=seed, **how)
+    table = run(**job, out=out, resume=resume, seed=seed, **how)
     print_result(table, out)
     if open_report:
         webbrowser.open((out / "report.html").resolve().as_uri())
@@ -378,10 +386,11 @@ def select_alpha(
     n_seeds
         Runs at each weight.
     """
+    job = cells.opened(path)
     from scbd import select_alpha
 
     how: dict[str, Any] = {"alphas": alphas, "criterion": criterion, "n_folds": n_folds, "n_seeds": n_seeds}
-    print(f"\n{select_alpha(**cells.opened(path), out=out, model_kwargs=model.kwargs(), **how, **training.kwargs())}")
+    print(f"\n{select_alpha(**job, out=out, model_kwargs=model.kwargs(), **how, **training.kwargs())}")
     print(f"\nRuns, curve and picture: {out}/")
 
 
@@ -544,6 +553,15 @@ def _how_to_continue(tokens: Sequence[str], number: int) -> str:
     }
     stopped = f"scbd: terminated by {signal.Signals(number).name}."
     return f"{stopped} {how.get(command, 'Called again, the command starts from the beginning.')}"
+
+
+def _check_paths(*paths: str | Path) -> None:
+    """Raise ``FileNotFoundError`` if a file or folder is missing; addresses of stores are checked when opened."""
+    from scbd._files import existing_path
+
+    for path in paths:
+        if "://" not in str(path):
+            existing_path(path)
 
 
 def _one_or_several(values: list[str]) -> str | list[str]:

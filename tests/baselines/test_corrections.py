@@ -260,9 +260,9 @@ def test_nothing_is_left_of_what_environments_alone_differ_in(scale):
 
 def test_an_environment_without_rows_to_learn_from_is_named():
     cells, well, control = wells(30)
-    with pytest.raises(ValueError, match="1 environments have fewer than two controls \\(such as '2'\\)"):
+    with pytest.raises(ValueError, match="1 environment has fewer than two controls \\(such as '2'\\)"):
         standardize_by_environment(cells, well, controls=control & (well != "2"))
-    with pytest.raises(ValueError, match="1 environments have fewer than two controls in fit \\(such as '2'\\)"):
+    with pytest.raises(ValueError, match="1 environment has fewer than two controls in fit \\(such as '2'\\)"):
         standardize_by_environment(cells, well, controls=control, fit=well != "2")
     with pytest.raises(ValueError, match="2 environments have fewer than two rows in fit \\(such as '1'\\)"):
         standardize_by_environment(cells, well, fit=well == "0")
@@ -391,7 +391,7 @@ def test_test_plates_take_part_with_their_controls():
     np.testing.assert_array_equal(
         tvn(changed, well, controls=control, fit=seen)[seen], tvn(cells, well, controls=control, fit=seen)[seen]
     )
-    with pytest.raises(ValueError, match="1 environments have fewer than two controls in fit \\(such as '2'\\)"):
+    with pytest.raises(ValueError, match="1 environment has fewer than two controls in fit \\(such as '2'\\)"):
         tvn(cells, well, controls=control, fit=well != "2")
     with pytest.raises(ValueError, match="regularization=0"):
         tvn(cells, well, controls=control, regularization=0)
@@ -556,7 +556,7 @@ def test_what_cannot_be_corrected_is_said():
     cells, well, _ = wells(30)
     with pytest.raises(ValueError, match="There is one environment \\(plate 1\\): nothing can be corrected"):
         combat(cells, ["plate 1"] * 30)
-    with pytest.raises(ValueError, match="1 environments have fewer than two rows \\(such as 'alone'\\)"):
+    with pytest.raises(ValueError, match="1 environment has fewer than two rows \\(such as 'alone'\\)"):
         combat(cells, np.where(np.arange(30) == 3, "alone", well.astype(object)))
     with pytest.raises(ValueError, match="1 features vary within environments: ComBat learns from one feature about"):
         combat(cells[:, :1], well)

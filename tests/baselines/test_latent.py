@@ -457,7 +457,7 @@ def test_bad_requests_of_pictures():
     model, new = trained(IVAEModel), make_cells(8, seed=3)
     new.obs["well"] = ["a new one", *new.obs["well"].astype(str)[1:]]
     assert len(model.reconstruct(new, [1, 2])) == 2
-    with pytest.raises(ValueError, match=r"'well', and 1 cells \(rows 0\) have none, or an environment that was not"):
+    with pytest.raises(ValueError, match=r"'well', and 1 cell \(rows 0\) has none, or an environment that was not"):
         model.swap_blocks([1, 2], [0, 3], new)
     del new.obs["well"]
     with pytest.raises(ValueError, match=r"8 cells \(rows 0, 1"):

@@ -188,8 +188,8 @@ MASK = np.ones((40, 50), int)
         ({"a": np.ones((3, 0, 5))}, CELLS[:1], {}, r"shape \(3, 0, 5\)"),
         ({"a": "image.tif"}, CELLS[:1], {}, "'a' is str"),
         ({}, CELLS[:1], {}, "no fields"),
-        (FIELDS, None, {"labels": {"c": MASK}}, "1 of 1 fields have no image .c"),
-        (FIELDS, CELLS.assign(label=1), {"labels": {"a": MASK}}, "1 of 2 fields have no labels .b"),
+        (FIELDS, None, {"labels": {"c": MASK}}, "1 of 1 fields has no image .c"),
+        (FIELDS, CELLS.assign(label=1), {"labels": {"a": MASK}}, "1 of 2 fields has no labels .b"),
         (FIELDS, None, {"labels": {"a": MASK[1:]}}, r"shape \(39, 50\)"),
         (FIELDS, None, {"labels": {"a": MASK * 1.0}}, "float64"),
         (FIELDS, None, {"labels": {"a": MASK > 0}}, "bool"),
@@ -213,5 +213,5 @@ def test_a_field_that_breaks_later_is_named(tmp_path, field):
 
 
 def test_fields_that_were_not_segmented_are_told_of():
-    with pytest.warns(UserWarning, match="1 of 2 fields have no labels.*b"):
+    with pytest.warns(UserWarning, match="1 of 2 fields has no labels.*b"):
         assert set(crop_cells(FIELDS, labels={"a": MASK}, size=9).obs["field"]) == {"a"}

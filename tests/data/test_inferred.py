@@ -166,7 +166,7 @@ def test_an_embedding_may_be_looked_at():
         ({"fit": np.ones(99, dtype=bool)}, ValueError, "fit"),
         ({"control": "DMSO"}, ValueError, "DMSO"),
         ({"layer": "same"}, ValueError, "same .* at equal label"),
-        ({"layer": "missing"}, ValueError, r"1 cells \(rows 3\)"),
+        ({"layer": "missing"}, ValueError, r"1 cell \(rows 3\)"),
     ],
 )
 def test_bad_input(how, error, said):

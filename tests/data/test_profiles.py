@@ -125,7 +125,7 @@ def test_cells_of_a_pooled_screen_know_their_plate_and_well(tmp_path):
         paths.append(tmp_path / f"{plate}_single_cell_profiles.csv.gz")
         cells.to_csv(paths[-1], index=False)
     plan = pd.DataFrame({"plate": ["CP186A", "CP186B"], "medium": ["DMEM", "HPLM"]})
-    with pytest.warns(UserWarning, match=r"Cells_AreaShape_Center_X.*1 of 3 features are missing"):
+    with pytest.warns(UserWarning, match=r"Cells_AreaShape_Center_X.*1 of 3 features is missing"):
         found = read_profiles(paths, table=plan)
     assert found.var_names.tolist() == [
         "Cytoplasm_Intensity_MeanIntensity_ConA",
@@ -185,7 +185,7 @@ def test_an_empty_file_costs_no_other(tmp_path, empty):
     for path in paths:
         wells(path.stem).to_csv(path, index=False)
     paths[1].write_bytes(b"") if empty == "0 bytes" else wells()[:0].to_csv(paths[1], index=False)
-    with pytest.warns(UserWarning, match=r"1 of 3 files have no row .*P2.csv"):
+    with pytest.warns(UserWarning, match=r"1 of 3 files has no row .*P2.csv"):
         assert read_profiles(paths).obs["Metadata_Plate"].tolist() == ["P1"] * 3 + ["P3"] * 3
     with pytest.raises(FileNotFoundError, match=r"2 of 4 files .*P8.csv, .*P9.csv"):
         read_profiles([*paths[:2], tmp_path / "P8.csv", tmp_path / "P9.csv"])
@@ -246,7 +246,7 @@ def test_how_numbers_and_columns_are_written_is_told(tmp_path, text, error, mess
 def test_an_empty_field_of_deepprofiler_costs_no_other(tmp_path):
     write_field(tmp_path / "P1" / "A01_1.npz", 3)
     (tmp_path / "P1" / "A01_2.npz").write_bytes(b"")
-    with pytest.warns(UserWarning, match="1 of 2 files are empty"):
+    with pytest.warns(UserWarning, match="1 of 2 files is empty"):
         assert read_profiles(tmp_path).shape == (3, 6)
 
 
@@ -286,7 +286,7 @@ def test_positions_and_numbers_of_objects_are_no_features(tmp_path):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(9, len(about + measured))), columns=about + measured).assign(well="A1")
     table.to_parquet(tmp_path / "t.parquet")
-    with pytest.warns(UserWarning, match=f"{len(about)} columns called like positions"):
+    with pytest.warns(UserWarning, match=f"{len(about)} columns named like positions"):
         found = read_profiles(tmp_path / "t.parquet", features=["cell_", "nucleus_", "Q_"])
     assert sorted(found.var_names) == sorted(measured) and set(about) <= set(found.obs)
     assert read_profiles(tmp_path / "t.parquet", features=["cell_bounds_1"]).n_vars == 1  # whoever names it wants it
@@ -362,7 +362,7 @@ def test_text_among_numbers_makes_no_label_of_a_feature(tmp_path, word, kind):
         return
     path = tmp_path / f"t.{kind}"
     table.to_csv(path, index=False) if kind == "csv" else table.astype({"Cells_b": str}).to_parquet(path)
-    with pytest.warns(UserWarning, match="1 missing values in 1 rows"):
+    with pytest.warns(UserWarning, match="1 missing value in 1 row "):
         cells = read_profiles(path)
     assert cells.shape == (40, 3) and cells[5, "Cells_b"].X == np.float32(np.median(np.delete(broken()["Cells_b"], 5)))
 
@@ -493,7 +493,7 @@ def test_real_profiles(shared):
     """What the readers of the two data sets, which know their columns, call features."""
     path = shared / "profiles" / "cpjump1_cellprofiler_wells.parquet"
     known = cpjump1(path)
-    with pytest.warns(UserWarning, match="3 columns called like positions"):
+    with pytest.warns(UserWarning, match="3 columns named like positions"):
         found = read_profiles(path)
     places = ["Cells_AreaShape_BoundingBoxMaximum_Y", "Cells_Parent_Nuclei", "Nuclei_AreaShape_BoundingBoxMinimum_X"]
     assert set(known.var_names) - set(found.var_names) == set(places) <= set(found.obs) and found.n_obs == 1920

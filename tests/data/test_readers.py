@@ -128,7 +128,7 @@ def test_files_that_a_table_names_twice_are_told(tmp_path):
     write_images(tmp_path / "c")
     table = pd.DataFrame({"a": ["0.png", "1.png", "0.png", "0.png"], "b": ["1.png", "1.png", "2.png", "1.png"]})
     table.to_csv(tmp_path / "c" / "t.csv")
-    with pytest.warns(UserWarning, match=r"t.csv names the files of 1 rows again .the first is row 3.") as w:
+    with pytest.warns(UserWarning, match=r"t.csv names the files of 1 row again .the first is row 3.") as w:
         read_crops(tmp_path / "c" / "t.csv", file_columns=["a", "b"])
     assert w[0].filename == __file__
 

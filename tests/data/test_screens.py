@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -269,7 +270,7 @@ def test_damaged_and_missing_blocks_are_named(tmp_path, small_blocks, compressio
     verify_screen(path)
     block = path / "obsm" / IMAGES / "c" / "1" / "0" / "0" / "0"
     flip(block, 2000)
-    with pytest.raises(ValueError, match="damaged in 1 places.*c/1/0/0/0 is damaged, with rows 25 to 49"):
+    with pytest.raises(ValueError, match="damaged in 1 place:.*c/1/0/0/0 is damaged, with rows 25 to 49"):
         verify_screen(path)
     if compression is not None:  # when read, too
         with pytest.raises(ValueError, match="c/1/0/0/0 is damaged or truncated, with rows 25 to 49"):
@@ -469,20 +470,37 @@ def test_a_column_of_sources_stays(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"a/b": 1}, "obs has a column 'a/b'"),
-        ({"..": 1}, "obs has a column '..'"),
-        ({"_index": 1}, "obs has a column '_index'"),
         ({"pixels": [np.zeros(3)] * 8}, r"obs\['pixels'\] .* ndarray"),
         ({"what": [object()] * 8}, r"obs\['what'\] .* object"),
         ({"what": [["a"]] * 7 + [{}]}, r"obs\['what'\] .* dict"),
     ],
 )
-def test_names_and_values_that_no_store_holds(tmp_path, columns, message):
+def test_values_that_no_store_holds(tmp_path, columns, message):
     cells = make_cells(8)
     cells.obs = cells.obs.assign(**columns)
     with pytest.raises(ValueError, match=message):
         write_screen(tmp_path / "s.zarr", cells, y_key="gene")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("y_key", ["gene/target", ["gene/target", "well"]])
+def test_write_screen_column_names_that_no_store_holds_are_replaced_and_logged(tmp_path, caplog, y_key):
+    cells = make_cells(8)
+    cells.obs = cells.obs.rename(columns={"gene": "gene/target"}).assign(
+        **{"a/b": 1, "a_b": 2, "a_b_2": 3, "..": 4, ".": 5, "": 6, "_index": 7, "/": 8}
+    )
+    given = cells.obs.copy()
+    with caplog.at_level(logging.INFO, logger="scbd"):
+        screen = write_screen(tmp_path / "s.zarr", cells, y_key=y_key)
+    others = {"a/b": "a_b_3", "..": "column..", ".": "column.", "": "column", "_index": "column_index", "/": "_"}
+    others["gene/target"] = "gene_target"
+    found = open_screen(tmp_path / "s.zarr").obs.loc[given.index]
+    assert set(found) == {others.get(name, name) for name in given}
+    for name in given:
+        assert found[others.get(name, name)].tolist() == given[name].tolist()
+    assert "'gene/target' as 'gene_target'" in caplog.text
+    assert screen.obs["gene_target"].astype(str).is_monotonic_increasing
+    pd.testing.assert_frame_equal(cells.obs, given)
 
 
 def objects(*values: Any) -> np.ndarray:
@@ -536,7 +554,7 @@ def test_tables_as_a_store_holds_them():
     assert found.ordered and list(found.categories) == ["(0, 2]", "(2, 10]", "(10, 100]", "(100, 1000]"]
     repeated = pd.DataFrame({"day": pd.to_datetime(["2024-05-02", "2024-05-01"])}, index=["a", "a"])
     assert list(storable(repeated)["day"]) == ["2024-05-02 00:00:00", "2024-05-01 00:00:00"]
-    with pytest.raises(ValueError, match="var has a column 'day', several times"):
+    with pytest.raises(ValueError, match="var has several columns named 'day'"):
         storable(pd.DataFrame([[1, 2]], columns=["day", "day"], index=["a"]), "var")
 
 
@@ -698,5 +716,5 @@ def test_large_tables_beside_images_stay_on_the_disk(tmp_path, monkeypatch):
 
 def test_an_empty_plate_costs_no_other(tmp_path):
     cells = make_cells(12)
-    with pytest.warns(UserWarning, match="1 of 2 plates have no cell .plate 1"):
+    with pytest.warns(UserWarning, match="1 of 2 plates has no cell .plate 1"):
         assert write_screen(tmp_path / "s.zarr", [cells, cells[:0].copy()], y_key="gene").n_obs == 12

@@ -85,7 +85,7 @@ def test_perturbations_without_positives_in_other_environments_are_named(caplog)
     model = make_model(cells, positives="other_environments")
     with caplog.at_level(logging.WARNING, logger="scbd"):
         model.train(**QUICK)
-    assert f"in one environment only ({lonely})" in caplog.text
+    assert f"perturbations has training cells in one environment only ({lonely})" in caplog.text
     cells.obs["well"] = "well of " + cells.obs["gene"].astype(str)
     model = make_model(cells, positives="other_environments")
     with pytest.raises(ValueError, match="positives='all'"):

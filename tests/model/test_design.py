@@ -103,16 +103,21 @@ def test_confounded_labels_are_warned_of(obs, warned):
 @pytest.mark.parametrize(
     ("without", "control", "remedy"),
     [
-        ("", "control", "compared by their controls alone.*plate_[1-4] has 80 rows"),
-        ("", None, r"in several alone \(control\).*name them"),
+        ("", "control", "Only controls link .*plate_[1-4] has the fewest, 80 rows.*predicts plate can be high"),
+        ("all but one on plate_2", "control", r"plate_2 has the fewest, 1 row\)"),
+        ("", None, r"lies in several environments .*\(control\).*name them"),
         ("control on plate_3", "control", r"without controls: plate_3\)"),
         ("control on every plate", None, "cannot be compared"),
     ],
 )
 def test_of_perturbations_on_one_plate_each_it_is_said_what_they_are_compared_by(without, control, remedy):
     obs = simulated_profiles(20, 4, cells_per_well=10, n_controls=8, n_features=4, n_plate_maps=4).obs
-    gone = {"": [], "control on plate_3": ["plate_3"]}.get(without, obs["plate"].unique())
-    obs = obs[(obs["perturbation"] != "control") | ~obs["plate"].isin(gone)].rename(columns={"perturbation": "gene"})
+    few = {"": [], "all but one on plate_2": ["plate_2"], "control on plate_3": ["plate_3"]}
+    gone = few.get(without, obs["plate"].unique())
+    lost = (obs["perturbation"] == "control") & obs["plate"].isin(gone)
+    if without == "all but one on plate_2":
+        lost[lost.idxmax()] = False
+    obs = obs[~lost].rename(columns={"perturbation": "gene"})
     found = said(obs, controls=[] if control is None else [control])
     assert len(found) == 1 and re.search(remedy, found[0])
 

@@ -362,8 +362,12 @@ def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, m
     new = photographed(cells)
     new = new[new.obs["gene"] != CONTROL].copy()
     found = model.get_latent_representation(new, center=None)
-    assert "3 environments are left as they are (new well_0, new well_1, new well_2)" in caplog.text
+    assert "3 environments (new well_0, new well_1, new well_2) are standardised with" in caplog.text
     assert "obs has no" not in caplog.text
+    caplog.clear()
+    model.get_latent_representation(new[new.obs["well"] == "new well_1"].copy(), center=None)
+    assert "1 environment (new well_1) is standardised with" in caplog.text and "since it holds" in caplog.text
+    caplog.clear()
     blind = new.copy()
     blind.obs = blind.obs.rename(columns={"well": "Well"})
     np.testing.assert_array_equal(found, model.get_latent_representation(blind, center=None))
@@ -377,7 +381,7 @@ def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog)
     assert model.standardized_by_ == {"well": "cells"}
     alone = new[new.obs["gene"] == "gene_3"].copy()
     found = model.get_latent_representation(alone)
-    assert "are left as they are" in caplog.text
+    assert "3 environments (new well_0, new well_1, new well_2) are standardised with" in caplog.text
     blind = alone.copy()
     del blind.obs["well"]
     np.testing.assert_array_equal(found, model.get_latent_representation(blind))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_choice, check_count, check_number, check_unmasked, head
+from scbd._checks import check_choice, check_count, check_number, check_unmasked, head, inflect
 from scbd._linear_maps import (
     LinearMap,
     column_means,
@@ -114,8 +114,9 @@ def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray
     few = names[np.bincount(codes[table.reference], minlength=len(names)) < 2]
     if len(few):
         which = ("rows" if table.controls is None else "controls") + ("" if table.fit.all() else " in fit")
+        environments_have = inflect(len(few), "environment has", "environments have")
         msg = (
-            f"{len(few)} environments have fewer than two {which} (such as {min(map(str, few))!r}): what is typical "
+            f"{len(few)} {environments_have} fewer than two {which} (such as {min(map(str, few))!r}): what is typical "
             "there is not known. Leave these environments out, or learn from more of their rows (all, with "
             "controls=None; a test plate may take part with its controls)."
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY
-from scbd._checks import check_choice, check_count, head
+from scbd._checks import check_choice, check_count, counted, head, inflect
 from scbd.baselines._batches import PairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses, Prepared
@@ -213,9 +213,10 @@ class LatentModel(PictureMixin, ImageModel):
         lacking = (Y_REGISTRY in asks) & (y < 0) | (E_REGISTRY in asks) & ~np.isin(e, self.drawn_environments_)
         if lacking.any():
             columns = " and ".join(repr(CROSS.join(self._registered(name)["columns"])) for name in asks)
+            have = inflect(lacking.sum(), "has", "have")
             msg = (
-                f"{type(self).__name__} draws a cell by its {columns}, and {lacking.sum()} cells (rows "
-                f"{head(rows[lacking])}) have none, or an environment that was not trained on: leave them out."
+                f"{type(self).__name__} draws a cell by its {columns}, and {counted(lacking.sum(), 'cell')} (rows "
+                f"{head(rows[lacking])}) {have} none, or an environment that was not trained on: leave them out."
             )
             raise ValueError(msg)
 

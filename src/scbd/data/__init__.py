@@ -1,22 +1,23 @@
-"""Cells on disk and on their way to a batch: fields, sources, splits, samplers, the data module.
+"""Cells and their way to a batch: fields, sources, splits, samplers, the data module.
 
-Names that need torch, Lightning or scvi-tools load on first use: screens are written, opened and verified without them.
+Names load on first use: screens are written, opened and verified without torch, Lightning or scvi-tools, and tables and
+folders of images are inspected without anndata.
 """
 
 from typing import TYPE_CHECKING
 
 from scbd._lazy import lazy_names
-from scbd.data._crop_cells import crop_cells
-from scbd.data._inferred import InferredEnvironments, infer_environments
-from scbd.data._profiles import read_profiles
-from scbd.data._readers import Crops, read_crops
-from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
-from scbd.data._screens import open_embedding, open_screen, verify_screen, write_screen
-from scbd.data._sources import ArraySource, ImageSource, ZarrSource
-from scbd.data._splits import Split, hold_out_environments, hold_out_perturbations, stratified_split
 
 if TYPE_CHECKING:
+    from scbd.data._crop_cells import crop_cells
+    from scbd.data._inferred import InferredEnvironments, infer_environments
     from scbd.data._loading import ImageDataModule, resize_images
+    from scbd.data._profiles import read_profiles
+    from scbd.data._readers import Crops, read_crops
+    from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
+    from scbd.data._screens import open_embedding, open_screen, verify_screen, write_screen
+    from scbd.data._sources import ArraySource, ImageSource, ZarrSource
+    from scbd.data._splits import Split, hold_out_environments, hold_out_perturbations, stratified_split
 
 __all__ = [
     "ArraySource",
@@ -43,7 +44,18 @@ __all__ = [
     "write_screen",
 ]
 
+_MODULES = {
+    "_crop_cells": ["crop_cells"],
+    "_inferred": ["InferredEnvironments", "infer_environments"],
+    "_loading": ["ImageDataModule", "resize_images"],
+    "_profiles": ["read_profiles"],
+    "_readers": ["Crops", "read_crops"],
+    "_samplers": ["BatchSampler", "PerturbationSampler", "ShuffleSampler"],
+    "_screens": ["open_embedding", "open_screen", "verify_screen", "write_screen"],
+    "_sources": ["ArraySource", "ImageSource", "ZarrSource"],
+    "_splits": ["Split", "hold_out_environments", "hold_out_perturbations", "stratified_split"],
+}
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"ImageDataModule": "scbd.data._loading", "resize_images": "scbd.data._loading"}
+    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_choice, check_count, check_unmasked, head, missing_key
+from scbd._checks import check_choice, check_count, check_unmasked, head, inflect, missing_key
 from scbd.data._inputs import chosen_channels, numbered
 from scbd.data._readers import Crops
 from scbd.data._sources import channels_last, check_images, target_of
@@ -107,13 +107,15 @@ def crop_cells(
         table = _labelled(table, fields, masks, field_key, yx_keys)
     number, centres = _placed(table, fields, field_key, yx_keys)
     if cells is None and (absent := [name for name in fields if name not in masks]):
-        msg = f"{len(absent)} of {len(fields)} fields have no labels, and no cell is cut out of them ({head(absent)})."
+        fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
+        msg = f"{len(absent)} of {len(fields)} {fields_have} no labels, and no cell is cut out there ({head(absent)})."
         warnings.warn(msg, UserWarning, stacklevel=2)
     lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
     first = centres - size // 2
     cut = ((first < 0) | (first + size > lengths)).any(axis=1)
     if cut.any():
-        logger.info("%d of %d crops reach over the edge of their field (edge=%r).", cut.sum(), len(cut), edge)
+        reach = inflect(cut.sum(), "reaches over the edge of its field", "reach over the edge of their field")
+        logger.info("%d of %d crops %s (edge=%r).", cut.sum(), len(cut), reach, edge)
     kept = np.flatnonzero(~cut if edge == "drop" else np.ones_like(cut))
     if not len(kept):
         msg = f"Crops of all {len(cut):,} cells reach over the edge of their field, and edge='drop' leaves none."
@@ -267,7 +269,10 @@ def _labelled(
     names = list(masks) if table is None else table[field_key].unique().tolist()
     for there, what in ((fields, "image"), (masks, "labels")):
         if absent := [name for name in names if name not in there]:
-            msg = f"{len(absent)} of {len(names)} fields have no {what} ({head(absent)}): give both, or leave them out."
+            fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
+            msg = (
+                f"{len(absent)} of {len(names)} {fields_have} no {what} ({head(absent)}): give both, or leave them out."
+            )
             raise ValueError(msg)
     found = pd.concat([_measured(masks[name], fields[name].shape[-2:], name) for name in names], ignore_index=True)
     found = found.rename(columns=dict(zip(("field", "y", "x"), (field_key, *yx_keys), strict=True)))

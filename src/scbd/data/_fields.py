@@ -12,7 +12,7 @@ import torch
 from scvi.data.fields import BaseAnnDataField
 
 from scbd._anndata import CROSS, Y_REGISTRY, as_columns, label_codes, label_values, number_values
-from scbd._checks import head
+from scbd._checks import counted, head, inflect
 from scbd.data._inputs import Inputs, channel_names, check_like_registered, say_masks
 from scbd.data._sources import ColumnSource, non_finite_rows
 
@@ -173,8 +173,9 @@ class FeatureField(BaseAnnDataField):
             raise ValueError(msg)
         if constant.size:
             msg = (
-                f"{constant.size} of {len(names)} features of {self.inputs.where} have one value in all cells looked "
-                f"at, and are left out: {head(names[place] for place in constant)}."
+                f"{constant.size} of {len(names)} features of {self.inputs.where} "
+                f"{inflect(constant.size, 'has', 'have')} one value in all cells inspected, and "
+                f"{inflect(constant.size, 'is', 'are')} excluded: {head(names[place] for place in constant)}."
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
         return {
@@ -262,7 +263,8 @@ def _names(adata: AnnData, inputs: Inputs, n: int) -> list[str]:
         seen: set[str] = set()
         twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
         msg = (
-            f"{len(twice)} names of features are there twice ({head(twice)}), and features are found by name: rename "
+            f"{len(twice)} {inflect(len(twice), 'name of a feature is', 'names of features are')} there twice "
+            f"({head(twice)}), and features are found by name: rename "
             "or drop them (adata.var_names_make_unique() numbers them)."
         )
         raise ValueError(msg)
@@ -294,7 +296,7 @@ def _range(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarra
             bad_rows += rows[broken.any(1)].tolist()
     if bad_rows:
         msg = (
-            f"{where} has missing or infinite values in {bad.sum()} features "
+            f"{where} has missing or infinite values in {counted(bad.sum(), 'feature')} "
             f"({head(names[place] for place in np.flatnonzero(bad))}), and in {len(bad_rows):,} of "
             f"{sum(map(len, parts)):,} cells looked at (rows {head(bad_rows)}): drop these features or cells, or fill "
             "the values in."
@@ -361,9 +363,9 @@ class LabelField(_ObsField):
     def unknown(self, labels: Sequence[Any]) -> str:
         """That labels are not among those that were registered."""
         return (
-            f"{self._where} holds {len(labels)} labels that the model was not set up with "
-            f"({head(map(repr, labels))}), used as {self.registry_key}: leave these cells out, or set up and train a "
-            "new model."
+            f"{self._where} holds {counted(len(labels), 'label')} that the model was not set up with "
+            f"({head(map(repr, labels))}), used as {self.registry_key}: exclude these cells, or set up and train a new "
+            "model."
         )
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:

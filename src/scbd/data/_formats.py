@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from scbd._files import check_file, local_path
+from scbd._files import check_file, existing_path, local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+# column that names the file of each row, where several files are read together
+SOURCE = "source"
 IMAGE_FILES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5 = (".h5ad", ".h5sc", ".h5", ".hdf5")
 _SQLITE = (".sqlite", ".sqlite3", ".db")
@@ -23,9 +27,9 @@ _ZARR = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")
 _HEAD = 5
-# rows by which it is told whether numbers are names, and what such a name is like
-_LOOKED_AT = 1_000
-_PADDED = r"0\d+"
+# rows that are searched for numbers with zeros before them, which are names, when a table or only its head is read
+_N_SEARCHED, _N_SEARCHED_OF_HEAD = 1_000, 100
+_PADDED = re.compile(r"^0\d+$", re.MULTILINE)
 # folders that archives of a Mac bring along
 _LEFT = ("__MACOSX",)
 
@@ -87,10 +91,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     """
     if "://" in os.fspath(path) and os.fspath(path).rstrip("/").endswith(".zarr"):
         return _KINDS["anndata"]
-    where = local_path(path)
-    if not where.exists():
-        msg = f"There is nothing at {path}."
-        raise FileNotFoundError(msg)
+    where = existing_path(path)
     return _KINDS[_folder(where) if where.is_dir() else _file(check_file(where))]
 
 
@@ -110,15 +111,20 @@ def _file(path: Path) -> str:
 
 
 def _table(path: Path) -> str:
-    columns = set(map(str, head_of(path)))
+    first_rows = head_of(path)
+    columns = set(map(str, first_rows))
     if "ImageNumber" in columns and ("ObjectNumber" in columns or path.stem.endswith("Image")):
         return "cellprofiler_table"
-    return "image_table" if image_columns(path) else "profiles"
+    return "image_table" if _columns_of_images(first_rows) else "profiles"
 
 
 def image_columns(path: str | os.PathLike[str]) -> list[str]:
-    """Columns of a table that name image files, by its first rows."""
-    text = head_of(path).select_dtypes(exclude=["number", "bool"]).astype(str)
+    """Return the columns of a table that name image files in its first rows."""
+    return _columns_of_images(head_of(path))
+
+
+def _columns_of_images(first_rows: pd.DataFrame) -> list[str]:
+    text = first_rows.select_dtypes(exclude=["number", "bool"]).astype(str)
     names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_FILES)).any()
     return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
 
@@ -221,7 +227,8 @@ def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
             return _parquet(where, n_rows)
         name = where.name.lower()
         separator = next(mark for ending, mark in _SEPARATORS.items() if name.endswith(ending))
-        rows = pd.read_csv(where, sep=separator, nrows=_LOOKED_AT, dtype=str, keep_default_na=False)
+        n_searched = _N_SEARCHED if n_rows is None else _N_SEARCHED_OF_HEAD
+        rows = pd.read_csv(where, sep=separator, nrows=n_searched, dtype=str, keep_default_na=False)
         as_text = dict.fromkeys(_padded(rows), str)
         table = pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
         table = _with_words(table, where, separator, n_rows)
@@ -262,8 +269,9 @@ def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
 
 
 def _padded(rows: pd.DataFrame) -> list[str]:
-    """Columns with numbers that begin with zeros: names of plates and wells, which would be others without."""
-    return [name for name in rows if rows[name].str.fullmatch(_PADDED, na=False).any()]
+    """Return columns with numbers that begin with zeros: names of plates and wells, which differ without the zeros."""
+    # one search per column, a hundred times faster than one per value; every value is text here
+    return [name for name in rows if _PADDED.search("\n".join(rows[name]))]
 
 
 def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
@@ -284,13 +292,16 @@ def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | N
 
 
 def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
-    """Whether numbers have a word above them in at least half of the columns."""
+    """Return whether at least half of the columns have a word in their first row and numbers below it."""
     if len(rows) < 2:
         return False
-    is_number = rows.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
-    first, later = ~is_number.iloc[0] & (rows.iloc[0] != ""), is_number.iloc[1:] | (rows.iloc[1:] == "")
-    words_above = first & later.all() & is_number.iloc[1:].any()
-    return int(words_above.sum()) >= max(2, rows.shape[1] / 2)
+    first, below, least = rows.iloc[0], rows.iloc[1:], max(2, rows.shape[1] / 2)
+    is_word = pd.to_numeric(first, errors="coerce").isna() & (first != "")
+    if is_word.sum() < least:  # nearly always, and without converting all columns
+        return False
+    is_number = below.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
+    words_above = is_word & (is_number | (below == "")).all() & is_number.any()
+    return int(words_above.sum()) >= least
 
 
 def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
@@ -320,3 +331,23 @@ def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Itera
     for name, is_folder in found:
         if is_folder and name not in _LEFT:
             yield from walked(os.path.join(folder, name), (*above, place))
+
+
+def source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
+    """Return the name of each file, with as many of its folders as make names differ, or else with a number.
+
+    Parameters
+    ----------
+    plates
+        Paths of the files.
+    taken
+        Names that no file may get.
+    """
+    paths = [local_path(plate) for plate in plates]
+    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
+    depth = max(len(path.parts) for path in paths)
+    for names in [stems, *(["/".join(path.parts[-n:]) for path in paths] for n in range(1, depth + 1))]:
+        if len({*names, *taken}) == len(names) + len(taken):
+            return names
+    numbers = count(len(taken))
+    return [next(name for n in numbers if (name := f"{stem} {n}") not in taken) for stem in stems]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from scbd._checks import head, resized_to
+from scbd._checks import head, inflect, resized_to
 from scbd._files import check_file, local_path, progress_bar
 from scbd.data._sources import IMAGE_DTYPES, check_images, numbers_of, target_of
 
@@ -129,8 +129,9 @@ class FileSource:
                 if name not in listed[folder] and not self._path(row, file).is_file():
                     missing.append(f"{self._path(row, file)} (row {row})")
         if missing:
+            n_files, are = len(self._paths) * len(self._paths[0]), inflect(len(missing), "is", "are")
             msg = (
-                f"{len(missing)} of {len(self._paths) * len(self._paths[0])} files that the table names are not there: "
+                f"{len(missing)} of {n_files} files that the table names {are} not there: "
                 f"{head(missing, 3)}; name the folder that paths are relative to (root=…), or drop these rows."
             )
             raise FileNotFoundError(msg)

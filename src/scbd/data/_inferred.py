@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import as_columns, check_anndata, control_names, label_text, label_values
-from scbd._checks import check_count, check_unmasked, head
+from scbd._checks import check_count, check_unmasked, counted, head
 from scbd._linear_maps import resolution
 from scbd.data._inputs import Inputs
 
@@ -197,7 +197,8 @@ def _statistics(source: ImageSource, where: str) -> np.ndarray:
     statistics = np.concatenate(parts)
     bad = np.flatnonzero(~np.isfinite(statistics).all(1))
     if bad.size:
-        msg = f"{where} is NaN or infinite in {bad.size} cells (rows {head(bad)}): drop them, or fill the values in."
+        cells = f"{counted(bad.size, 'cell')} (rows {head(bad)})"
+        msg = f"{where} is NaN or infinite in {cells}: drop them, or fill the values in."
         raise ValueError(msg)
     return statistics
 

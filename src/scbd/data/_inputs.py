@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
-import zarr
 
 from scbd._anndata import IMAGE_KEY, check_anndata, frame_numbers, is_sparse
 from scbd._checks import head, missing_key
@@ -154,6 +153,8 @@ class Inputs(NamedTuple):
         if is_sparse(array):
             msg = f"{self.where} is sparse ({type(array).__name__}): make it dense, such as adata.X.toarray()."
             raise TypeError(msg)
+        import zarr
+
         if isinstance(array, zarr.Array):
             return ZarrSource(array, self.where, self.kind)
         return ArraySource(array, self.where, self.kind)

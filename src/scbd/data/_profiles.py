@@ -8,22 +8,22 @@ import re
 import warnings
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import anndata
 import numpy as np
 import pandas as pd
 from pandas.api.types import infer_dtype
 
 from scbd._anndata import column_numbers, is_number_type, label_text
-from scbd._checks import check_choice, head
+from scbd._checks import check_choice, counted, head, inflect
 from scbd._files import check_distinct, local_path
-from scbd.data._formats import kind_of, read_frame, tables_in, taken_elsewhere
-from scbd.data._screens import SOURCE, source_names
+from scbd.data._formats import SOURCE, kind_of, read_frame, source_names, tables_in, taken_elsewhere
 from scbd.data._sources import open_h5
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import anndata
 
 logger = logging.getLogger(__name__)
 
@@ -124,24 +124,56 @@ def read_profiles(
     >>> profiles.shape, list(profiles.obs)
     ((2, 2), ['Metadata_Plate', 'Metadata_Well', 'dose'])
     """
+    import anndata
+
+    found = read_table_of_features(path, features=features, table=table, on=on, missing=missing)
+    cells = anndata.AnnData(X=found.values, obs=found.obs)
+    cells.var_names = found.names
+    return cells
+
+
+class FeatureTable(NamedTuple):
+    """Features of cells or wells, and everything else that is known of them."""
+
+    values: np.ndarray
+    """Values of the features, float32 ``(N, F)``."""
+    names: np.ndarray
+    """Names of the features, ``(F,)``."""
+    obs: pd.DataFrame
+    """All other columns, N rows."""
+
+
+def read_table_of_features(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    features: str | Sequence[str] = COMPARTMENTS,
+    table: str | os.PathLike[str] | pd.DataFrame | None = None,
+    on: str | Sequence[str] | None = None,
+    missing: Missing = "median",
+) -> FeatureTable:
+    """Read what :func:`read_profiles` puts into an AnnData, without importing anndata, which takes a second."""
     check_choice("missing", missing, Missing)
     paths = _files(path)
-    where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} others"
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {counted(len(paths) - 1, 'other')}"
     read = {one: _read(one) for one in paths if not _is_empty(one)}
     without = [one for one in paths if one not in read or read[one][0].empty]
     if len(without) == len(paths):
         msg = f"{where} has no row: there is nothing to read."
         raise ValueError(msg)
-    said = [f"{len(without)} of {len(paths)} files have no row ({head(without)})"] if without else []
+    have = inflect(len(without), "has", "have")
+    said = [f"{len(without)} of {len(paths)} files {have} no row ({head(without)})"] if without else []
     read = {one: part for one, part in read.items() if one not in without}
     found = pd.concat([frame for frame, _ in read.values()], ignore_index=len(read) > 1)
     beginnings = (features,) if isinstance(features, str) else tuple(features)
     known = {name for _, names in read.values() for name in names}
     names, about = _features(found, beginnings, known, where)
     if about:
-        said.append(
-            f"{len(about)} columns called like positions, boxes or numbers of objects go to obs ({head(about)})"
+        columns = inflect(
+            len(about),
+            "column named like a position, box or number of an object goes",
+            "columns named like positions, boxes or numbers of objects go",
         )
+        said.append(f"{len(about)} {columns} to obs ({head(about)})")
     obs = found.drop(columns=names)
     if features is COMPARTMENTS and not known:
         said += _other_numbers(obs, names, about)
@@ -160,10 +192,8 @@ def read_profiles(
     if missing != "keep":
         rows, kept = _mended(values, pd.Index(names), missing, where, groups, beginnings, said)
     if said:
-        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=2)
-    cells = anndata.AnnData(X=values[np.ix_(rows, kept)], obs=_tidy(obs[rows]))
-    cells.var_names = np.array(names, dtype=object)[kept]
-    return cells
+        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=3)
+    return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _tidy(obs[rows]))
 
 
 def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -174,7 +204,7 @@ def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> l
         raise ValueError(msg)
     absent = [one for one in given if not one.exists()]
     if absent:
-        msg = f"{len(absent)} of {len(given)} files are not there ({head(absent)})."
+        msg = f"{len(absent)} of {len(given)} files {inflect(len(absent), 'is', 'are')} not there ({head(absent)})."
         raise FileNotFoundError(msg)
     check_distinct(given)
     return [file for one in given for file in tables_in(one)]
@@ -192,6 +222,8 @@ def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
         # levels of an index are columns like others; the name of a row is none
         return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
     if kind.name == "anndata":
+        import anndata
+
         if path.is_file():
             open_h5(path).close()  # says what is wrong with it
         cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
@@ -212,7 +244,7 @@ def _features(
     about = [name for name in begun if name not in (*known, *beginnings) and _ABOUT_OBJECTS.search(str(name))]
     features = [name for name in begun if name not in set(about)]
     if not features:
-        numbers = [f"{start!r} ({n})" for start, n in number_beginnings(table).items()]
+        numbers = [f"{start!r} ({len(names)})" for start, names in number_beginnings(table).items()]
         lists = [name for name in table if _holds_lists(table[name])]
         msg = (
             f"{where} has no feature, which is a column that begins with {' or '.join(beginnings)}; it has: "
@@ -225,12 +257,18 @@ def _features(
     return features, about
 
 
-def number_beginnings(table: pd.DataFrame) -> dict[str, int]:
-    """The word that columns of numbers begin with, where three or more do, and how many; the most frequent first."""
+def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
+    """Return words that three or more columns of numbers begin with, and these columns; the most frequent word first.
+
+    Columns that are named like positions, boxes or numbers of objects do not count.
+    """
     numbers = [name for name in map(str, table.select_dtypes("number")) if not _ABOUT_OBJECTS.search(name)]
-    words = pd.Series([found[0] for name in numbers if (found := re.match(r"[A-Za-z]+", name))], dtype=object)
-    counts = words[words.str.lower() != "metadata"].value_counts()
-    return {str(word): int(n) for word, n in counts[counts >= 3].items()}
+    begun: dict[str, list[str]] = {}
+    for name in numbers:
+        if (word := re.match(r"[A-Za-z]+", name)) and word[0].lower() != "metadata":
+            begun.setdefault(word[0], []).append(name)
+    several = {word: names for word, names in begun.items() if len(names) >= 3}
+    return dict(sorted(several.items(), key=lambda item: -len(item[1])))
 
 
 def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
@@ -239,9 +277,10 @@ def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[s
     others = [name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDERS, "Location_Center_"))]
     if len(others) <= len(features):
         return []
+    are = inflect(len(features), "is a feature", "are features")
     return [
-        f"only {len(features)} of {len(features) + len(others)} columns of numbers are features ({head(features, 3)}) "
-        f"and the others go to obs ({head(others)}): name what features begin with (features=…)"
+        f"only {len(features)} of {len(features) + len(others)} columns of numbers {are} ({head(features, 3)}) and the "
+        f"others go to obs ({head(others)}): name what features begin with (features=…)"
     ]
 
 
@@ -282,7 +321,7 @@ def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[st
         if 2 * text.sum() >= max(1, len(text) - np.count_nonzero(table[name].isna())):
             no_numbers.append(name)
         elif text.any():
-            with_text.append(f"{name} in {text.sum():,} rows, such as {table[name][text].iloc[0]!r}")
+            with_text.append(f"{name} in {counted(text.sum(), 'row')}, such as {table[name][text].iloc[0]!r}")
     if no_numbers:
         first = table[no_numbers[0]]
         what = _of_lists(no_numbers[0]) if _holds_lists(first) else "name the others with features=…"
@@ -318,12 +357,15 @@ def _mended(
         incomplete = absent[:, block].all(axis=1) & rows
         if block.sum() > 1 and incomplete.any() and not incomplete.all():
             rows &= ~incomplete
-            said.append(f"{incomplete.sum():,} of {len(rows):,} rows have no value of {beginning}…, and are left out")
+            n = incomplete.sum()
+            have, are = inflect(n, "has", "have"), inflect(n, "is", "are")
+            said.append(f"{n:,} of {len(rows):,} rows {have} no value of {beginning}…, and {are} excluded")
     kept = ~lacked & (absent[rows].mean(axis=0) <= _MOSTLY_THERE)
     if not kept.all():
+        are = inflect((~kept).sum(), "is", "are")
         said.append(
-            f"{(~kept).sum()} of {len(features)} features are missing in a whole plate or file or in more than "
-            f"{_MOSTLY_THERE:.0%} of the rows, and are left out ({head(features[~kept])})"
+            f"{(~kept).sum()} of {len(features)} features {are} missing in a whole plate or file or in more than "
+            f"{_MOSTLY_THERE:.0%} of the rows, and {are} excluded ({head(features[~kept])})"
         )
     holes = absent[:, kept]
     lacking = holes.any(axis=1) if missing == "drop" else holes.mean(axis=1) > _MOSTLY_THERE if kept.any() else ~rows
@@ -331,10 +373,11 @@ def _mended(
         left = rows & ~lacking
         whole = {kind: pd.Series(left).groupby(names).any() for kind, names in groups.items()}
         lost = [f"{kind} {head(there.index[~there])}" for kind, there in whole.items() if not there.all()]
+        n = (rows & lacking).sum()
         said.append(
-            f"{(rows & lacking).sum():,} of {len(rows):,} rows have "
+            f"{n:,} of {len(rows):,} rows {inflect(n, 'has', 'have')} "
             + ("missing or infinite values" if missing == "drop" else "less than half of the values")
-            + ", and are left out"
+            + f", and {inflect(n, 'is', 'are')} excluded"
             + (f", among them all of {' and of '.join(lost)}" if lost else "")
             + ("; missing='median' keeps them" if missing == "drop" else "")
         )
@@ -344,8 +387,10 @@ def _mended(
         raise ValueError(msg)
     holes = holes & rows[:, None]
     if holes.any():
+        n, n_rows = holes.sum(), holes.any(axis=1).sum()
         said.append(
-            f"{holes.sum():,} missing values in {holes.any(axis=1).sum():,} rows are replaced by the feature's median"
+            f"{counted(n, 'missing value')} in {counted(n_rows, 'row')} {inflect(n, 'is', 'are')} replaced by "
+            "the feature's median"
         )
         for column in np.flatnonzero(kept)[holes.any(axis=0)]:
             values[absent[:, column], column] = np.nanmedian(values[rows, column])
@@ -440,11 +485,14 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
     files, root = ([path], path.parent) if path.is_file() else (sorted(path.rglob("*.npz")), path)
     there = [file for file in files if not _is_empty(file)]
     if len(there) < len(files):
-        msg = f"{path}: {len(files) - len(there)} of {len(files)} files are empty, and their fields are left out."
-        warnings.warn(msg, UserWarning, stacklevel=4)
+        n = len(files) - len(there)
+        are = inflect(n, "is empty, and its field is excluded", "are empty, and their fields are excluded")
+        msg = f"{path}: {n} of {len(files)} files {are}."
+        warnings.warn(msg, UserWarning, stacklevel=5)
     tables = [table for table in (_deepprofiler_field(file, file.relative_to(root)) for file in there) if len(table)]
     if 0 < len(tables) < len(files):
-        logger.info("%s: %d of %d fields have no cell.", path, len(files) - len(tables), len(files))
+        n = len(files) - len(tables)
+        logger.info("%s: %d of %d fields %s no cell.", path, n, len(files), inflect(n, "has", "have"))
     if not tables:
         msg = f"{path}: none of {len(files)} files of DeepProfiler (.npz) has a cell."
         raise ValueError(msg)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import h5py
 import numpy as np
 import pandas as pd
-import zarr
 
 from scbd._anndata import CONTENT_KEY, IMAGE_KEY
-from scbd._checks import head
+from scbd._checks import counted, head
 from scbd._files import local_path, say
 from scbd.data._formats import IMAGE_FILES, image_columns, kind_of, read_frame, taken_elsewhere, walked
 from scbd.data._image_files import FileSource, centred, fitted_size
@@ -37,6 +36,7 @@ from scbd.data._sources import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import zarr
     from anndata import AnnData
     from zarr.abc.store import Store
 
@@ -276,6 +276,8 @@ class CentredSource:
 
 def _anndata(path: Path, image_key: str, channels: Channels | None) -> Crops:
     """Memory-mapped or by the offsets of its chunks where that can be done, else read through the library."""
+    import zarr
+
     group = opened(path)
     images, where = images_of(group, path, image_key), f"obsm[{image_key!r}] of {path}"
     kinds = {np.ndarray: ArraySource, h5py.Dataset: HDF5Source, zarr.Array: ZarrSource}
@@ -298,6 +300,8 @@ def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
             raise ValueError(taken_elsewhere(path, kind))
         if not path.is_dir():
             return open_h5(path)
+    import zarr
+
     try:
         return zarr.open_group(path, mode="r", zarr_format=3)
     except (FileNotFoundError, ValueError) as error:
@@ -336,6 +340,7 @@ def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Image
 
 def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
     """Parts of an AnnData; of ``obsm`` but what is asked for elsewhere, and large Zarr arrays where they lie."""
+    import zarr
     from anndata.io import read_elem
 
     parts = {name: read_elem(group[name]) for name in TABLES if name in group}
@@ -388,8 +393,8 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
     twice = np.flatnonzero(table.duplicated(columns))
     if twice.size:
         msg = (
-            f"{path} names the files of {twice.size} rows again (the first is row {twice[0]}): these cells are there "
-            "twice, perhaps in training and in validation; drop what is too much."
+            f"{path} names the files of {counted(twice.size, 'row')} again (the first is row "
+            f"{twice[0]}): these cells are there twice, perhaps in training and in validation; drop what is too much."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
     names = columns if len(columns) == source.shape[1] else numbered(source.shape[1])

@@ -28,9 +28,10 @@ from anndata import AnnData
 from anndata.utils import make_index_unique
 from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
-from scbd._anndata import IMAGE_KEY, label_text, label_values
-from scbd._checks import check_choice, head, resized_to
+from scbd._anndata import IMAGE_KEY, as_columns, label_text, label_values
+from scbd._checks import check_choice, counted, head, inflect, resized_to
 from scbd._files import check_distinct, local_path, partial_path, progress_bar
+from scbd.data._formats import SOURCE, source_names
 from scbd.data._readers import Crops, channel_table, crops_of, images_of, opened, read_crops, some_channels, tables_of
 from scbd.data._sources import (
     FEATURES,
@@ -61,7 +62,6 @@ _BLOCK_BYTES = 64 * 2**20
 _CONVERTED_BYTES = 8 * 2**20
 # how hard to try: what is stored once is read a dozen times, at nearly the same speed
 _LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
-SOURCE = "source"
 
 
 def open_screen(
@@ -222,7 +222,7 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
                     wrong.append(f"{file} is damaged, with rows {start} to {stop - 1} ({error})")
                 bar.update(stop - start)
     if wrong:
-        msg = f"{path} is damaged in {len(wrong)} places: {head(wrong)}. Copy or write it again."
+        msg = f"{path} is damaged in {counted(len(wrong), 'place')}: {head(wrong)}. Copy or write it again."
         raise ValueError(msg)
 
 
@@ -316,7 +316,8 @@ def write_screen(
     check_distinct(given)
     empty = [f"plate {number}" for number, plate in enumerate(given) if isinstance(plate, AnnData) and not plate.n_obs]
     if empty and len(empty) < len(given):
-        warnings.warn(f"{len(empty)} of {len(given)} plates have no cell ({head(empty)}).", UserWarning, stacklevel=2)
+        msg = f"{len(empty)} of {len(given)} plates {inflect(len(empty), 'has', 'have')} no cell ({head(empty)})."
+        warnings.warn(msg, UserWarning, stacklevel=2)
         given = [plate for plate in given if not isinstance(plate, AnnData) or plate.n_obs]
     crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     size, kind = _wanted(crops, image_size, dtype, intensity_range)
@@ -550,11 +551,12 @@ def _in_order(plates: Sequence[Crops], y_key: str | Sequence[str], seed: int) ->
     """The table, sorted by perturbation and shuffled inside, and which row of all plates each was."""
     # at once: what is text on one plate may be numbers on another
     obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
-    obs = storable(_with_source(obs, plates))
+    named = _with_source(obs, plates)
+    obs, others = storable(named), stored_names(named.columns)
     order = np.random.default_rng(seed).permutation(len(obs))
     if len(obs) < 2**31:
         order = order.astype(np.int32)
-    codes = label_values(obs, y_key).cat.codes.to_numpy()
+    codes = label_values(obs, [others.get(column, column) for column in as_columns(y_key)]).cat.codes.to_numpy()
     order = order[np.argsort(codes[order], kind="stable")]
     obs = obs.iloc[order].astype({column: "category" for column in obs if obs[column].dtype == object})
     obs.index = _unique_names(plates)[order]
@@ -588,18 +590,6 @@ def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
     for number, name in names.items():
         column[plate_of == number] = name
     return obs.assign(**{SOURCE: column})
-
-
-def source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
-    """Of each file its name, with as many folders as tell them apart; or with a number."""
-    paths = [local_path(plate) for plate in plates]
-    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
-    depth = max(len(path.parts) for path in paths)
-    for names in [stems, *(["/".join(path.parts[-n:]) for path in paths] for n in range(1, depth + 1))]:
-        if len({*names, *taken}) == len(names) + len(taken):
-            return names
-    numbers = count(len(taken))
-    return [next(name for n in numbers if (name := f"{stem} {n}") not in taken) for stem in stems]
 
 
 # crops of which intensities are sampled, those that are read at once, and pixels that are counted at once
@@ -889,39 +879,60 @@ def _digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
 _OF_ONE_KIND = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
 
 
-def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
-    """A table as a store holds it: dates, intervals, mixed values and the like become categories of text.
+# names that no store can give to a column; a "/" would make a folder
+_RESERVED = ("", ".", "..", "_index")
 
-    Numbers, truth values, text and categories of them stay as they are, and the table itself is not changed. Text is
-    that of labels (:func:`~scbd._anndata.label_values`): a model finds the labels that it was set up with.
+
+def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
+    """Return a table as a store can hold it.
+
+    Numbers, truth values, text and categories of them do not change. Dates, intervals, mixed values and the like become
+    categories of text, the text of labels (:func:`~scbd._anndata.label_values`), so that a model finds the labels that
+    it was set up with. Columns with a name that no store can hold, such as one with a ``/``, get another one
+    (:func:`stored_names`), and a log line names them. The given table does not change.
 
     Parameters
     ----------
     table
-        What is known of each cell.
+        Table of the cells.
     slot
-        What errors call it.
+        Name of the table in messages.
 
     Raises
     ------
     ValueError
-        If it has a name that no store can hold, or values that no text stands for (in which column).
+        If two columns have one name, if a name is not text, or if a column holds values that have no text (which).
     """
     if numbers := [name for name in table.columns if not isinstance(name, str)]:
-        msg = f"{slot} has columns whose names are no text ({head(numbers)}): {slot}.columns.astype(str) makes them so."
+        msg = f"{slot} has columns whose names are not text ({head(numbers)}): use {slot}.columns.astype(str)."
         raise ValueError(msg)
     names = table.columns
-    unfit = [name for name in names if "/" in name or name in ("", ".", "..", "_index")]
-    if unfit or not names.is_unique:
-        wrong = unfit[0] if unfit else names[names.duplicated()][0]
-        why = "which cannot be the name of a column in a store" if unfit else "several times"
-        msg = f"{slot} has a column {wrong!r}, {why}: rename it."
+    if not names.is_unique:
+        msg = f"{slot} has several columns named {names[names.duplicated()][0]!r}: rename or drop all but one."
         raise ValueError(msg)
     columns = {name: (values, _held(values, f"{slot}[{name!r}]")) for name, values in table.items()}
-    if all(held is values for values, held in columns.values()):
+    others = stored_names(names)
+    if not others and all(held is values for values, held in columns.values()):
         return table
+    if others:
+        pairs = head(f"{name!r} as {other!r}" for name, other in others.items())
+        logger.info("%s: columns whose names a file cannot hold are stored under others: %s.", slot, pairs)
     # of arrays, since names of rows may repeat; a frame of its own, since a view would write to what it shows
-    return pd.DataFrame({name: held.array for name, (_, held) in columns.items()}, index=pd.Index(table.index))
+    held = {others.get(name, name): values.array for name, (_, values) in columns.items()}
+    return pd.DataFrame(held, index=pd.Index(table.index))
+
+
+def stored_names(names: Iterable[str]) -> dict[str, str]:
+    """Return another name for each column whose own name no store can hold: ``a_b`` for ``a/b``."""
+    taken, found = set(names), {}
+    for name in names:
+        if "/" not in name and name not in _RESERVED:
+            continue
+        plain = name.replace("/", "_")
+        plain = f"column{plain}" if plain in _RESERVED else plain
+        found[name] = next(other for n in count(1) if (other := plain if n == 1 else f"{plain}_{n}") not in taken)
+        taken.add(found[name])
+    return found
 
 
 def _held(values: pd.Series, where: str) -> pd.Series:

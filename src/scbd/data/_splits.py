@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import LEFT_OUT, each, label_text
-from scbd._checks import check_number, check_unmasked, closest, head, missing_key
+from scbd._checks import check_number, check_unmasked, closest, head, inflect, missing_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,9 +150,11 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
     if unknown:
         counts = np.bincount(codes[codes >= 0], minlength=len(values))
         found = head(f"{values[i]!r} × {counts[i]:,}{closest(str(values[i]).strip(), _NAMES)}" for i in unknown)
+        n = counts[unknown].sum()
+        cells_are = inflect(n, "cell is", "cells are")
         msg = (
-            f"obs[{column!r}] holds values that name no part of a split ({found}): {counts[unknown].sum():,} cells are "
-            "left out. Parts are 'train', 'validation' and 'test'; cells that are meant to be left out have no value."
+            f"obs[{column!r}] holds values that name no part of a split ({found}): {n:,} {cells_are} excluded. Parts "
+            "are 'train', 'validation' and 'test'; cells that are meant to be excluded have no value."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     # the last one is for cells without a value, whose code is -1

@@ -15,6 +15,7 @@ from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
+from scbd._checks import counted
 from scbd._files import local_path
 from scbd.data._loading import ImageDataModule
 from scbd.model._arguments import Absent, explain_arguments, keyword_names
@@ -237,7 +238,9 @@ class ImageModel(TrainMixin):
         if settings:
             lines.append(("precision", settings["precision"]))
         if self.is_trained_:
-            how = f" for {settings['steps']:,} steps of {settings['batch_size']:,} cells" if settings else ""
+            how = ""
+            if settings:
+                how = f" for {counted(settings['steps'], 'step')} of {counted(settings['batch_size'], 'cell')}"
             lines += [("state", f"trained{how}"), *self._outcome()]
             lines.append(("next", self.traits.next_step))
         else:
@@ -251,7 +254,7 @@ class ImageModel(TrainMixin):
 
     def _cells(self) -> str:
         """How many, and what is known of them."""
-        cells = "no data attached" if self.adata is None else f"{self.adata.n_obs:,} cells"
+        cells = "no data attached" if self.adata is None else counted(self.adata.n_obs, "cell")
         cells += " (minified)" * (self.minified_data_type is not None)
         for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
             label = self._registered(key)

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from scvi.data._constants import _MODEL_NAME_KEY
 
-from scbd._checks import head
+from scbd._checks import head, inflect
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, split_by_column, stratified_split
 from scbd.model._contract import Sample
@@ -167,8 +167,9 @@ def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
     codes, counts = np.unique(y, return_counts=True)
     alone = codes[counts == 1]
     if len(alone):
-        message = "%d of %d perturbations have a single training cell (%s), which has no partner to learn from."
-        logger.warning(message, len(alone), len(codes), head(np.asarray(names)[alone]))
+        message = "%d of %d perturbations %s a single training cell (%s), which has no partner to learn from."
+        have = inflect(len(alone), "has", "have")
+        logger.warning(message, len(alone), len(codes), have, head(np.asarray(names)[alone]))
 
 
 def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
@@ -189,10 +190,11 @@ def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str])
         raise ValueError(msg)
     if len(alone):
         message = (
-            "%d of %d perturbations have training cells in one environment only (%s): with "
-            "positives='other_environments' they have no partners to learn from."
+            "%d of %d perturbations %s training cells in one environment only (%s), and therefore no partners to learn "
+            "from with positives='other_environments'."
         )
-        logger.warning(message, len(alone), len(codes), head(np.asarray(names)[alone]))
+        have = inflect(len(alone), "has", "have")
+        logger.warning(message, len(alone), len(codes), have, head(np.asarray(names)[alone]))
 
 
 def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:

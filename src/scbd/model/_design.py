@@ -22,7 +22,7 @@ from scbd._anndata import (
     label_values,
     number_values,
 )
-from scbd._checks import check_choice, head, missing_key
+from scbd._checks import check_choice, counted, head, inflect, missing_key
 from scbd.data._inferred import INFERRED, infer_environments
 from scbd.nn._variance import Numbers
 
@@ -287,41 +287,55 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
         return
     if 2 * alone_e >= n_e:
         remedy = (
-            "What fills an environment cannot be told from it, by any method: use a coarser e_key, such as the plate "
-            "in place of the well, or several columns side by side; or put controls, or the same perturbations, in all."
+            "A perturbation that fills its environment cannot be distinguished from it, by any method: use a coarser "
+            "e_key, such as the plate in place of the well, or several columns side by side; or put controls, or the "
+            "same perturbations, in all environments."
         )
     elif alone_y >= _MANY * n_y:
         remedy = _across_environments(y, e, controls, np.bincount(of_y) > 1)
     else:
         remedy = "Removing e from z_c may remove y with it: repeat perturbations, or use a coarser e_key."
+    were = inflect(alone_y, "was", "were")
     _warn(
-        f"y and e are confounded ({name}): {alone_y:,} of {n_y:,} perturbations were seen in one environment only, "
+        f"y and e are confounded ({name}): {alone_y:,} of {n_y:,} perturbations {were} seen in one environment only, "
         f"{alone_e:,} of {n_e:,} environments with one perturbation only, and {share:.0%} of their contrasts are "
         f"resolvable. {remedy}"
     )
 
 
 def _across_environments(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
-    """By what perturbations of one environment could be compared with those of another; ``shared`` are in several."""
+    """Return what links the environments, and so allows comparisons of perturbations between them.
+
+    Parameters
+    ----------
+    y, e
+        Perturbation and environment of each cell.
+    controls
+        Labels of the controls.
+    shared
+        Which perturbations lie in several environments, boolean.
+    """
     labels = y.cat.categories
     is_control = np.array([label_text(label) in controls for label in labels])
     n_controls = e[is_control[_codes(y)]].value_counts(sort=False)
     if n_controls.all():
+        fewest = f"{n_controls.idxmin()} has the fewest, {counted(n_controls.min(), 'row')}"
         return (
-            "Those of different environments are compared by their controls alone: what these do not show of an "
-            f"environment ({n_controls.idxmin()} has {n_controls.min():,} rows of them) counts as effect."
+            f"Only controls link the environments ({fewest}): effects of an environment that its controls do not show "
+            "are taken for effects of its perturbations. Scores of how well an embedding predicts "
+            f"{e.name} can be high because of this design alone."
         )
     if n_controls.any():
         lacking = head(n_controls.index[n_controls == 0])
         return f"Put controls, or the same perturbations, in all environments (without controls: {lacking})."
     if not shared.any():
         return (
-            "Those of different environments cannot be compared, by any method: put controls, or the same "
-            "perturbations, in all."
+            "Perturbations of different environments cannot be compared, by any method: put controls, or the same "
+            "perturbations, in all environments."
         )
     return (
-        f"Those of different environments are compared by what is in several alone ({head(labels[shared])}): if these "
-        "are controls, name them (control=…)."
+        f"Only what lies in several environments links them ({head(labels[shared])}): if these are controls, name them "
+        "(control=…)."
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY, as_columns, column_values, label_codes, label_values
-from scbd._checks import check_choice, head
+from scbd._checks import check_choice, head, inflect
 from scbd.model._contract import Reference
 from scbd.model._design import is_side_by_side
 from scbd.model._setup import SetupMixin
@@ -439,16 +439,18 @@ def _restored(saved: Mapping[str, np.ndarray]) -> EnvironmentScaling:
 
 
 def _say(unknown: np.ndarray, codes: np.ndarray, names: Sequence[Sequence[Any]]) -> None:
-    """Name environments that are left as they are, those of cells that are marked, boolean ``(N, K)``."""
+    """Log the environments of the marked cells, boolean ``(N, K)``, for which no mean and deviation is estimated."""
     left: list[str] = []
     for column, values in enumerate(names):
         left += [str(values[code]) for code in np.unique(codes[unknown[:, column], column])]
     if left:
         message = (
-            "%d environments are left as they are (%s), standardised over all training cells alone: they hold too few "
-            "controls, and not the perturbations of the training, to tell what they do to all cells alike."
+            "%d %s (%s) %s standardised with the mean and deviation of all training cells, since %s too few controls "
+            "and not the same perturbations as the training cells."
         )
-        logger.warning(message, len(left), head(left))
+        pairs = ("environment", "environments"), ("is", "are"), ("it holds", "they hold")
+        noun, verb, reason = (inflect(len(left), *pair) for pair in pairs)
+        logger.warning(message, len(left), noun, head(left), verb, reason)
 
 
 def _warn(message: str) -> None:

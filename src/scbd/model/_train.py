@@ -28,7 +28,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
-from scbd._checks import check_choice, check_count
+from scbd._checks import check_choice, check_count, counted
 from scbd._files import local_path, remove_partials, written_whole
 from scbd.data._splits import Split
 from scbd.model._arguments import INSTEAD, check_names, constructor_names, explain_arguments, keyword_names
@@ -445,8 +445,8 @@ class TrainMixin(PredictMixin):
         split = data.split
         parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
         lines = [
-            ("training", f"{data.max_steps:,} steps of {data.batch_size:,} cells, lr {plan.lr:g}"),
-            ("split", ", ".join(f"{len(rows):,} cells {what}" for what, rows in parts.items())),
+            ("training", f"{counted(data.max_steps, 'step')} of {counted(data.batch_size, 'cell')}, lr {plan.lr:g}"),
+            ("split", ", ".join(f"{counted(len(rows), 'cell')} {what}" for what, rows in parts.items())),
         ]
         logger.info("%s", self._described(lines))
 

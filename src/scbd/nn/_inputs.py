@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._checks import check_choice, check_count, check_number, resized_to
+from scbd._checks import check_choice, check_count, check_number, inflect, resized_to
 from scbd._linear_maps import (
     covariance,
     discriminants,
@@ -325,15 +325,18 @@ class FeatureScaling(nn.Module):
         if controls is not None and controls.sum() >= _CONTROLS:
             reference = features[controls]
         elif controls is not None:
-            said = "Features are scaled by all training cells: %d of them are controls, and it takes %d."
-            logger.warning(said, controls.sum(), _CONTROLS)
+            said = "Features are scaled by all training cells: %d of them %s, and scaling by controls takes %d."
+            logger.warning(said, controls.sum(), inflect(controls.sum(), "is a control", "are controls"), _CONTROLS)
         centre = np.median(reference, axis=0)
         spread = _spread(reference, centre)
         if reference is not features and not spread.all():
             still = spread == 0
             spread[still] = _spread(features, np.median(features, axis=0))[still]
             if n := np.count_nonzero(spread[still]):
-                logger.warning("%d features do not vary among controls, and are scaled by all training cells.", n)
+                still = inflect(
+                    n, "feature does not vary among controls, and is", "features do not vary among controls, and are"
+                )
+                logger.warning("%d %s scaled by all training cells.", n, still)
         if not spread.any():
             msg = (
                 "No feature varies among training cells by more than 32 bits can tell from its size: subtract from "
@@ -342,10 +345,9 @@ class FeatureScaling(nn.Module):
             raise ValueError(msg)
         if n := np.count_nonzero(spread == 0):
             logger.warning(
-                "%d of %d features do not vary among training cells, or by no more than 32 bits can tell from their "
-                "size: they are left out. If they do vary, subtract from each its mean before.",
-                n,
-                len(spread),
+                "%d of %d features %s not vary among training cells, or by no more than 32 bits can resolve at %s "
+                "size, and %s excluded. To keep a feature that does vary, subtract its mean before.",
+                *(n, len(spread), inflect(n, "does", "do"), inflect(n, "its", "their"), inflect(n, "is", "are")),
             )
         self.mean.copy_(torch.from_numpy(centre))
         self.sd.copy_(torch.from_numpy(spread))
