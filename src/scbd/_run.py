@@ -24,6 +24,7 @@ from scbd._anndata import (
     SPLIT_KEY,
     STYLE_KEY,
     as_columns,
+    bare_name,
     control_names,
     label_text,
     label_values,

@@ -550,6 +550,7 @@ def _how_to_continue(tokens: Sequence[str], number: int) -> str:
         "run": f"To continue, call: {typed}{'' if '--resume' in tokens else ' --resume'}",
         "convert": "To continue, call the same command again; if the screen is there, it is complete.",
         "select-alpha": "To continue, call the same command again.",
+        "demo": "Call the same command again.",
     }
     stopped = f"scbd: terminated by {signal.Signals(number).name}."
     return f"{stopped} {how.get(command, 'Called again, the command starts from the beginning.')}"
