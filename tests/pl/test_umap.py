@@ -127,6 +127,8 @@ def test_umap_blocks_controls_are_grey_among_few_labels(cells):
     colors = colors_by_label(ax)
     assert list(colors) == ["gene_1", "gene_2", "gene_3", "gene_0"]
     assert list(colors.values()) == [*map(to_hex, COLORS[:3]), to_hex("0.5")]
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, control=["gene_0", "gene_3"]).flat
+    assert list(colors_by_label(ax)) == ["gene_1", "gene_2", "2 controls"]
 
 
 @pytest.mark.parametrize("argument", ["highlight", "control"])
@@ -148,6 +150,13 @@ def test_long_names_can_be_read(cells):
     cells.obs[column] = np.array(long_names(3))[np.arange(96) % 3]
     ax = pl.umap_blocks(cells, column, blocks={"z_c of the model of alpha 10, adapted": "Z"})[0, 0]
     require_readable_in_print(ax.figure)
+
+
+def test_umap_blocks_many_long_names_can_be_read():
+    names = long_names(30)
+    cells = AnnData(obs=pd.DataFrame({"gene": [names[i % 30] for i in range(90)]}, index=list(map(str, range(90)))))
+    place_cells(cells)
+    require_readable_in_print(pl.umap_blocks(cells, "gene", blocks={"mine": "Z"})[0, 0].figure)
 
 
 def test_few_labels_are_told_apart_by_colour_blind_readers(cells):

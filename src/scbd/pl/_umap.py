@@ -28,6 +28,9 @@ _N_HIGHLIGHTED = 10
 # the palette's colours without its black and grey, then wine, indigo, olive and black
 _HIGHLIGHT_COLORS = (*COLORS[:4], *COLORS[5:7], "#882255", "#332288", "#999933", "k")
 _CONTROL_COLOR, _OTHER_COLOR = "0.5", "0.87"
+_LINE_HEIGHT = 0.14  # of the legend, in inches
+# scanpy divides this area by the number of cells; few cells would hide each other
+_POINT_AREA, _MAX_POINT_AREA = 120_000, 50
 
 
 def umap_blocks(
@@ -60,7 +63,7 @@ def umap_blocks(
         for each column that has one of them. Default: all labels of a column with up to 20, otherwise the ten with the
         most cells (controls excluded).
     control
-        Labels of controls, drawn in grey.
+        Labels of controls, drawn in one grey.
     max_cells
         Maximum number of cells to draw; more are sampled at random.
     seed
@@ -103,15 +106,18 @@ def umap_blocks(
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells]
     drawn = AnnData(obs=adata.obs[color].iloc[rows])
     palettes: dict[str, dict[str, str]] = {}
-    n_letters = 0
+    n_letters, legend_height = 0, 0.0
     for column, values in labels.items():
         drawn.obs[column], palettes[column] = _group_labels(values.iloc[rows], values, highlight, controls)
         own_colors = adata.uns.get(f"{column}_colors")
         if not palettes[column] and own_colors is not None:
             drawn.uns[f"{column}_colors"] = own_colors
-        names = drawn.obs[column].cat.categories
-        n_letters = max([n_letters, *(len(line) for name in names for line in str(name).split("\n"))])
-    size = ((3.2 + 0.08 * n_letters) * len(color), 2.9 * len(blocks))
+        lines = [str(name).split("\n") for name in drawn.obs[column].cat.categories]
+        n_letters = max([n_letters, *(len(line) for name in lines for line in name)])
+        # scanpy arranges more than 14 labels in two columns
+        entries = sum(_LINE_HEIGHT * (len(name) + 0.5) for name in lines) / (1 if len(lines) <= 14 else 2)
+        legend_height = max(legend_height, entries)
+    size = ((3.2 + 0.08 * n_letters) * len(color), max(2.9, legend_height + 0.3) * len(blocks))
     _, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
     for line, (title, key) in zip(axes, blocks.items(), strict=True):
         if f"{key}_umap" in adata.obsm:
@@ -127,6 +133,7 @@ def umap_blocks(
             # scanpy uses the colours of this cycle for up to as many labels
             with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLORS)}):
                 how = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
+                how["size"] = min(_POINT_AREA / max(len(rows), 1), _MAX_POINT_AREA)
                 sc.pl.umap(drawn[order].copy(), color=column, ax=ax, show=False, **how)
             ax.set_title(wrapped(f"{title} by {column}", 22), fontsize="medium")
     return axes
@@ -192,19 +199,22 @@ def _group_labels(
             # the sort is stable: labels with equal counts keep their order
             colored = sorted(colored, key=lambda name: -n_cells[name])[:_N_HIGHLIGHTED]
     colored = [name for name in dict.fromkeys(colored) if name not in grey]
-    others = [name for name in names if name not in {*colored, *grey}]
-    shown = [*colored, *grey]
-    short = [wrapped(name) for name in shown]
-    short = short if len(set(short)) == len(short) else shown
+    others = [name for name in names if name not in colored and name not in grey]
+    short = [wrapped(name) for name in colored]
+    short = short if len(set(short)) == len(short) else colored
     if not grey and not others:
-        return drawn.cat.rename_categories(dict(zip(values.cat.categories, short, strict=True))), {}
-    if others:
-        short.append(wrapped(others[0]) if len(others) == 1 else f"{len(others)} others")
+        names_of_colors = dict(zip(colored, short, strict=True))
+        return drawn.cat.rename_categories([names_of_colors[name] for name in names]), {}
     palettes = (_HIGHLIGHT_COLORS, default_20, default_28, default_102)
     palette = cycle(next((colors for colors in palettes if len(colored) <= len(colors)), default_102))
-    colors = [*islice(palette, len(colored)), *[_CONTROL_COLOR] * len(grey), *[_OTHER_COLOR] * bool(others)]
-    places = [shown.index(name) if name in shown else len(shown) for name in names]
-    codes = np.array([*places, -1])[drawn.cat.codes]  # the code of a missing label is -1
+    colors = list(islice(palette, len(colored)))
+    place = {name: number for number, name in enumerate(colored)}
+    for merged, color, title in ((grey, _CONTROL_COLOR, "controls"), (others, _OTHER_COLOR, "others")):
+        if merged:
+            place |= dict.fromkeys(merged, len(short))
+            short = [*short, wrapped(merged[0]) if len(merged) == 1 else f"{len(merged)} {title}"]
+            colors.append(color)
+    codes = np.array([*(place[name] for name in names), -1])[drawn.cat.codes]  # the code of a missing label is -1
     grouped = pd.Series(pd.Categorical.from_codes(codes, short), index=drawn.index)
     return grouped, dict(zip(short, colors, strict=True))
 
