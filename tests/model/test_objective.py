@@ -14,7 +14,7 @@ import scbd
 from scbd import SCBDModel
 from scbd.model._contract import Prepared, Reference
 from scbd.nn import supervised_contrastive_loss
-from scbd.nn._contrastive import log_sums
+from scbd.nn._contrastive import log_sums, share_learned
 from scbd.nn._encoders import on_sphere
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -59,6 +59,7 @@ def test_labels_of_the_content_are_smoothed(cells):
     # what is logged can be read beside the ceiling
     torch.testing.assert_close(losses.parts["supervised_c"], supervised(z_c, y))
     torch.testing.assert_close(losses.parts["supervised_s"], style)
+    torch.testing.assert_close(losses.parts["learned_s"], share_learned(style, e, include_self=False))
 
 
 def test_positives_of_other_environments_are_descended_and_all_are_shown(cells):

@@ -430,7 +430,8 @@ def test_a_bar_shows_steps_and_losses(capsys):
 
 
 def test_history_has_one_frame_a_metric(trained):
-    names = {"loss", "supervised_c", "learned_c", "supervised_s", "invariance_c", "interaction_c", "environment_c"}
+    names = {"loss", "invariance_c", "interaction_c", "environment_c"}
+    names |= {f"{name}_{block}" for name in ("supervised", "learned") for block in "cs"}
     expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
     assert set(trained.history) == expected | {"alpha", "z_c_spread", "z_c_effective_rank"}
     for name, frame in trained.history.items():

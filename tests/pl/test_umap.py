@@ -11,6 +11,7 @@ from readable import long_names, require_readable_in_print
 
 from scbd import pl
 from scbd.pl._looks import COLORS
+from scbd.pl._umap import compute_umap
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +47,101 @@ def test_a_umap_that_is_there_is_drawn_in_the_colours_of_its_cells(cells):
     assert shades.groupby(level=0, observed=True).nunique().eq(1).all() and shades.nunique() == 4
 
 
-def test_many_labels_have_no_legend_and_numbers_a_bar(cells):
-    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
-    cells.obs["cell"] = cells.obs_names
+def place_cells(cells) -> None:
+    """Give each cell a place, so that no UMAP is computed."""
+    cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(cells.n_obs, 2))
+
+
+def colors_by_label(ax) -> dict[str, str]:
+    """Return the colour of each label in the legend."""
+    legend = ax.get_legend()
+    handles = zip(legend.get_texts(), legend.legend_handles, strict=True)
+    return {text.get_text(): to_hex(handle.get_facecolor()[0]) for text, handle in handles}
+
+
+def cells_by_color(ax) -> dict[str, int]:
+    return pd.Series(list(map(to_hex, ax.collections[0].get_facecolor()))).value_counts().to_dict()
+
+
+def make_many_labels(n: int = 330) -> AnnData:
+    """Three cells of each gene, but six of g7 and a third of all cells controls."""
+    names = [f"g{i % 73}" for i in range(2 * n // 3 - 3)] + ["g7"] * 3 + ["mock"] * (n // 3)
+    cells = AnnData(obs=pd.DataFrame({"gene": pd.Categorical(names)}, index=list(map(str, range(n)))))
+    place_cells(cells)
+    return cells
+
+
+def test_umap_blocks_few_labels_have_a_legend_and_numbers_a_colour_bar(cells):
+    place_cells(cells)
     cells.obs["area"] = np.arange(96.0)
-    of_cells, of_genes, of_areas = pl.umap_blocks(cells, ["cell", "gene", "area"], blocks={"mine": "Z"}).flat
-    assert of_cells.get_legend() is None and len(of_genes.get_legend().get_texts()) == 4
+    of_genes, of_areas = pl.umap_blocks(cells, ["gene", "area"], blocks={"mine": "Z"}).flat
+    assert len(of_genes.get_legend().get_texts()) == 4
     assert any(ax.get_label() == "<colorbar>" for ax in of_areas.figure.axes)
+
+
+def test_umap_blocks_many_labels_colours_the_ten_most_frequent():
+    """With more than 102 labels, scanpy draws all cells in one grey."""
+    cells = make_many_labels()
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, control="mock").flat
+    colors = colors_by_label(ax)
+    *named, control, others = colors
+    assert named[0] == "g7" and len(set(colors.values())) == 12
+    assert (control, others) == ("mock", "63 others")
+    counts = cells_by_color(ax)
+    assert counts[colors["g7"]] == 6 and counts[colors["mock"]] == 110
+    assert sum(counts.values()) == 330
+    # grey cells lie beneath coloured ones
+    drawn = list(map(to_hex, ax.collections[0].get_facecolor()))
+    assert drawn[0] == colors[others] and drawn[-1] == colors["g7"]
+    require_readable_in_print(ax.figure)
+
+
+def test_umap_blocks_highlight_is_used_where_a_column_has_its_labels():
+    cells = make_many_labels()
+    cells.obs["well"] = pd.Categorical([f"well {i % 3}" for i in range(330)])
+    genes, wells = pl.umap_blocks(cells, ["gene", "well"], blocks={"mine": "Z"}, highlight=["g9", "g2"]).flat
+    assert list(colors_by_label(genes)) == ["g9", "g2", "72 others"]
+    assert list(colors_by_label(wells)) == ["well 0", "well 1", "well 2"]
+
+
+@pytest.mark.parametrize("n", [11, 25, 60, 200])
+def test_umap_blocks_many_highlighted_labels_are_all_coloured(n):
+    cells = AnnData(obs=pd.DataFrame({"gene": [f"g{i % 210}" for i in range(420)]}, index=list(map(str, range(420)))))
+    place_cells(cells)
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, highlight=[f"g{i}" for i in range(n)]).flat
+    assert len(cells_by_color(ax)) == min(n, 102) + 1
+
+
+@pytest.mark.parametrize("n_labels", [4, 30])
+def test_umap_blocks_missing_labels_are_drawn(n_labels):
+    names = [None if i % 7 == 0 else f"g{i % n_labels}" for i in range(210)]
+    cells = AnnData(obs=pd.DataFrame({"gene": pd.Categorical(names)}, index=list(map(str, range(210)))))
+    place_cells(cells)
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}).flat
+    assert "NA" in colors_by_label(ax) and sum(cells_by_color(ax).values()) == 210
+
+
+def test_umap_blocks_controls_are_grey_among_few_labels(cells):
+    place_cells(cells)
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, control="gene_0").flat
+    colors = colors_by_label(ax)
+    assert list(colors) == ["gene_1", "gene_2", "gene_3", "gene_0"]
+    assert list(colors.values()) == [*map(to_hex, COLORS[:3]), to_hex("0.5")]
+    (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, control=["gene_0", "gene_3"]).flat
+    assert list(colors_by_label(ax)) == ["gene_1", "gene_2", "2 controls"]
+
+
+@pytest.mark.parametrize("argument", ["highlight", "control"])
+def test_umap_blocks_unknown_label_is_named(cells, argument):
+    place_cells(cells)
+    with pytest.raises(ValueError, match=f"{argument}='gene_00': .* Did you mean 'gene_0'"):
+        pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, **{argument: ["gene_00"]})
+
+
+@pytest.mark.parametrize("embedding", [np.zeros((40, 5)), np.arange(5.0)[:, None]])
+def test_compute_umap_degenerate_embeddings_have_places(embedding):
+    """A collapsed z_c, and few cells."""
+    assert np.isfinite(compute_umap(embedding)).all()
 
 
 def test_long_names_can_be_read(cells):
@@ -61,6 +150,13 @@ def test_long_names_can_be_read(cells):
     cells.obs[column] = np.array(long_names(3))[np.arange(96) % 3]
     ax = pl.umap_blocks(cells, column, blocks={"z_c of the model of alpha 10, adapted": "Z"})[0, 0]
     require_readable_in_print(ax.figure)
+
+
+def test_umap_blocks_many_long_names_can_be_read():
+    names = long_names(30)
+    cells = AnnData(obs=pd.DataFrame({"gene": [names[i % 30] for i in range(90)]}, index=list(map(str, range(90)))))
+    place_cells(cells)
+    require_readable_in_print(pl.umap_blocks(cells, "gene", blocks={"mine": "Z"})[0, 0].figure)
 
 
 def test_few_labels_are_told_apart_by_colour_blind_readers(cells):

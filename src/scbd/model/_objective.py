@@ -249,6 +249,11 @@ class SCBDModule(EmbeddingModule):
             clusters = environments if self.style_target == "e" else [of_y.crossed(of_e)]
             each = [supervised_contrastive_loss(z, of_one, **self._similarity) for of_one in clusters]
             parts["supervised_s"] = torch.stack(each).mean()
+            learned = [
+                share_learned(of_one.detach(), labels, include_self=self.include_self)
+                for of_one, labels in zip(each, clusters, strict=True)
+            ]
+            parts["learned_s"] = torch.stack(learned).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
             ordered = Numbers.columns(None if numbers is None else gather(numbers))

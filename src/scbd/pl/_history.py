@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,14 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
+    from matplotlib.axes import Axes
 
 _SUPERVISED = "{}_supervised_c"
-# by the name in the history, with the part of the cells left open
+# normalised supervised information: comparable between batch sizes, as losses are not
+_INFORMATION = {"{}_learned_c": _SUPERVISED, "{}_learned_s": "{}_supervised_s"}
+_INVARIANCE = "{}_invariance_c"
+# logged only with the form of invariance whose unit is the standard error
+_IN_STANDARD_ERRORS = "{}_environment_c"
+_CHANCE = (-2, 2)
+# titles by name in the history, in the order of the panels
 _PANELS = {
+    "{}_learned_c": "supervised information of z_c (0: collapsed, 1: all)",
+    "{}_learned_s": "supervised information of z_s (0: collapsed, 1: all)",
     "{}_loss": "loss",
     _SUPERVISED: "supervised loss of z_c",
     "{}_supervised_s": "supervised loss of z_s",
-    "{}_invariance_c": "invariance loss of z_c",
+    _INVARIANCE: "invariance loss of z_c",
     "{}_reconstruction": "reconstruction loss",
     "{}_cycle": "distance of exchanged pictures",
     "decoder_{}_loss": "loss of the decoder",
@@ -28,28 +37,43 @@ _PARTS: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
     "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
-# of a single step, which is no line
+# a single step makes no line
 _POINT = {"marker": "o", "ms": 3}
-# characters of a line above a panel
-_TITLE = 23
-_HEALTH = {"z_c_spread": "spread of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
+_TITLE_WIDTH = 23  # characters
+_HEALTH = {"z_c_spread": "total variance of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
+
+
+class _Curve(NamedTuple):
+    steps: np.ndarray
+    values: np.ndarray
 
 
 def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None = None) -> np.ndarray:
-    """Draw training and validation losses by step, those of a decoder too, and whether z_c has collapsed.
+    """Draw training and validation curves by step, and whether z_c has collapsed.
+
+    Contrastive losses grow with the logarithm of the batch size, and validation batches are often smaller than training
+    batches: their losses are then lower, which says nothing about new cells. Comparable values are drawn instead, where
+    the history has them: normalised supervised information (0: as good as a collapsed embedding, 1: all labels are
+    distinguished, below 0: worse than a collapsed embedding) in place of the supervised losses, and the difference to
+    the last step in place of the total loss. If validation cells have much less information than training cells, or
+    their total loss was lower before the end, the model has overfitted.
+
+    The invariance loss measures how much more environments differ than by chance, in standard errors (the form
+    ``"variance"``, the default). Chance, from -2 to 2, is shaded. Values far below are no fault: environments differ
+    less than by chance, as after each was standardised by its own cells.
 
     Parameters
     ----------
     history
-        ``model.history``: one frame a metric, indexed by step.
+        ``model.history``: one frame per metric, indexed by step.
     ceiling
-        Supervised loss of a collapsed embedding, where all cells have the same vector: ``model.health["ceiling"]``.
-        That is the logarithm of the size of a batch, and is drawn as a line for the batches that the health is measured
-        on: of validation, or of training where there is no validation. Larger batches of training have more.
+        Supervised loss of a collapsed embedding, ``model.health["ceiling"]``: the logarithm of the batch size in
+        validation (in training, if there was no validation). Drawn as a line only if the history has no normalised
+        supervised information, such as that of an older version.
 
     Returns
     -------
-    Axes, one a panel. The legend stands below them.
+    Axes, one per panel. The legend stands below them.
 
     Raises
     ------
@@ -63,37 +87,64 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
     import matplotlib.pyplot as plt
 
     history = history or {}
-    panels = [name for name in _PANELS if name.format("train") in history]
+    is_comparable = any(name.format("train") in history for name in _INFORMATION)
+    replaced = {loss for name, loss in _INFORMATION.items() if name.format("train") in history}
+    panels = [name for name in _PANELS if name.format("train") in history and name not in replaced]
     health = [name for name in _HEALTH if name in history]
     if not panels:
         msg = "The history is empty: train the model first."
         raise ValueError(msg)
     n = len(panels) + len(health)
-    lines = -(-n // 2)
-    size = 6.4, 2.4 * lines + 0.5
-    figure, axes = plt.subplots(lines, min(n, 2), figsize=size, squeeze=False, layout="constrained")
-    named: dict[str, Any] = {}
+    n_lines = -(-n // 2)
+    size = 6.4, 2.4 * n_lines + 0.5
+    figure, axes = plt.subplots(n_lines, min(n, 2), figsize=size, squeeze=False, layout="constrained")
+    legend: dict[str, Any] = {}
     for ax, name in zip(axes.flat, panels, strict=False):
-        drawn = [part for part in _PARTS if name.format(part) in history]
-        for part in drawn:
-            frame = history[name.format(part)]
-            looks = _PARTS[part] | (_POINT if len(frame) == 1 else {})
-            named[part], *_ = ax.plot(frame.index, frame.iloc[:, 0].astype(float), label=part, **looks)
-        if ceiling is not None and name == _SUPERVISED:
-            collapsed = f"collapsed ({drawn[-1]})"
-            named[collapsed] = ax.axhline(ceiling, ls="--", color=_PARTS[drawn[-1]]["color"], label=collapsed)
-        ax.set_title(wrapped(_PANELS[name], _TITLE), fontsize="small")
+        curves = {part: _curve(history[name.format(part)]) for part in _PARTS if name.format(part) in history}
+        title = _PANELS[name]
+        if name == "{}_loss" and is_comparable:
+            title = f"{title}, compared with the last step"
+            curves = {part: _subtract_last(curve) for part, curve in curves.items()}
+        elif name == _INVARIANCE and _IN_STANDARD_ERRORS.format("train") in history:
+            title = f"{title}, in standard errors"
+            legend["chance"] = ax.axhspan(*_CHANCE, color="0.9", label="chance")
+        elif name in _INFORMATION:
+            legend["collapsed"] = _draw_line(ax, 0.0, "0.5", "collapsed")
+        elif name == _SUPERVISED and ceiling is not None:
+            part = list(curves)[-1]
+            label = f"collapsed ({part})"
+            legend[label] = _draw_line(ax, ceiling, _PARTS[part]["color"], label)
+        for part, curve in curves.items():
+            looks = _PARTS[part] | (_POINT if len(curve.steps) == 1 else {})
+            legend[part], *_ = ax.plot(curve.steps, curve.values, label=part, **looks)
+        ax.set_title(wrapped(title, _TITLE_WIDTH), fontsize="small")
         ax.set_xlabel("step")
-    # once, below: within a panel, it lies on a line
-    figure.legend(named.values(), named, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
+    for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
+        curve = _curve(history[name])
+        legend["validation"], *_ = ax.plot(curve.steps, curve.values, **_PARTS["validation"])
+        ax.set_title(wrapped(_HEALTH[name], _TITLE_WIDTH), fontsize="small")
+        ax.set(xlabel="step", ylim=(0, None))
+    # below the panels, since within a panel it would lie on a curve
+    order = sorted(legend, key=lambda label: label not in _PARTS)
+    handles = [legend[label] for label in order]
+    figure.legend(handles, order, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     for ax in axes.flat:
         ax.locator_params(axis="x", nbins=3)  # numbers of long runs are wide
         ax.tick_params(labelsize="small")
-    for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
-        frame = history[name]
-        ax.plot(frame.index, frame.iloc[:, 0].astype(float), "ko-", ms=3)
-        ax.set_title(wrapped(_HEALTH[name], _TITLE), fontsize="small")
-        ax.set(xlabel="step", ylim=(0, None))
     for ax in list(axes.flat)[n:]:
         ax.set_axis_off()
     return axes.flatten()[:n]
+
+
+def _curve(frame: pd.DataFrame) -> _Curve:
+    return _Curve(frame.index.to_numpy(), frame.iloc[:, 0].to_numpy(dtype=float))
+
+
+def _subtract_last(curve: _Curve) -> _Curve:
+    """Subtract the last finite value."""
+    finite = curve.values[np.isfinite(curve.values)]
+    return curve._replace(values=curve.values - finite[-1]) if len(finite) else curve
+
+
+def _draw_line(ax: Axes, height: float, color: str, label: str) -> Any:
+    return ax.axhline(height, ls="--", lw=1, color=color, label=label)

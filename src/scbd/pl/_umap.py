@@ -1,16 +1,19 @@
-"""UMAPs of both blocks, side by side, by scanpy."""
+"""UMAPs of both blocks, side by side, drawn by scanpy."""
 
 from __future__ import annotations
 
 import warnings
 from contextlib import suppress
 from functools import cache
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+from scipy.sparse import SparseEfficiencyWarning
 
 from scbd._anndata import CONTENT_KEY, STYLE_KEY, check_anndata
-from scbd._checks import check_finite_rows, missing_key
+from scbd._checks import check_finite_rows, closest, missing_key
 from scbd._files import torch_threads_kept
 from scbd.pl._looks import COLORS, wrapped
 
@@ -19,8 +22,15 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# more labels than this have no legend
-_LEGEND_LABELS = 20
+# above this number of labels, only some are coloured
+_MAX_COLORED_LABELS = 20
+_N_HIGHLIGHTED = 10
+# the palette's colours without its black and grey, then wine, indigo, olive and black
+_HIGHLIGHT_COLORS = (*COLORS[:4], *COLORS[5:7], "#882255", "#332288", "#999933", "k")
+_CONTROL_COLOR, _OTHER_COLOR = "0.5", "0.87"
+_LINE_HEIGHT = 0.14  # of the legend, in inches
+# scanpy divides this area by the number of cells; few cells would hide each other
+_POINT_AREA, _MAX_POINT_AREA = 120_000, 50
 
 
 def umap_blocks(
@@ -28,40 +38,51 @@ def umap_blocks(
     color: str | Sequence[str],
     *,
     blocks: Mapping[str, str] | None = None,
+    highlight: Sequence[str] | None = None,
+    control: str | Sequence[str] = (),
     max_cells: int = 10_000,
     seed: int = 0,
 ) -> np.ndarray:
-    """Draw UMAPs of the embeddings, one row a block, one column a label.
+    """Draw UMAPs of embeddings, one row of panels per block and one column per label.
 
-    In a good z_c, cells of a perturbation lie together and environments are mixed; in z_s, the other way round.
+    In a good z_c, cells of one perturbation lie together and environments are mixed. In z_s, it is the reverse.
+
+    A column with up to 20 labels has a colour for each. In a column with more labels ten are coloured, controls are
+    drawn in grey, and all other cells in light grey beneath them.
 
     Parameters
     ----------
     adata
-        Embedded cells. A UMAP of your own in ``obsm["<key>_umap"]`` is drawn as it is; otherwise scanpy computes one.
+        Embedded cells. If ``obsm["<key>_umap"]`` exists, it is drawn; otherwise scanpy computes a UMAP.
     color
-        Columns of ``obs``: labels, with a legend up to 20 of them, or numbers.
+        Columns of ``obs`` with labels or numbers.
     blocks
-        Title and ``obsm`` key of each row; z_c and z_s by default.
+        Title and ``obsm`` key of each row of panels. Default: z_c and z_s.
+    highlight
+        Labels to colour, in the order of the legend; ten have colours that colour-blind readers can distinguish. Used
+        for each column that has one of them. Default: all labels of a column with up to 20, otherwise the ten with the
+        most cells (controls excluded).
+    control
+        Labels of controls, drawn in one grey.
     max_cells
-        Draw a random subset of this size.
+        Maximum number of cells to draw; more are sampled at random.
     seed
-        Seed of subset and UMAP.
+        Seed of the sample and of the UMAP.
 
     Returns
     -------
-    Axes, ``(len(blocks), len(color))``.
+    Axes, shape ``(len(blocks), len(color))``.
 
     Raises
     ------
     KeyError
         If an embedding or a column is missing.
     ValueError
-        If an embedding is not finite.
+        If an embedding is not finite, or no column has a label of ``highlight`` or ``control``.
 
     Examples
     --------
-    >>> axes = scbd.pl.umap_blocks(adata, ["gene", "well"], blocks={"z_c": "X_scbd_c"})
+    >>> axes = scbd.pl.umap_blocks(adata, ["gene", "well"], blocks={"z_c": "X_scbd_c"}, control="nontargeting")
     """
     import matplotlib.pyplot as plt
     import scanpy as sc
@@ -75,52 +96,139 @@ def umap_blocks(
         for key in keys:
             if key not in getattr(adata, slot):
                 raise KeyError(missing_key(slot, key, getattr(adata, slot).keys()))
-    # shuffled: no label is drawn on top of all others
+    controls = [control] if isinstance(control, str) else list(control)
+    labels = {
+        column: adata.obs[column].astype("category") for column in color if not is_numeric_dtype(adata.obs[column])
+    }
+    _check_labels(labels, highlight or (), "highlight")
+    _check_labels(labels, controls, "control")
+    # shuffled, so that no label is drawn on top of all others
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells]
-    colors = {f"{column}_colors": adata.uns[f"{column}_colors"] for column in color if f"{column}_colors" in adata.uns}
-    drawn = AnnData(obs=adata.obs[color].iloc[rows], uns=colors)
-    named = 0
-    for column in color:
-        if not is_numeric_dtype(drawn.obs[column]):
-            labels = drawn.obs[column].astype("category")
-            short = [wrapped(name) for name in labels.cat.categories]
-            drawn.obs[column] = labels.cat.rename_categories(short) if len(set(short)) == len(short) else labels
-            if len(short) <= _LEGEND_LABELS:
-                named = max([named, *(len(line) for name in short for line in name.split("\n"))])
-    size = ((3.2 + 0.08 * named) * len(color), 2.9 * len(blocks))
+    drawn = AnnData(obs=adata.obs[color].iloc[rows])
+    palettes: dict[str, dict[str, str]] = {}
+    n_letters, legend_height = 0, 0.0
+    for column, values in labels.items():
+        drawn.obs[column], palettes[column] = _group_labels(values.iloc[rows], values, highlight, controls)
+        own_colors = adata.uns.get(f"{column}_colors")
+        if not palettes[column] and own_colors is not None:
+            drawn.uns[f"{column}_colors"] = own_colors
+        lines = [str(name).split("\n") for name in drawn.obs[column].cat.categories]
+        n_letters = max([n_letters, *(len(line) for name in lines for line in name)])
+        # scanpy arranges more than 14 labels in two columns
+        entries = sum(_LINE_HEIGHT * (len(name) + 0.5) for name in lines) / (1 if len(lines) <= 14 else 2)
+        legend_height = max(legend_height, entries)
+    size = ((3.2 + 0.08 * n_letters) * len(color), max(2.9, legend_height + 0.3) * len(blocks))
     _, axes = plt.subplots(len(blocks), len(color), figsize=size, squeeze=False, layout="constrained")
     for line, (title, key) in zip(axes, blocks.items(), strict=True):
         if f"{key}_umap" in adata.obsm:
             drawn.obsm["X_umap"] = np.asarray(adata.obsm[f"{key}_umap"])[rows]
         else:
-            drawn.obsm["embedding"] = np.asarray(adata.obsm[key])[rows]
-            check_finite_rows(drawn.obsm["embedding"], f"obsm[{key!r}]")
-            # of a few thousand cells, scikit-learn is done before scanpy's own search has compiled itself
-            near = {"n_neighbors": min(15, len(rows) - 1), "transformer": "sklearn"}
-            _keep_compiled()
-            with torch_threads_kept():
-                sc.pp.neighbors(drawn, use_rep="embedding", **near)
-                sc.tl.umap(drawn, random_state=seed)
+            embedding = np.asarray(adata.obsm[key])[rows]
+            check_finite_rows(embedding, f"obsm[{key!r}]")
+            drawn.obsm["X_umap"] = compute_umap(embedding, seed)
         for ax, column in zip(line, color, strict=True):
-            many = drawn.obs[column].dtype == "category" and drawn.obs[column].nunique() > _LEGEND_LABELS
-            legend = "none" if many else "right margin"
-            # scanpy takes these colours where there are no more labels than colours
+            palette = palettes.get(column) or None
+            # highlighted labels are drawn last, on top of controls and others
+            order = np.argsort(-drawn.obs[column].cat.codes, kind="stable") if palette else slice(None)
+            # scanpy uses the colours of this cycle for up to as many labels
             with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLORS)}):
-                sc.pl.umap(drawn, color=column, ax=ax, show=False, legend_loc=legend, legend_fontsize="small")
+                how = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
+                how["size"] = min(_POINT_AREA / max(len(rows), 1), _MAX_POINT_AREA)
+                sc.pl.umap(drawn[order].copy(), color=column, ax=ax, show=False, **how)
             ax.set_title(wrapped(f"{title} by {column}", 22), fontsize="medium")
     return axes
 
 
+def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Compute a UMAP of an embedding ``(N, D)`` by scanpy, shape ``(N, 2)``."""
+    import scanpy as sc
+    from anndata import AnnData
+
+    cells = AnnData(obs=pd.DataFrame(index=pd.RangeIndex(len(embedding)).astype(str)), obsm={"embedding": embedding})
+    _cache_compiled_functions()
+    with torch_threads_kept(), warnings.catch_warnings():
+        # scipy warns of cells with identical embeddings, as a collapsed z_c has them
+        warnings.simplefilter("ignore", SparseEfficiencyWarning)
+        # for a few thousand cells, scikit-learn finishes before scanpy's own search has been compiled
+        sc.pp.neighbors(
+            cells,
+            n_neighbors=min(15, len(embedding) - 1),
+            use_rep="embedding",
+            transformer="sklearn",
+            random_state=seed,
+        )
+        sc.tl.umap(cells, random_state=seed)
+    return cells.obsm["X_umap"]
+
+
+def _check_labels(labels: Mapping[str, pd.Series], wanted: Sequence[str], argument: str) -> None:
+    """Raise a ``ValueError`` if no column has one of the wanted labels."""
+    known = [str(name) for values in labels.values() for name in values.cat.categories]
+    for name in wanted:
+        if str(name) not in known:
+            msg = f"{argument}={name!r}: none of the columns {list(labels)} has this label.{closest(str(name), known)}"
+            raise ValueError(msg)
+
+
+def _group_labels(
+    drawn: pd.Series, values: pd.Series, highlight: Sequence[str] | None, controls: Sequence[str]
+) -> tuple[pd.Series, dict[str, str]]:
+    """Merge labels that share a colour, and choose the colours.
+
+    Parameters
+    ----------
+    drawn, values
+        Labels of the cells to draw, and of all cells.
+    highlight, controls
+        See :func:`umap_blocks`.
+
+    Returns
+    -------
+    Labels as the legend shows them, in the order of the legend. Their colours by name; empty where scanpy chooses, in
+    a column of few labels without controls.
+    """
+    from scanpy.plotting.palettes import default_20, default_28, default_102
+
+    names = [str(name) for name in values.cat.categories]
+    grey = [str(name) for name in controls if str(name) in names]
+    colored = [str(name) for name in highlight or () if str(name) in names]
+    if not colored:  # no choice was made for this column
+        colored = [name for name in names if name not in grey]
+        if len(names) > _MAX_COLORED_LABELS:
+            n_cells = dict(zip(names, np.bincount(values.cat.codes[values.notna()], minlength=len(names)), strict=True))
+            # the sort is stable: labels with equal counts keep their order
+            colored = sorted(colored, key=lambda name: -n_cells[name])[:_N_HIGHLIGHTED]
+    colored = [name for name in dict.fromkeys(colored) if name not in grey]
+    others = [name for name in names if name not in colored and name not in grey]
+    short = [wrapped(name) for name in colored]
+    short = short if len(set(short)) == len(short) else colored
+    if not grey and not others:
+        names_of_colors = dict(zip(colored, short, strict=True))
+        return drawn.cat.rename_categories([names_of_colors[name] for name in names]), {}
+    palettes = (_HIGHLIGHT_COLORS, default_20, default_28, default_102)
+    palette = cycle(next((colors for colors in palettes if len(colored) <= len(colors)), default_102))
+    colors = list(islice(palette, len(colored)))
+    place = {name: number for number, name in enumerate(colored)}
+    for merged, color, title in ((grey, _CONTROL_COLOR, "controls"), (others, _OTHER_COLOR, "others")):
+        if merged:
+            place |= dict.fromkeys(merged, len(short))
+            short = [*short, wrapped(merged[0]) if len(merged) == 1 else f"{len(merged)} {title}"]
+            colors.append(color)
+    codes = np.array([*(place[name] for name in names), -1])[drawn.cat.codes]  # the code of a missing label is -1
+    grouped = pd.Series(pd.Categorical.from_codes(codes, short), index=drawn.index)
+    return grouped, dict(zip(short, colors, strict=True))
+
+
 @cache
-def _keep_compiled() -> None:
-    """Have numba keep on disk what umap-learn compiles: to compile it takes longer than all else, in each process."""
-    with warnings.catch_warnings():  # of what else it could do
+def _cache_compiled_functions() -> None:
+    """Have numba cache on disk the functions of umap-learn, whose compilation takes longer than a UMAP."""
+    with warnings.catch_warnings():  # umap warns that tensorflow is not installed
         warnings.simplefilter("ignore")
         from umap import layouts, umap_
 
     functions = [(umap_, "smooth_knn_dist"), (umap_, "compute_membership_strengths")]
     functions += [(layouts, "_nb_optimize_layout_euclidean_single_epoch")]
     for module, name in functions:
-        # another version of umap-learn may have no such function, and a disk no place for it
+        # another version of umap-learn may lack the function, and the disk may be full or read-only
         with suppress(AttributeError, RuntimeError):
             getattr(module, name).enable_caching()

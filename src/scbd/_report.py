@@ -1,0 +1,453 @@
+"""The report of a run: one page of HTML with its pictures, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scbd import pl
+from scbd._anndata import label_text, label_values
+from scbd._files import write_text
+from scbd.pl._looks import wrapped
+from scbd.pl._umap import compute_umap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from anndata import AnnData
+    from matplotlib.figure import Figure
+
+_N_STRONGEST = 10
+# UMAP needs a few neighbours per cell
+_MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
+# more labels would need a legend of two columns, which leaves no room for the cells
+_MAX_LEGEND_LABELS = 14
+_MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
+_MAX_PROFILES = 40
+# up to this number, labels fit below the columns of the heat map, too
+_MAX_COLUMN_LABELS = 20
+_MAX_LABEL_LETTERS = 24
+# a phone shows 4.2 inches on 360 pixels: letters of 8 points are then 10 pixels high
+_WIDTH, _DPI = 4.2, 200
+_PERCENTILES = 0.5, 99.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The contents of a report.
+
+    Parameters
+    ----------
+    title
+        What was run, such as ``"crops.zarr: gene by well"``.
+    verdict
+        Two sentences: which embedding is best and by how much, and what to do next.
+    best
+        Name of the best embedding, as in ``scores``; `None` if none is.
+    scores
+        One row per embedding and measure, with the columns ``embedding``, ``measure``, ``value``, ``low`` and ``high``
+        (95 % interval, may be NaN), ``chance`` (may be NaN), ``better`` (``"higher"`` or ``"lower"``), ``n`` and
+        ``unit`` (what the score rests on, such as 12 ``"perturbations"``).
+    cells
+        Held-out cells only: ``obs`` with labels, ``obsm`` with embeddings.
+    embeddings
+        Title and ``obsm`` key of each embedding to draw as a UMAP: inputs first, then z_c.
+    y_key, e_keys
+        Columns of ``cells.obs`` with the perturbation and with the environments.
+    controls
+        Perturbations that are controls; may be empty.
+    strongest
+        Perturbations with the strongest effect, strongest first; ten are coloured.
+    history
+        ``model.history``.
+    ceiling
+        See :func:`scbd.pl.history`.
+    crops
+        Images of held-out cells ``(N, C, H, W)``, the perturbation of each, and names of the channels; `None` for
+        features.
+    profiles
+        Mean held-out z_c of each perturbation relative to controls: one row per perturbation.
+    decisions
+        Choices that were made automatically: ``decision``, ``value``, ``n_cells`` (number of cells it rests on, may be
+        missing) and ``why``.
+    warnings
+        Warnings of the run.
+    settings, versions
+        By name.
+    code
+        Lines of Python to continue with.
+    files
+        What each file of the folder holds, by name.
+    """
+
+    title: str
+    verdict: str
+    best: str | None
+    scores: pd.DataFrame
+    cells: AnnData
+    embeddings: Mapping[str, str]
+    y_key: str
+    e_keys: Sequence[str]
+    controls: Sequence[str]
+    strongest: Sequence[str]
+    history: Mapping[str, pd.DataFrame]
+    ceiling: float | None
+    crops: tuple[np.ndarray, Sequence[str], Sequence[str]] | None
+    profiles: pd.DataFrame
+    decisions: pd.DataFrame
+    warnings: Sequence[str]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    code: str
+    files: Mapping[str, str]
+
+
+class _Picture(NamedTuple):
+    source: str
+    width: int
+    height: int
+    alt: str
+    caption: Sequence[str]
+    """Sentences, one paragraph each."""
+
+
+class _Bar(NamedTuple):
+    """Places along a bar, in per cent of its width; `None` where a number is missing."""
+
+    zero: float
+    value: float | None
+    interval: tuple[float, float] | None
+    chance: float | None
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report to an HTML file, which has its name only when it is complete."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("scbd").joinpath("report.html.jinja").read_text(encoding="utf-8"))
+    labels = _labels(report)
+    with _plots_of_our_own():
+        page = template.render(
+            report=report,
+            counts=_counts(report, labels),
+            umaps=_umaps(report, labels),
+            n_cells=report.cells.n_obs,
+            max_umap_cells=_MAX_UMAP_CELLS,
+            measures=_measures(report.scores, report.best),
+            training=_training(report),
+            crops=_crops(report),
+            heat_map=_heat_map(report),
+            decisions=_decisions(report.decisions),
+            settings=_flat(report.settings),
+        )
+    write_text(page, path)
+
+
+@contextmanager
+def _plots_of_our_own() -> Iterator[None]:
+    """Draw without a trace: settings of matplotlib are restored, and new figures closed."""
+    import matplotlib.pyplot as plt
+
+    before = set(plt.get_fignums())
+    try:
+        with plt.rc_context(), warnings.catch_warnings():
+            # a label is never a formula, whatever dollar signs it has
+            plt.rcParams["text.parse_math"] = False
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            yield
+    finally:
+        for number in set(plt.get_fignums()) - before:
+            plt.close(number)
+
+
+def _picture(figure: Figure, alt: str, *caption: str) -> _Picture:
+    """Encode a figure in the width of a phone, and close it."""
+    import matplotlib.pyplot as plt
+
+    figure.set_figwidth(_WIDTH)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI, facecolor="w")
+    plt.close(figure)
+    width, pixels = (round(inches * _DPI) for inches in figure.get_size_inches())
+    return _Picture("data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), width, pixels, alt, caption)
+
+
+def _labels(report: Report) -> pd.DataFrame:
+    """Perturbation and environments of the held-out cells as text."""
+    obs, keys = report.cells.obs, [report.y_key, *report.e_keys]
+    labels = {key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text) for key in keys}
+    return pd.DataFrame(labels, index=obs.index)
+
+
+def _counts(report: Report, labels: pd.DataFrame) -> list[str]:
+    """Describe what was held out, in a few words each."""
+    numbers = {key: labels[key].nunique() for key in labels}
+    return [f"{report.cells.n_obs:,} held-out cells", *(f"{key}: {n:,} values" for key, n in numbers.items())]
+
+
+def _umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
+    """Draw each embedding by perturbation and by environment; none of too few cells."""
+    from anndata import AnnData
+
+    rows = np.sort(np.random.default_rng(0).permutation(len(labels))[:_MAX_UMAP_CELLS])
+    drawn = []
+    for title, key in report.embeddings.items():
+        values = np.asarray(report.cells.obsm[key])[rows]
+        finite = np.isfinite(values).all(1)
+        if finite.sum() < _MIN_UMAP_CELLS:
+            continue
+        places = compute_umap(values[finite])
+        cells = AnnData(obs=labels.iloc[rows[finite]].copy(), obsm={"X": places, "X_umap": places})
+        missing = f" {(~finite).sum():,} cells without finite values are missing." if not finite.all() else ""
+        pictures = [_umap(report, cells, title, column, missing) for column in labels]
+        drawn.append((title, pictures))
+    return drawn
+
+
+def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str) -> _Picture:
+    """Draw one embedding by one label."""
+    cells.obs[column] = cells.obs[column].cat.remove_unused_categories()
+    counts = cells.obs[column].value_counts()
+    controls: list[str] = []
+    if column == report.y_key:
+        controls = [name for name in report.controls if name in counts]
+        colored = [name for name in report.strongest if name in counts and name not in controls][:_N_STRONGEST]
+        choice = "with the strongest effects" if colored else "with the most cells"
+        # without known effects, more than ten colours would need a legend of two columns
+        colored = colored or [name for name in counts.index if name not in controls][:_N_STRONGEST]
+        kind, meaning = "perturbations", "If cells of one colour lie together, the embedding carries the perturbation."
+    else:
+        is_long = len(counts) > _MAX_LEGEND_LABELS
+        colored = list(counts.index[:_N_STRONGEST] if is_long else counts.index.sort_values())
+        kind, choice = f"labels of {column}", "with the most cells"
+        meaning = f"If colours are mixed, the embedding does not carry {column}."
+    n_others = len(counts) - len(colored) - len(controls)
+    seen = f"Coloured: the {len(colored)} {kind} {choice}." if n_others else f"Coloured: all {kind}."
+    seen += " Grey: controls." if controls else ""
+    seen += f" Light grey: {n_others:,} others." if n_others else ""
+    axes = pl.umap_blocks(cells, [column], blocks={title: "X"}, highlight=colored, control=controls)
+    alt = f"UMAP of {title}, held-out cells coloured by {column}."
+    return _picture(axes[0, 0].figure, alt, f"{seen} {meaning}{missing}")
+
+
+def _measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
+    """Arrange scores as one table per measure."""
+    found = []
+    for name, own in scores.groupby("measure", sort=False):
+        numbers = own[["value", "low", "high", "chance"]].astype(float)
+        finite = numbers.to_numpy()[np.isfinite(numbers.to_numpy())]
+        start, end = min([0.0, *finite]), max([0.0, *finite])
+        end = end if end > start else 1.0
+        largest = np.abs(finite).max(initial=0.0)
+        digits = 0 if largest >= 100 else 2 if largest >= 0.2 else 3
+
+        def text(value: float, digits: int = digits) -> str:
+            return f"{value:,.{digits}f}" if np.isfinite(value) else "–"
+
+        def place(value: float, start: float = start, end: float = end) -> float:
+            return round(100 * (value - start) / (end - start), 2)
+
+        rows = []
+        for row, number in zip(own.itertuples(), numbers.itertuples(), strict=True):
+            has_interval = np.isfinite([number.low, number.high]).all()
+            bar = _Bar(
+                place(0.0),
+                place(number.value) if np.isfinite(number.value) else None,
+                (place(number.low), place(number.high)) if has_interval else None,
+                place(number.chance) if np.isfinite(number.chance) else None,
+            )
+            rows.append(
+                {
+                    "embedding": row.embedding,
+                    "is_best": row.embedding == best,
+                    "value": text(number.value),
+                    "interval": f"{text(number.low)} to {text(number.high)}" if has_interval else "–",
+                    "chance": text(number.chance),
+                    "bar": bar,
+                }
+            )
+        better = next((str(word) for word in own["better"] if isinstance(word, str) and word), "")
+        found.append({"name": name, "better": better, "basis": _basis(own), "rows": rows})
+    return found
+
+
+def _basis(own: pd.DataFrame) -> str:
+    """Describe what the scores of one measure rest on, such as "12 perturbations"."""
+    phrases = []
+    for unit, part in own.dropna(subset=["n"]).groupby("unit", sort=False):
+        low, high = int(part["n"].min()), int(part["n"].max())
+        phrases.append(f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}")
+    return " and ".join(phrases)
+
+
+def _training(report: Report) -> _Picture | None:
+    """Draw the training curves."""
+    if "train_loss" not in report.history:
+        return None
+    figure = pl.history(report.history, ceiling=report.ceiling)[0].figure
+    sentences = []
+    names = {"validation": "validation_learned_c", "training": "train_learned_c"}
+    ends = {part: f"{report.history[name].iloc[-1, 0]:.2f}" for part, name in names.items() if name in report.history}
+    if ends:
+        values = " and ".join(f"{value} on {part} cells" for part, value in ends.items())
+        sentences.append(
+            f"At the end, the supervised information of z_c is {values}. 0 is as good as a collapsed embedding (all "
+            "cells in one point), 1 means that all perturbations are distinguished."
+        )
+    if len(ends) == 2:
+        sentences.append(
+            "Validation and training can be compared: if validation has less than half of the information of training, "
+            "the model has overfitted."
+        )
+    if "train_environment_c" in report.history:
+        sentences.append(
+            "The invariance loss measures how much more environments differ than by chance, in standard errors; the "
+            "shaded band is chance. Values below the band are no fault: environments then differ less than by chance, "
+            "because the inputs of each were standardised by its own cells."
+        )
+    sentences.append("The curves should be flat at the end; if they still change, train for longer.")
+    alt = "Curves of training and validation by step."
+    return _picture(figure, alt, *sentences)
+
+
+def _crops(report: Report) -> list[_Picture]:
+    """Draw cells of the strongest perturbations below controls: one picture per channel, or one of three channels."""
+    if report.crops is None or not len(report.crops[0]):
+        return []
+    images, labels, channels = report.crops
+    names = np.array([str(label) for label in labels], dtype=object)
+    is_control = np.isin(names, list(map(str, report.controls)))
+    known = [name for name in report.strongest if name in names]
+    chosen = (known or list(dict.fromkeys(names[~is_control])))[:_MAX_CROP_PERTURBATIONS]
+    groups = {"control": np.flatnonzero(is_control)} if is_control.any() else {}
+    groups |= {name: np.flatnonzero(names == name) for name in chosen}
+    pixels = [np.asarray(images[rows[:_CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
+    low, high = np.percentile(np.concatenate(pixels), _PERCENTILES, axis=(0, 2, 3))
+    scale = np.where(high > low, high - low, 1)[:, None, None]
+    scaled = [((crops - low[:, None, None]) / scale).clip(0, 1) for crops in pixels]
+    n_channels = images.shape[1]
+    pictures = []
+    for channel in [[0, 1, 2]] if n_channels == 3 else [[number] for number in range(min(n_channels, _MAX_CHANNELS))]:
+        title = ", ".join(str(channels[number]) for number in channel)
+        figure = _mosaic(list(groups), [crops[:, channel] for crops in scaled], title)
+        if n_channels == 3:
+            colors = zip(("Red", "green", "blue"), channels, low, high, strict=True)
+            ranges = [f"{color}: {name}, from {start:.3g} to {end:.3g}" for color, name, start, end in colors]
+        else:
+            ranges = [f"Black is {low[channel[0]]:.3g}, white is {high[channel[0]]:.3g} and more"]
+        caption = f"{'; '.join(ranges)}, in all rows."
+        pictures.append(_picture(figure, f"Crops of cells, one row per perturbation: {title}.", caption))
+    return pictures
+
+
+def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Figure:
+    """Draw rows of images ``(N, 1 or 3, H, W)`` between 0 and 1, each with its name at the left."""
+    import matplotlib.pyplot as plt
+
+    height, width = rows[0].shape[2:]
+    gap = max(1, width // 16)
+    canvas = np.ones((len(rows) * (height + gap) - gap, _CROPS_PER_ROW * (width + gap) - gap, 3), dtype=np.float32)
+    for place, crops in enumerate(rows):
+        top = place * (height + gap)
+        for column, crop in enumerate(crops):
+            left = column * (width + gap)
+            canvas[top : top + height, left : left + width] = crop.transpose(1, 2, 0)
+    figure, ax = plt.subplots(figsize=(_WIDTH, _WIDTH), layout="constrained")
+    ax.imshow(canvas, aspect="auto")
+    places = [place * (height + gap) + height / 2 for place in range(len(rows))]
+    ax.set_yticks(places, [wrapped(name, 14) for name in names], fontsize="small")
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_title(wrapped(title, 40), fontsize="medium")
+    # square pixels: the height follows from the width that the names leave
+    figure.draw_without_rendering()
+    box = ax.get_window_extent()
+    pixels = box.width * canvas.shape[0] / canvas.shape[1] - box.height
+    figure.set_figheight(figure.get_figheight() + pixels / figure.dpi)
+    return figure
+
+
+def _heat_map(report: Report) -> _Picture | None:
+    """Draw cosines between profiles of two perturbations or more, in the order of a hierarchical clustering."""
+    import matplotlib.pyplot as plt
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    profiles = report.profiles[~report.profiles.index.isin(report.controls)].astype(float)
+    length = np.linalg.norm(profiles.to_numpy(), axis=1)
+    profiles, length = profiles[np.isfinite(length) & (length > 0)], length[np.isfinite(length) & (length > 0)]
+    place = {name: number for number, name in enumerate(report.strongest)}
+    rank = np.array([place.get(name, len(place)) for name in profiles.index])
+    chosen = np.lexsort((-length, rank))[:_MAX_PROFILES]
+    if len(chosen) < 2:
+        return None
+    unit = profiles.to_numpy()[chosen] / length[chosen, None]
+    cosines = np.clip(unit @ unit.T, -1, 1)
+    apart = squareform(1 - cosines, checks=False)
+    order = leaves_list(linkage(apart, "average", optimal_ordering=True))
+    cosines = cosines[order][:, order]
+    names = [_short(profiles.index[chosen[place]]) for place in order]
+    n = len(names)
+    height = 1.1 + max(0.16 * n, 0.9) + (0.06 * max(map(len, names)) if n <= _MAX_COLUMN_LABELS else 0)
+    figure, ax = plt.subplots(figsize=(_WIDTH, height), layout="constrained")
+    image = ax.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    ax.set_yticks(range(n), names, fontsize=8)
+    ax.set_xticks(range(n) if n <= _MAX_COLUMN_LABELS else [], names if n <= _MAX_COLUMN_LABELS else [], fontsize=8)
+    ax.tick_params(axis="x", rotation=90)
+    ax.tick_params(length=0)
+    bar = figure.colorbar(image, ax=ax, location="top", shrink=0.7, aspect=30, ticks=[-1, 0, 1])
+    bar.set_label("cosine between profiles", fontsize="small")
+    bar.ax.tick_params(labelsize="small")
+    first, second = np.triu_indices(n, 1)
+    nearest = np.argsort(-cosines[first, second], kind="stable")[:3]
+    pairs = ", ".join(f"{names[first[i]]} and {names[second[i]]} ({cosines[first[i], second[i]]:.2f})" for i in nearest)
+    which = f"{n} perturbations" if n == len(profiles) else f"The {n} strongest of {len(profiles)} perturbations"
+    columns = "" if n <= _MAX_COLUMN_LABELS else " Columns are in the order of the rows."
+    caption = (
+        f"{which}, ordered so that similar ones are neighbours.{columns} A profile is the mean z_c of a perturbation's "
+        "held-out cells relative to controls. Red: two perturbations change cells in the same direction. Blue: in "
+        "opposite directions. White: unrelated.",
+        f"Most similar: {pairs}.",
+        "Red blocks along the diagonal are candidates for a common mechanism, such as genes of one pathway. Profiles "
+        "of weak perturbations are mostly noise.",
+    )
+    return _picture(figure, f"Heat map of cosines between profiles of {n} perturbations.", *caption)
+
+
+def _short(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= _MAX_LABEL_LETTERS else text[: _MAX_LABEL_LETTERS - 1] + "…"
+
+
+def _decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
+    """Arrange decisions as rows of text."""
+    rows = []
+    for row in decisions.to_dict("records"):
+        n_cells = row.get("n_cells")
+        known = n_cells is not None and not pd.isna(n_cells)
+        text = {name: str(row[name]) for name in ("decision", "value", "why")}
+        rows.append(text | {"n_cells": f"{int(n_cells):,}" if known else "–"})
+    return rows
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Return nested settings as text, by names joined with dots."""
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found
