@@ -35,6 +35,8 @@ from scbd._candidates import CellLabels, corrected_inputs, reference_cells, scal
 from scbd._checks import check_count
 from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
+from scbd._report import write_report
+from scbd._run_report import describe_run
 from scbd._verdict import judge
 from scbd.baselines._classifiers import ERMModel
 from scbd.baselines._pixel_pca import pixel_pca
@@ -193,7 +195,8 @@ def run(
         held_out = _held_out(adata, y_key, columns, setup.get("control"), model._train_size, seed)
         training = {**training, "split": held_out}
     model = trained(model, asked, out, resume=resume, **{"seed": seed} | training)
-    messages += json.loads((out / "settings.json").read_text(encoding="utf-8")).get("warnings", [])
+    settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
+    messages += settings.get("warnings", [])
 
     for key in (*_BLOCKS.values(), BEST_KEY):  # an embedding of an earlier model would be taken for this one's
         adata.obsm.pop(key, None)
@@ -230,7 +233,8 @@ def run(
         train_indices=model.train_indices,
         seed=seed,
     )
-    text = "\n".join([judged.text, *(f"- {note}" for note in (*judged.notes, *dict.fromkeys(messages)))])
+    messages = list(dict.fromkeys(messages))
+    text = "\n".join([judged.text, *(f"- {note}" for note in (*judged.notes, *messages))])
     write_table(table, out / "metrics.csv")
     write_table(pd.concat(model.history.values(), axis=1), out / "history.csv", index=True)
     write_table(judged.scores, out / "verdict.csv")
@@ -238,6 +242,19 @@ def run(
     write_text(text + "\n", out / "verdict.txt")
     if judged.best not in (None, "z_c"):
         blocks = {f"best: {judged.best}": BEST_KEY, **blocks}
+    report = describe_run(
+        adata,
+        model,
+        labels,
+        judged,
+        inputs=inputs,
+        input_embedding=("pixel PCA" if inputs.image_key else "feature PCA", pca_key),
+        reference=reference,
+        settings=settings,
+        warnings=messages,
+        out=out,
+    )
+    write_report(report, out / "report.html")
     _pictures(adata, model, [y_name, *e_names], blocks, out, seed)
     _write_cells(_cells(adata, inputs), out / "cells.h5ad")
     table.attrs |= {"verdict": text, "scores": judged.scores}
@@ -326,10 +343,17 @@ def _erm_embedding(
     adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
 ) -> np.ndarray:
     """Train a classifier with the settings that it shares with the model, and return its embedding of all cells."""
-    ERMModel.setup_anndata(adata, **setup)
-    erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
-    erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
-    return erm.get_latent_representation()
+    notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model has stated the same of these cells
+        notes.setLevel(logging.ERROR)
+        try:
+            ERMModel.setup_anndata(adata, **setup)
+            erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
+            erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
+            return erm.get_latent_representation()
+        finally:
+            notes.setLevel(level)
 
 
 def _held_out(

@@ -1,0 +1,184 @@
+"""Collect what the report of a run shows from its model, its cells and its verdict."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+
+from scbd._anndata import BEST_KEY, CONTENT_KEY
+from scbd._linear_maps import label_means
+from scbd._report import Report
+from scbd.model._base import encoder_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from scbd._candidates import CellLabels, Reference
+    from scbd._verdict import Verdict
+    from scbd.data._inputs import Inputs
+    from scbd.model._scbd import SCBDModel
+
+N_STRONGEST, CROPS_PER_PERTURBATION = 10, 4
+FILES = {
+    "report.html": "this page",
+    "verdict.txt, verdict.csv": "the verdict, and the scores it rests on",
+    "replicates.csv": "average precision of each perturbation, one column per embedding",
+    "cells.h5ad": "all cells with labels and embeddings, without the inputs",
+    "metrics.csv": "linear probes of single cells",
+    "model/": "the trained model, for SCBDModel.load",
+    "settings.json": "settings, versions and warnings of the training",
+    "history.csv, training_curves.png": "losses by step",
+    "umap.png": "UMAPs of all embedded cells",
+    "checkpoints/": "states that an interrupted run continues from; a finished run can do without",
+}
+
+
+def describe_run(
+    adata: AnnData,
+    model: SCBDModel,
+    labels: CellLabels,
+    judged: Verdict,
+    *,
+    inputs: Inputs,
+    input_embedding: tuple[str, str],
+    reference: Reference | None,
+    settings: Mapping[str, Any],
+    warnings: Sequence[str],
+    out: Path,
+) -> Report:
+    """Return the contents of ``report.html``.
+
+    Parameters
+    ----------
+    adata
+        All cells, embedded.
+    model
+        The trained model.
+    labels
+        Labels of all cells.
+    judged
+        The verdict.
+    inputs
+        Where the images or features are.
+    input_embedding
+        Name and ``obsm`` key of the embedding that stands for the inputs in UMAPs.
+    reference
+        Cells that candidates were standardised with.
+    settings
+        Contents of ``settings.json``.
+    warnings
+        Warnings of the run.
+    out
+        Directory of the run.
+    """
+    held_out = np.flatnonzero(~labels.is_train)
+    embeddings = dict([input_embedding, ("z_c", CONTENT_KEY)])
+    if judged.best not in (None, "z_c"):
+        embeddings[f"best: {judged.best}"] = BEST_KEY
+    profiles = _profiles(np.asarray(adata.obsm[CONTENT_KEY])[held_out], labels.y[held_out], labels.control_names)
+    strength = profiles.drop(index=labels.control_names, errors="ignore").pow(2).sum(axis=1)
+    strongest = list(strength.sort_values(ascending=False).index[:N_STRONGEST])
+    e_keys = list(labels.environments)
+    obs = pd.DataFrame({labels.y_name: labels.y, **labels.environments}).iloc[held_out].astype("category")
+    obs.index = obs.index.astype(str)
+    return Report(
+        title=f"{labels.y_name} by {' and '.join(e_keys)}",
+        verdict=judged.text,
+        best=judged.best,
+        scores=judged.scores,
+        cells=AnnData(obs=obs, obsm={key: np.asarray(adata.obsm[key])[held_out] for key in embeddings.values()}),
+        embeddings=embeddings,
+        y_key=labels.y_name,
+        e_keys=e_keys,
+        controls=labels.control_names,
+        strongest=strongest,
+        history=model.history or {},
+        ceiling=None if labels.is_control.any() else model.health["ceiling"],
+        crops=_crops(adata, inputs, labels, held_out, strongest),
+        profiles=profiles,
+        decisions=_decisions(model, labels, reference, settings),
+        warnings=[*judged.notes, *warnings],
+        settings=settings,
+        versions={name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata", "scanpy")},
+        code=_code(judged, labels, out),
+        files=FILES,
+    )
+
+
+def _profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
+    """Average z_c over the cells of each perturbation, relative to controls, or to all perturbations without any."""
+    names = np.unique(y)
+    profiles = pd.DataFrame(label_means(z, y)[1], index=names)
+    is_control = np.isin(names, controls)
+    return profiles - profiles[is_control if is_control.any() else ~is_control].mean()
+
+
+def _crops(
+    adata: AnnData, inputs: Inputs, labels: CellLabels, held_out: np.ndarray, strongest: Sequence[str]
+) -> tuple[np.ndarray, Sequence[str], Sequence[str]] | None:
+    """Read some held-out images of controls and of the strongest perturbations; `None` for features."""
+    if inputs.image_key is None:
+        return None
+    y = labels.y[held_out]
+    groups = [np.isin(y, labels.control_names), *(y == name for name in strongest)]
+    rows = np.concatenate([held_out[group][:CROPS_PER_PERTURBATION] for group in groups])
+    images = inputs.source(adata).read(np.sort(rows))
+    names = list(inputs.channels or adata.var_names)
+    if len(names) != images.shape[1]:
+        names = [f"channel {number}" for number in range(images.shape[1])]
+    return images, list(labels.y[np.sort(rows)]), list(map(str, names))
+
+
+def _decisions(
+    model: SCBDModel, labels: CellLabels, reference: Reference | None, settings: Mapping[str, Any]
+) -> pd.DataFrame:
+    """List what was chosen automatically, and how many cells each choice rests on."""
+    n_train, n_held_out = int(labels.is_train.sum()), int((~labels.is_train).sum())
+    n_unseen = len(set(labels.y[labels.is_unseen]))
+    training, health = settings["training"], settings["health"]
+    encoder = encoder_name(model._encoder(model.init_params_["non_kwargs"]["encoder"]))
+    seen = f"{n_unseen} perturbations with all of their cells, and a part" if n_unseen else "A part"
+    rows = [
+        ("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, f"{seen} of the cells of all others"),
+        (
+            "length of training",
+            f"{training['steps']:,} steps of {training['batch_size']:,} cells, learning rate {training['lr']:g}",
+            n_train,
+            "set by the user, or by the encoder and the number of training cells",
+        ),
+        ("encoder", encoder, None, "set by the user, or by the kind and size of the inputs"),
+        (
+            "weight of the invariance loss (alpha)",
+            f"{health['final_alpha']:.3g} at the end",
+            n_train,
+            "set by the user, or the largest that keeps the supervised information of z_c",
+        ),
+    ]
+    if reference is None:
+        how = ("corrected inputs", "not standardised by environment", None)
+        rows.append((*how, "no cells of an environment differ from others by the environment alone"))
+    else:
+        n = int(reference.rows.sum())
+        why = "controls are the same in all environments"
+        if reference.kind == "cells":
+            why = "environments hold the same perturbations, so that their means can be compared"
+        rows.append((f"standardised by {reference.column}", f"by its {reference.kind}", n, why))
+    return pd.DataFrame(rows, columns=["decision", "value", "n_cells", "why"])
+
+
+def _code(judged: Verdict, labels: CellLabels, out: Path) -> str:
+    """Write the Python lines that continue with the results."""
+    key = CONTENT_KEY if judged.best is None else BEST_KEY
+    what = "z_c" if judged.best is None else f"the best embedding: {judged.best}"
+    return (
+        "import anndata, scanpy as sc\n"
+        f'adata = anndata.read_h5ad(r"{out / "cells.h5ad"}")\n'
+        f'sc.pp.neighbors(adata, use_rep="{key}")  # {what}\n'
+        "sc.tl.umap(adata)\n"
+        f"sc.pl.umap(adata, color={[labels.y_name, *labels.environments]})\n"
+    )
