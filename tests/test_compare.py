@@ -12,7 +12,6 @@ from anndata import AnnData
 from conftest import make_cells
 
 from scbd import compare, evaluate
-from scbd._compare import evaluated, verdict
 from scbd.baselines import correct
 from scbd.metrics import benchmark
 
@@ -236,65 +235,3 @@ def test_an_interval_holds_the_score_and_shrinks_with_cells():
         assert row["f1_low"] < row["f1"] < row["f1_high"]
         widths.append(row["f1_high"] - row["f1_low"])
     assert widths[1] < widths[0] / 2
-
-
-def said_of(gene: dict[str, float], well: dict[str, float], train: int = 200) -> Any:
-    """The verdict of embeddings that show so much of gene and well."""
-    cells = make_cells(600)
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(600, 7))  # common to all: differences are those of what is shown
-    shown = np.hstack([np.eye(4)[cells.obs["gene"].cat.codes], np.eye(3)[cells.obs["well"].cat.codes]])
-    spaces = {name: shown * ([gene[name]] * 4 + [well[name]] * 3) + noise for name in gene}
-    found = evaluated(cells, ["gene", "well"], spaces, np.arange(train), 0)
-    return verdict(found, "gene", ["well"], list(gene))
-
-
-def test_the_best_shows_most_of_the_perturbation_and_hides_the_environment():
-    found = said_of({"raw": 5, "plain": 1, "mine": 2}, {"raw": 5, "plain": 0, "mine": 0.3})
-    assert found.best == "mine"
-    assert "'raw' tells too much of well" in found.sentence and "'plain' is lower in gene by 0." in found.sentence
-    # where the inputs do not tell the environment, they may be the best
-    assert said_of({"raw": 5, "plain": 1, "mine": 2}, {"raw": 0, "plain": 0, "mine": 0}).best == "raw"
-
-
-def test_of_embeddings_that_are_alike_the_one_that_hides_more_or_else_the_simplest_is_best():
-    found = said_of({"raw": 2, "plain": 2, "mine": 2}, {"raw": 5, "plain": 1.2, "mine": 0})
-    assert found.best == "mine" and "tells more of well" in found.sentence
-    found = said_of({"raw": 2, "plain": 2, "mine": 2.01}, {"raw": 5, "plain": 0, "mine": 0.01})
-    assert found.best == "plain" and "less simple" in found.sentence
-    assert "nan" not in said_of({"raw": 9, "plain": 9, "mine": 9}, {"raw": 9, "plain": 0, "mine": 0}).sentence
-
-
-def test_nothing_is_best_where_no_cell_is_new():
-    with pytest.warns(UserWarning, match="flattering"):
-        found = said_of({"raw": 2, "plain": 2}, {"raw": 5, "plain": 0}, train=580)
-    assert found.best is None and "No embedding" in found.sentence
-
-
-def test_what_hides_nothing_is_still_compared():
-    found = said_of({"raw": 1, "mine": 3}, {"raw": 5, "mine": 6})
-    assert found.best == "mine" and "none hides well" in found.sentence
-
-
-def test_nothing_is_best_where_the_perturbation_goes_with_the_environment():
-    """To name what tells of neither would be no answer."""
-    found = said_of({"raw": 5, "plain": 0, "mine": 0}, {"raw": 5, "plain": 0, "mine": 0})
-    assert found.best is None and "none that hides well tells gene" in found.sentence
-
-
-def test_what_tells_nothing_is_not_best_beside_what_tells_little():
-    """With few cells an interval holds both: the one that hides the environment by telling nothing must not win."""
-    found = said_of({"raw": 5, "plain": 0, "mine": 0.65}, {"raw": 5, "plain": 0, "mine": 0.2}, train=500)
-    assert found.best == "mine" and "'plain' tells no more of gene than chance" in found.sentence
-
-
-def test_what_is_at_chance_tells_no_more_than_what_is_below_it():
-    """A probe that takes cells for few wells is below chance: that hides nothing that noise does not hide."""
-    cells, rng = make_cells(600), np.random.default_rng(0)
-    gene, well = np.eye(4)[cells.obs["gene"].cat.codes], np.eye(3)[cells.obs["well"].cat.codes]
-    told = np.hstack([9 * gene, 9 * well]) + rng.normal(size=(600, 7))
-    spaces = {"raw": told, "noise beside": np.hstack([20 * gene, np.zeros((600, 3))]) + rng.normal(size=(600, 7))}
-    found = evaluated(cells, ["gene", "well"], spaces | {"gene alone": gene}, np.arange(200), 0)
-    assert found.f1["well", "gene alone"].value < found.f1["well", "gene alone"].chance
-    said = verdict(found, "gene", ["well"], ["raw", "noise beside", "gene alone"])
-    assert said.best == "noise beside" and "'gene alone' cannot be told from it" in said.sentence

@@ -12,12 +12,12 @@ from scbd.cli import main
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")
 @pytest.mark.usefixtures("permuted_once")
-def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch, capsys):
+def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch, capsys):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
     monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 5)
     monkeypatch.setitem(_demo.TRAINING, "batch_size", 128)
-    assert main(["demo", "--out", str(tmp_path / "demo"), "--max-steps", "40"]) == 0
+    assert main(["demo", "digits", "--out", str(tmp_path / "demo"), "--max-steps", "40"]) == 0
     assert str(tmp_path / "demo") in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "demo" / "metrics.csv", index_col="system")
     assert list(table.index) == ["pixel PCA", "random encoder", "alpha = 0", "alpha = auto"]
@@ -33,3 +33,16 @@ def test_the_demo_compares_two_systems_and_two_controls(tmp_path, monkeypatch, c
     assert table.loc["alpha = 0", "r_c white"] < table.loc["alpha = 0", "r_c in"] - 0.2
     written = ["digits.png", "metrics.csv", "model", "training_curves.png", "umap.png"]
     assert sorted(os.listdir(tmp_path / "demo")) == written
+
+
+def test_demo_screen_goes_from_images_to_report_and_continues(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
+    monkeypatch.setattr("scbd._run.write_report", lambda report, path: path.write_text(report.verdict))
+    monkeypatch.setitem(_demo.SCREEN, "n_cells", 400)
+    out = tmp_path / "demo"
+    for _ in range(2):  # the second call finds everything done
+        assert main(["demo", "--out", str(out), "--max-steps", "3"]) == 0
+        printed = capsys.readouterr()
+        assert str(out / "report.html") in printed.out and "F1 of well" in printed.out
+    assert len(os.listdir(out / "crops")) == 1_600 and len(pd.read_csv(out / "crops.csv")) == 400
+    assert {"report.html", "screen.zarr", "cells.h5ad", "verdict.txt"} < set(os.listdir(out))

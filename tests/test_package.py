@@ -14,7 +14,8 @@ SOURCE = Path(scbd.__file__).parent
 # a package sees what stands before it here, and itself
 ORDER = (
     *("_lazy", "_checks", "_files", "_linear_maps", "_anndata", "nn", "data", "metrics", "datasets", "pl", "model"),
-    *("baselines", "_compare", "_inspect", "_run", "_speed", "_select", "_cross_fit", "_demo", "cli", "__main__"),
+    *("baselines", "_compare", "_inspect", "_candidates", "_evidence", "_verdict", "_report", "_run_report", "_run"),
+    *("_speed", "_select", "_cross_fit", "_demo", "cli", "__main__"),
 )
 
 

@@ -127,7 +127,7 @@ class Page(HTMLParser):
 
     @property
     def ids(self) -> list[str]:
-        return [attributes["id"] for _, attributes in self.elements if attributes.get("id")]
+        return [str(attributes["id"]) for _, attributes in self.elements if "id" in attributes]
 
 
 def written(report: Report, folder: Path) -> Page:
@@ -183,7 +183,8 @@ def test_write_report_escapes_all_text(tmp_path):
     renamed: dict[str, Any] = {
         field.name: HOSTILE for field in fields(Report) if field.name in ("title", "verdict", "best", "code")
     }
-    images, labels, _ = report.crops or ()
+    assert report.crops is not None
+    images, labels, _ = report.crops
     page = written(
         replace(
             report,
@@ -226,7 +227,7 @@ def without_values() -> dict[str, Any]:
         ({"controls": []}, ["Coloured: the 4 perturbations with the strongest"], ["Grey: controls."]),
         ({"controls": [], "strongest": []}, ["Coloured: all perturbations."], []),
         ({"strongest": []}, ["Coloured: all perturbations. Grey: controls."], []),
-        ({"e_keys": ["well", "day"]}, ["does not carry day", "day: 1 values"], []),
+        ({"e_keys": ["well", "day"]}, ["does not carry the environment (day)", "day: 1 values"], []),
         ({"e_keys": []}, [], ["If colours are mixed"]),
         ({"best": None}, ["No embedding is called best."], ["z_c best"]),
         ({"warnings": []}, ["Warnings None."], ["read it"]),
@@ -305,7 +306,8 @@ def test_write_report_heat_map_puts_similar_perturbations_together(monkeypatch):
 def test_write_report_crops_have_a_picture_per_channel_or_one_in_colour(n_channels, n_pictures):
     images = np.random.default_rng(0).integers(0, 255, (120, n_channels, 6, 6)).astype("uint8")
     report = make_report()
-    _, labels, _ = report.crops or ()
+    assert report.crops is not None
+    _, labels, _ = report.crops
     channels = [f"channel {number}" for number in range(n_channels)]
     pictures = _report._crops(replace(report, crops=(images, labels, channels)))
     assert len(pictures) == n_pictures
@@ -318,7 +320,7 @@ def test_write_report_crops_have_square_pixels_and_whole_names(shape, name):
     figure = _report._mosaic([name, "control"], [np.zeros((3, 1, *shape))] * 2, "DNA")
     require_readable(figure)
     (ax,) = figure.axes
-    height, width = ax.images[0].get_array().shape[:2]
+    height, width = np.asarray(ax.images[0].get_array()).shape[:2]
     assert ax.bbox.height / ax.bbox.width == pytest.approx(height / width, rel=0.03)
     plt.close(figure)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import json
 import os
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 from conftest import make_cells, make_wells
 
 import scbd
-from scbd import SCBDModel, _run, run
-from scbd._compare import Evaluated, known_of
-from scbd._run import input_pca, simple_embeddings
-from scbd.baselines import pixel_pca, standardize_by_environment
+from scbd import SCBDModel, run
+from scbd._run import input_pca
+from scbd._verdict import Verdict
+from scbd.baselines import pixel_pca
 from scbd.data._inputs import Inputs
 from scbd.data._sources import digest_cells
 from scbd.metrics import label_probe
@@ -27,7 +28,11 @@ MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
 TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
 
-NAMES = "cells.h5ad checkpoints history.csv metrics.csv model settings.json training_curves.png umap.png verdict.txt"
+NAMES = (
+    "cells.h5ad checkpoints history.csv metrics.csv model replicates.csv report.html settings.json training_curves.png "
+    "umap.png verdict.csv verdict.txt"
+)
+NO_VERDICT = Verdict(None, "No embedding is called best.", (), pd.DataFrame(), pd.DataFrame())
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +45,11 @@ def quick_umap(request, monkeypatch):
 @pytest.fixture
 def only_training(monkeypatch):
     """For what is not about the scores."""
-    monkeypatch.setattr("scbd._run.evaluated", lambda *args: Evaluated(pd.DataFrame({"f1": [0.5]}), {}))
+    monkeypatch.setattr("scbd._run.evaluate", lambda *args, **how: pd.DataFrame({"f1": [0.5]}))
+    monkeypatch.setattr("scbd._run.judge", lambda *args, **how: NO_VERDICT)
     monkeypatch.setattr("scbd._run.input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
     monkeypatch.setattr("scbd._run._pictures", lambda *args: None)
+    monkeypatch.setattr("scbd._run.write_report", lambda report, path: path.write_text(report.verdict))
 
 
 def test_everything_is_written(tmp_path):
@@ -65,6 +72,12 @@ def test_everything_is_written(tmp_path):
     sentence = (out / "verdict.txt").read_text().strip()
     assert sentence == table.attrs["verdict"]
     assert ("'z_c' is best" in sentence) == np.array_equal(best, written.obsm["X_scbd_c"])
+    scores = pd.read_csv(out / "verdict.csv")
+    pd.testing.assert_frame_equal(scores, table.attrs["scores"])
+    names = set(scores.loc[scores["unit"] == "perturbations", "embedding"])
+    assert {"pixel PCA", "z_c", "z_c, standardised by well"} <= names
+    assert set(pd.read_csv(out / "replicates.csv", index_col="label").columns) == names
+    assert sentence.splitlines()[0] in html.unescape((out / "report.html").read_text())
     model = SCBDModel.load(out / "model", make_cells(300))
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
@@ -345,47 +358,6 @@ def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
     assert np.abs(found - pixel_pca(cells)).max() > 1
 
 
-def known_wells(wells: anndata.AnnData) -> dict[str, Any]:
-    keys: dict[str, Any] = {"control": "DMSO", "position_key": "well", "fit": np.arange(wells.n_obs) % 5 > 0}
-    return known_of(wells, y_key="compound", e_key="plate", **keys)
-
-
-def test_features_are_scored_as_they_are_standardised_and_corrected_without_a_look_at_new_cells(monkeypatch):
-    wells = make_wells()
-    inputs, components = Inputs(layer="X"), np.ones((wells.n_obs, 3), dtype=np.float32)
-    known = known_wells(wells)
-    found = simple_embeddings(wells, inputs, components, ["plate"], known)
-    one, two = "features, standardised by plate", "features, standardised by plate, WCCN"
-    assert list(found) == ["features", one, two]
-    np.testing.assert_array_equal(found["features"], wells.X)
-    np.testing.assert_array_equal(found[one], standardize_by_environment(wells.X, wells.obs["plate"], fit=known["fit"]))
-    # what new cells look like changes nothing of the others, nor does what they are called
-    others = wells.copy()
-    others.X[~known["fit"]] = 7
-    renamed = known | {"labels": np.where(known["fit"], known["labels"], "DMSO")}
-    again = simple_embeddings(others, inputs, components, ["plate"], renamed)
-    for name in (one, two):
-        np.testing.assert_array_equal(found[name][known["fit"]], again[name][known["fit"]])
-    # of tables that are too large, components stand for them
-    monkeypatch.setattr(_run, "_MOST_VALUES", wells.n_obs * wells.n_vars - 1)
-    found = simple_embeddings(wells, inputs, components, "plate", known)
-    assert list(found)[:2] == ["feature PCA", "feature PCA, standardised by plate"]
-    assert found["feature PCA"] is components and not found["feature PCA, standardised by plate"].any()
-
-
-def test_a_plate_that_is_held_out_is_standardised_by_itself_and_a_single_cell_is_not(caplog):
-    wells, components = make_wells(), np.ones((72, 3))
-    known = known_wells(wells) | {"fit": (wells.obs["plate"] != "plate_0").to_numpy()}
-    found = simple_embeddings(wells, Inputs(layer="X"), components, "plate", known)
-    new = found["features, standardised by plate"][~known["fit"]]
-    np.testing.assert_allclose(new.mean(0), 0, atol=1e-5)
-    known["environments"][0] = "alone"
-    caplog.set_level("INFO")
-    found = simple_embeddings(wells, Inputs(layer="X"), components, "plate", known)
-    assert list(found) == ["features"]
-    assert "features, standardised by plate is left out" in caplog.text
-
-
 def parts_of(cells: anndata.AnnData, out: Path, **how: Any) -> pd.Series:
     run(cells, y_key="gene", e_key="well", out=out, model_kwargs=MODEL, **{"train_kwargs": TRAIN} | how)
     return cells.obs["scbd_split"].astype(str)
@@ -422,7 +394,7 @@ def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_
         return plt.subplots(squeeze=False)[1][0]
 
     monkeypatch.setattr("scbd.pl.history", draw)
-    monkeypatch.setattr("scbd._run.evaluated", lambda *args: Evaluated(pd.DataFrame({"f1": [0.5]}), {}))
+    monkeypatch.setattr("scbd._run.evaluate", lambda *args, **how: pd.DataFrame({"f1": [0.5]}))
     for control in ({}, {"control": "gene_0"}):
         how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN, "setup_kwargs": control}
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / str(len(drawn)), **how)

@@ -97,7 +97,8 @@ class Retrieval(NamedTuple):
             Seed of the resamples.
         """
         scores = {name: mean_score(table[rows], N_RESAMPLED_PERTURBATIONS, seed) for name, table in self.tables.items()}
-        return Measure(f"average precision of {self.question.words}{group}", scores, "higher", "perturbations")
+        perturbations = group and f", perturbations{group}"
+        return Measure(f"average precision of {self.question.words}{perturbations}", scores, "higher", "perturbations")
 
     def gain(self, name: str, rows: np.ndarray, *, seed: int) -> Scored:
         """Return the average precision of one embedding above chance."""

@@ -231,7 +231,7 @@ def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str)
         is_long = len(counts) > _MAX_LEGEND_LABELS
         colored = list(counts.index[:_N_STRONGEST] if is_long else counts.index.sort_values())
         kind, choice = f"labels of {column}", "with the most cells"
-        meaning = f"If colours are mixed, the embedding does not carry {column}."
+        meaning = f"If colours are mixed, the embedding does not carry the environment ({column})."
     n_others = len(counts) - len(colored) - len(controls)
     seen = f"Coloured: the {len(colored)} {kind} {choice}." if n_others else f"Coloured: all {kind}."
     seen += " Grey: controls." if controls else ""

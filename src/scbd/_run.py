@@ -35,7 +35,7 @@ from scbd._candidates import CellLabels, corrected_inputs, reference_cells, scal
 from scbd._checks import check_count
 from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
-from scbd._report import write_report
+from scbd._report import Report, write_report
 from scbd._run_report import describe_run
 from scbd._verdict import judge
 from scbd.baselines._classifiers import ERMModel
@@ -255,7 +255,7 @@ def run(
         out=out,
     )
     write_report(report, out / "report.html")
-    _pictures(adata, model, [y_name, *e_names], blocks, out, seed)
+    _pictures(adata, report, [y_name, *e_names], blocks, out, seed)
     _write_cells(_cells(adata, inputs), out / "cells.h5ad")
     table.attrs |= {"verdict": text, "scores": judged.scores}
     return table
@@ -484,14 +484,13 @@ def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:
 
 
 def _pictures(
-    adata: AnnData, model: SCBDModel, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
+    adata: AnnData, report: Report, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
 ) -> None:
+    """Draw training curves, and UMAPs of all cells."""
     from scbd import pl
 
-    # of controls, which share no direction, the loss of a good z_c may lie above that of a collapsed one
-    ceiling = None if model.registry_["setup_args"].get("control") is not None else model.health["ceiling"]
-    save_figure(pl.history(model.history, ceiling=ceiling)[0].figure, out / "training_curves.png")
-    axes = pl.umap_blocks(adata, labels, blocks=blocks, seed=seed)
+    save_figure(pl.history(report.history, ceiling=report.ceiling)[0].figure, out / "training_curves.png")
+    axes = pl.umap_blocks(adata, labels, blocks=blocks, control=report.controls, seed=seed)
     save_figure(axes[0, 0].figure, out / "umap.png")
 
 

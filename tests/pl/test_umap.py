@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -133,9 +135,10 @@ def test_umap_blocks_controls_are_grey_among_few_labels(cells):
 
 @pytest.mark.parametrize("argument", ["highlight", "control"])
 def test_umap_blocks_unknown_label_is_named(cells, argument):
+    unknown: dict[str, Any] = {argument: ["gene_00"]}
     place_cells(cells)
     with pytest.raises(ValueError, match=f"{argument}='gene_00': .* Did you mean 'gene_0'"):
-        pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, **{argument: ["gene_00"]})
+        pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, **unknown)
 
 
 @pytest.mark.parametrize("embedding", [np.zeros((40, 5)), np.arange(5.0)[:, None]])

@@ -6,7 +6,7 @@ import warnings
 from contextlib import suppress
 from functools import cache
 from itertools import cycle, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -132,7 +132,7 @@ def umap_blocks(
             order = np.argsort(-drawn.obs[column].cat.codes, kind="stable") if palette else slice(None)
             # scanpy uses the colours of this cycle for up to as many labels
             with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLORS)}):
-                how = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
+                how: dict[str, Any] = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
                 how["size"] = min(_POINT_AREA / max(len(rows), 1), _MAX_POINT_AREA)
                 sc.pl.umap(drawn[order].copy(), color=column, ax=ax, show=False, **how)
             ax.set_title(wrapped(f"{title} by {column}", 22), fontsize="medium")
