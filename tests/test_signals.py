@@ -55,6 +55,7 @@ def fail(*args: Any) -> None:
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep signals from the process that runs the tests, and require that each command restores the handlers."""
     monkeypatch.setattr(cli, "_CLEANUP_SECONDS", 600)
+    monkeypatch.setattr("gc.freeze", lambda: None)  # this process goes on
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
     before = {number: signal.signal(number, fail) for number in BOTH}
     alarm, hook = signal.getsignal(signal.SIGALRM), sys.unraisablehook
