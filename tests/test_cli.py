@@ -35,7 +35,9 @@ def test_run_on_images(tmp_path, capsys):
     command += ["--continuous-covariate-keys", "time", "--style-target", "none", *QUICK]
     assert main(command) == 0
     said = capsys.readouterr()
-    assert "plate × well" in said.out and (tmp_path / "out" / "verdict.txt").read_text() in said.out
+    assert (tmp_path / "out" / "verdict.txt").read_text() in said.out
+    assert str(tmp_path / "out" / "report.html") in said.out
+    assert "plate × well" in set(pd.read_csv(tmp_path / "out" / "metrics.csv")["label"])
     decided = "3 steps of 24 cells", "flipped", "standardised within", "held out"
     assert all(said.err.count(part) == 1 for part in decided), said.err
     asked = json.loads((tmp_path / "out" / "settings.json").read_text())["data"]
@@ -177,5 +179,5 @@ def test_a_warning_is_a_sentence(tmp_path):
     table.to_csv(tmp_path / "t.csv", index=False)
     command = [sys.executable, "-m", "scbd", "inspect", str(tmp_path / "t.csv")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert any(line.startswith("scbd: ") and "1 missing values" in line for line in said.splitlines())
+    assert any(line.startswith("scbd: ") and "1 missing value" in line for line in said.splitlines())
     assert ".py" not in said

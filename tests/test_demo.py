@@ -35,6 +35,7 @@ def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch
     assert sorted(os.listdir(tmp_path / "demo")) == written
 
 
+@pytest.mark.filterwarnings("ignore:z_c has")
 def test_demo_screen_goes_from_images_to_report_and_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
     monkeypatch.setattr("scbd._run.write_report", lambda report, path: path.write_text(report.verdict))

@@ -15,6 +15,7 @@ from conftest import make_cells, make_wells
 
 import scbd
 from scbd import SCBDModel, run
+from scbd._evidence import SCORE_COLUMNS
 from scbd._run import input_pca
 from scbd._verdict import Verdict
 from scbd.baselines import pixel_pca
@@ -32,7 +33,9 @@ NAMES = (
     "cells.h5ad checkpoints history.csv metrics.csv model replicates.csv report.html settings.json training_curves.png "
     "umap.png verdict.csv verdict.txt"
 )
-NO_VERDICT = Verdict(None, "No embedding is called best.", (), pd.DataFrame(), pd.DataFrame())
+NO_VERDICT = Verdict(
+    None, "No embedding is called best.", (), pd.DataFrame(columns=list(SCORE_COLUMNS)), pd.DataFrame()
+)
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +260,7 @@ def whole(tmp_path_factory):
     return run(make_cells(), out=out, **WHOLE), out
 
 
-@pytest.mark.parametrize("where", ["embedding", "evaluated", "_write_cells"])
+@pytest.mark.parametrize("where", ["embedding", "evaluate", "write_report", "_write_cells"])
 def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatch, whole, where):
     with monkeypatch.context() as patch:
         failing_at(patch, where)
@@ -398,7 +401,7 @@ def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_
     for control in ({}, {"control": "gene_0"}):
         how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN, "setup_kwargs": control}
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / str(len(drawn)), **how)
-    assert drawn[0] > 0 and drawn[1] is None
+    assert drawn[0] > 0 and drawn[-1] is None
 
 
 @pytest.mark.parametrize("out", ["", "new/run"])

@@ -59,9 +59,10 @@ def test_judge_map_and_cloud_names_the_map():
     inputs = screen.of_gene(0.3) + screen.of_well(1.0) + noise
     cloud = screen.of_gene(0.1) + noise
     mapped = screen.of_gene(0.5) + screen.of_well(0.3) + noise
-    verdict = judge(screen.labels, {"inputs": inputs, "cloud": cloud, "map": mapped})
-    assert verdict.best == "map"
-    f1 = verdict.scores[verdict.scores["measure"] == "F1 of well among controls"].set_index("embedding")["value"]
+    embeddings = {"inputs": inputs, "cloud": cloud, "map": mapped}
+    assert named(screen, **embeddings) == "map"
+    (measure,) = predict_environments(screen.labels, embeddings, seed=0).values()
+    f1 = {name: score.value for name, score in measure.scores.items()}
     assert f1["cloud"] < f1["map"] < f1["inputs"]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Embeddings = Mapping[str, np.ndarray]
 
+SCORE_COLUMNS = ("embedding", "measure", "value", "low", "high", "chance", "better", "n", "unit")
 LEVEL = 0.95
 N_RESAMPLED_PERTURBATIONS, N_RESAMPLED_CELLS = 2_000, 200
 # perturbations that must have replicates for a question to be answered, or half of all where these are fewer

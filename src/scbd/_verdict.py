@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._evidence import LEVEL, predict_environments, predict_perturbations, retrieve
+from scbd._evidence import LEVEL, SCORE_COLUMNS, predict_environments, predict_perturbations, retrieve
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -57,7 +57,7 @@ def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int
     n_held_out = int((~labels.is_train).sum())
     if n_held_out < MIN_HELD_OUT_CELLS:
         text = f"No embedding is called best: {n_held_out} cells were held out, and {MIN_HELD_OUT_CELLS} are needed."
-        return Verdict(None, text, (), pd.DataFrame(), pd.DataFrame())
+        return Verdict(None, text, (), pd.DataFrame(columns=list(SCORE_COLUMNS)), pd.DataFrame())
     found = retrieve(labels, embeddings)
     if found is None:
         return _judge_by_probes(labels, embeddings, seed)
@@ -218,7 +218,8 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
     why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"
     measure = predict_perturbations(labels, embeddings, seed=seed)
     if measure is None:
-        return Verdict(None, f"No embedding is called best. {why}.", (), pd.DataFrame(), pd.DataFrame())
+        text = f"No embedding is called best. {why}."
+        return Verdict(None, text, (), pd.DataFrame(columns=list(SCORE_COLUMNS)), pd.DataFrame())
     environments = predict_environments(labels, embeddings, seed=seed)
     table = pd.concat([each.table() for each in (measure, *environments.values())], ignore_index=True)
 
