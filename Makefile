@@ -17,7 +17,7 @@ NUMERIC := tests/nn tests/metrics tests/baselines/test_corrections.py tests/orig
 .PHONY: help demo test numeric lint types coverage benchmark notebooks docs clean
 
 help:
-	@echo "make demo       coloured digits with and without invariance (minutes)"
+	@echo "make demo       a simulated screen, from images to the report (three minutes)"
 	@echo "make test       all tests; make numeric: those of numbers, as older processors compute"
 	@echo "make benchmark  every claim about speed, measured (75 minutes on two idle cores; each part says how long it took)"
 	@echo "make lint types coverage notebooks docs"
