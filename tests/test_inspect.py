@@ -22,6 +22,7 @@ from scbd.cli import main
 from scbd.data import write_screen
 
 HEAVY = {"torch", "lightning", "scvi", "scanpy", "sklearn", "matplotlib"}
+ANNDATA, PANDAS = {"anndata", "zarr"}, {"pandas", "numpy"}
 
 
 def test_screens_are_opened_where_they_lie(tmp_path):
@@ -140,57 +141,57 @@ def test_inspect_images_at_another_key_names_it_in_the_command(tmp_path, capsys)
         assert name in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:Transforming to str index")
+RUN = ["run", "wells.csv", "--y-key", "compound", "--e-key", "plate", "--out", "out"]
+OF_NONE = ["none.csv", "--y-key", "compound", "--e-key", "plate"]
+
+
 @pytest.mark.parametrize(
-    ("write", "command", "code", "absent"),
+    ("absent", "command", "code"),
     [
-        (lambda path: make_cells().write_h5ad(path / "x.h5ad"), ["inspect", "x.h5ad"], 0, HEAVY),
-        (lambda path: write_screen(path / "x.zarr", make_cells(), y_key="gene"), ["inspect", "x.zarr"], 0, HEAVY),
-        (lambda path: write_wells(path / "x.csv"), ["inspect", "x.csv"], 0, HEAVY | {"anndata", "zarr"}),
-        (lambda path: write_pictures(path / "x.csv"), ["inspect", "x.csv"], 0, HEAVY | {"anndata", "zarr"}),
-        (lambda path: write_pictures(path / "x.csv"), ["inspect", "."], 0, HEAVY | {"anndata", "zarr"}),
-        (None, ["--help"], 0, HEAVY | {"anndata", "pandas"}),
-        (None, ["--version"], 0, HEAVY | {"anndata", "pandas"}),
-        (None, ["run", "--help"], 0, HEAVY | {"anndata", "pandas"}),
-        (None, ["run", "x.csv", "--y-key", "a", "--e-key", "b", "--out", "o", "--stepz", "1"], 2, HEAVY | {"pandas"}),
-        (None, ["run", "x.csv", "--e-key", "b", "--out", "o"], 2, HEAVY | {"pandas"}),
-        (None, ["run", "x.csv", "--y-key", "a", "--e-key", "b", "--out", "o", "--missing", "x"], 2, HEAVY | {"pandas"}),
-        (None, ["inspect", "none.csv"], 2, HEAVY | {"pandas"}),
-        *(
-            (None, [name, "none.csv", "--y-key", "a", "--e-key", "b", "--out", "o"], 2, HEAVY | {"pandas"})
-            for name in ("run", "select-alpha")
-        ),
-        (None, ["benchmark", "none.csv", "--y-key", "a", "--e-key", "b"], 2, HEAVY | {"pandas"}),
-        (None, ["convert", "none.csv", "--y-key", "a", "--out", "o.zarr"], 2, HEAVY | {"pandas"}),
-        (
-            lambda path: write_wells(path / "x.csv", plate=None),
-            ["run", "x.csv", "--y-key", "compound", "--e-key", "plate", "--features", "none", "--out", "o"],
-            2,
-            HEAVY,
-        ),
+        (HEAVY, ["inspect", "cells.h5ad"], 0),
+        (HEAVY, ["inspect", "screen.zarr"], 0),
+        (HEAVY, [*RUN, "--features", "none"], 2),
+        (HEAVY, [*RUN, "--position-key", "none"], 2),
+        (HEAVY | ANNDATA, ["inspect", "wells.csv"], 0),
+        (HEAVY | ANNDATA, ["inspect", "crops.csv"], 0),
+        (HEAVY | ANNDATA, ["inspect", "0"], 0),
+        (HEAVY | ANNDATA | PANDAS, ["--help"], 0),
+        (HEAVY | ANNDATA | PANDAS, ["--version"], 0),
+        (HEAVY | ANNDATA | PANDAS, ["run", "--help"], 0),
+        (HEAVY | ANNDATA | PANDAS, [*RUN, "--max-stepz", "1"], 2),
+        (HEAVY | ANNDATA | PANDAS, [*RUN, "--missing", "maybe"], 2),
+        (HEAVY | ANNDATA | PANDAS, ["run", "wells.csv", "--e-key", "plate", "--out", "out"], 2),
+        (HEAVY | ANNDATA | PANDAS, ["inspect", "none.csv"], 2),
+        (HEAVY | ANNDATA | PANDAS, ["run", *OF_NONE, "--out", "out"], 2),
+        (HEAVY | ANNDATA | PANDAS, ["select-alpha", *OF_NONE, "--out", "out"], 2),
+        (HEAVY | ANNDATA | PANDAS, ["benchmark", *OF_NONE], 2),
+        (HEAVY | ANNDATA | PANDAS, ["convert", "none.csv", "--y-key", "compound", "--out", "new.zarr"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_commands_that_do_not_train_import_nothing_heavy(tmp_path, write, command, code, absent):
-    if write is not None:
-        write(tmp_path)
-    run = (
-        "import json, sys; from scbd.cli import main; code = main(sys.argv[1:]); "
-        "print(); print(json.dumps([code, *sys.modules]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", run, *command], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+def test_commands_that_do_not_train_import_nothing_heavy(some_files, absent, command, code):
+    run = "import json, sys; from scbd.cli import main; print(json.dumps([main(sys.argv[1:]), *sys.modules]))"
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    done = subprocess.run([sys.executable, "-c", run, *command], cwd=some_files, **how)
     found, *modules = json.loads(done.stdout.splitlines()[-1])
     assert found == code, done.stderr
     assert not absent & set(modules)
 
 
-def write_wells(path: Path, **columns: Any) -> pd.DataFrame:
-    """A table of wells, with columns that are added, replaced, or removed where they are `None`."""
+@pytest.fixture(scope="module")
+def some_files(tmp_path_factory):
+    """A folder with one file or folder of several kinds."""
+    path = tmp_path_factory.mktemp("files")
+    write_wells(path / "wells.csv")
+    make_cells().write_h5ad(path / "cells.h5ad")
+    write_screen(path / "screen.zarr", make_cells(), y_key="gene")
+    write_pictures(path / "crops.csv")
+    return path
+
+
+def write_wells(path: Path) -> pd.DataFrame:
     wells = make_wells()
-    table = wells.to_df().join(wells.obs).assign(**columns)
-    table = table.drop(columns=[name for name, values in columns.items() if values is None])
+    table = wells.to_df().join(wells.obs)
     table.to_csv(path, index=False)
     return table
 

@@ -87,15 +87,19 @@ class Cells:
     def opened(self, path: str) -> dict[str, Any]:
         """Open the cells, and return the arguments of a job: the cells, their columns, and how they are set up.
 
-        Call it before importing anything that loads torch: what is wrong with the file is then reported at once.
+        Call it before importing anything that loads torch: a missing file or column is then reported at once.
         """
         _check_paths(path)
+        from scbd._anndata import obs_column
         from scbd._inspect import open_cells
 
         how: dict[str, Any] = {} if self.features is None else {"features": self.features}
         adata, where = open_cells(
             path, image_key=self.image_key, layer=self.layer, obsm_key=self.obsm_key, missing=self.missing, **how
         )
+        for column in (*self.y_key, *self.e_key, self.position_key, *(self.continuous_covariate_keys or ())):
+            if column is not None:
+                obs_column(adata.obs, column)
         names = ("e_columns", "position_key", "continuous_covariate_keys", "channels")
         setup = (
             {"control": self.control and _one_or_several(self.control)}

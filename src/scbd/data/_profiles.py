@@ -124,9 +124,9 @@ def read_profiles(
     >>> profiles.shape, list(profiles.obs)
     ((2, 2), ['Metadata_Plate', 'Metadata_Well', 'dose'])
     """
+    found = read_table_of_features(path, features=features, table=table, on=on, missing=missing)
     import anndata
 
-    found = read_table_of_features(path, features=features, table=table, on=on, missing=missing)
     cells = anndata.AnnData(X=found.values, obs=found.obs)
     cells.var_names = found.names
     return cells
