@@ -61,11 +61,12 @@ def test_reference_cells_environment_without_training_cells_is_estimated_from_it
     plate = labels.environments["plate"]
     held_out = plate == plate[0]
     labels = replace(labels, is_train=~held_out)
-    column, found, rows = reference_cells(labels, kind)
-    assert (column, found) == ("plate", kind)
+    reference = reference_cells(labels, kind)
+    assert reference is not None and reference[:2] == ("plate", kind)
+    rows = reference.rows
     asked = labels.is_control if kind == "controls" else np.ones(len(plate), dtype=bool)
     np.testing.assert_array_equal(rows, asked)
-    x = standardised(np.asarray(make_wells().X), labels, Reference(column, found, rows))
+    x = standardised(np.asarray(make_wells().X), labels, reference)
     np.testing.assert_allclose(x[held_out & asked].mean(0), 0, atol=1e-5)
 
 
@@ -80,11 +81,13 @@ def test_reference_cells_choose_the_finest_environment_and_controls_where_pertur
         is_train=np.ones(n, dtype=bool),
         is_control=np.zeros(n, dtype=bool),
     )
-    assert reference_cells(labels)[:2] == ("well", "cells")
+    found = reference_cells(labels)
+    assert found is not None and found[:2] == ("well", "cells")
     # each well has a perturbation of its own next to controls
     is_control = rng.random(n) < 0.4
     nested = replace(labels, y=np.where(is_control, "DMSO", well.astype(str)), is_control=is_control)
-    assert reference_cells(nested)[:2] == ("well", "controls")
+    found = reference_cells(nested)
+    assert found is not None and found[:2] == ("well", "controls")
     # and without controls, nothing separates a well from its perturbation
     assert reference_cells(replace(nested, y=well.astype(str), is_control=np.zeros(n, dtype=bool))) is None
 

@@ -238,7 +238,8 @@ def test_retrieve_resamples_are_paired():
     screen = Screen()
     z = screen.of_gene(0.3) + screen.noise()
     found = retrieve(screen.labels, {"one": z, "two": 7 * z})
-    measure = found.measure(np.ones(len(found.labels), dtype=bool), seed=0)
+    assert found is not None
+    measure = found.measure(np.full(len(found.labels), True), seed=0)
     difference = measure.scores["one"].minus(measure.scores["two"])
     np.testing.assert_allclose(difference.draws, 0, atol=1e-12)
     assert isinstance(measure.table(), pd.DataFrame) and len(measure.table()) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -126,22 +126,22 @@ def corrected_inputs(
     """
     found = {name: inputs}
 
-    def add(title: str, correct: Callable[[], np.ndarray]) -> None:
+    def add(title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any) -> None:
         try:
-            found[title] = correct()
+            found[title] = correct(*given, **how)
         except ValueError as error:
             logger.info("%s is not compared: %s", title, error)
 
     if reference is not None:
-        add(standardised_name(name, reference), lambda: standardised(inputs, labels, reference))
+        add(standardised_name(name, reference), standardised, inputs, labels, reference)
     *_, last = found
     train_controls = labels.is_control & labels.is_train
     learn_from_controls = train_controls.sum() >= MIN_CONTROLS_TO_SPHERE
     if learn_from_controls:
         for base in list(found):
-            add(f"{base}, sphered", lambda base=base: sphering(found[base], controls=train_controls))
-    how = {"controls": train_controls, "positions": labels.position} if learn_from_controls else {}
-    add(f"{last}, WCCN", lambda: wccn(found[last], labels.y, fit=labels.is_train, **how))
+            add(f"{base}, sphered", sphering, found[base], controls=train_controls)
+    how: dict[str, Any] = {"controls": train_controls, "positions": labels.position} if learn_from_controls else {}
+    add(f"{last}, WCCN", wccn, found[last], labels.y, fit=labels.is_train, **how)
     return found
 
 

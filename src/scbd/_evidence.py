@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -143,7 +143,7 @@ def retrieve(labels: CellLabels, embeddings: Embeddings) -> Retrieval | None:
     asked = ~labels.is_train & ~labels.is_control
     for question in questions(labels):
         n_labels = len(pd.unique(question.label[asked]))
-        needed = max(2, min(MIN_WITH_REPLICATES, -(-n_labels // 2)))
+        needed: float = max(2, min(MIN_WITH_REPLICATES, -(-n_labels // 2)))
         if question.relaxed is not None:
             n_anywhere = len(_answer(labels, question.relaxed, inputs))
             needed = max(needed, MIN_SHARE_AT_OTHER_POSITIONS * n_anywhere)
@@ -216,7 +216,7 @@ def _strongest_probe(
     """Return the F1 of the probe with the highest mean over groups of rows."""
     means = []
     for kind in PROBES:
-        how = {"kind": kind, "groups": None, "n_bootstrap": N_RESAMPLED_CELLS, "seed": seed}
+        how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_RESAMPLED_CELLS, "seed": seed}
         of_groups = [probe_scores(z[rows], e[rows], train=labels.is_train[rows], **how)["f1"] for rows in groups]
         value, chance, draws = (np.mean([getattr(s, part) for s in of_groups], axis=0) for part in Scored._fields[:3])
         n_cells = sum(score.n_units for score in of_groups)
@@ -230,6 +230,9 @@ def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: i
     train = labels.is_train[rows]
     if min(len(pd.unique(labels.y[rows[part]])) for part in (train, ~train)) < 2:
         return None
-    how = {"kind": "linear", "groups": None, "train": train, "n_bootstrap": N_RESAMPLED_CELLS, "seed": seed}
-    scores = {name: probe_scores(np.asarray(z)[rows], labels.y[rows], **how)["f1"] for name, z in embeddings.items()}
+    how: dict[str, Any] = {"kind": "linear", "groups": None, "n_bootstrap": N_RESAMPLED_CELLS, "seed": seed}
+    scores = {
+        name: probe_scores(np.asarray(z)[rows], labels.y[rows], train=train, **how)["f1"]
+        for name, z in embeddings.items()
+    }
     return Measure(f"F1 of {labels.y_name}", scores, "higher", "cells")

@@ -290,7 +290,7 @@ def recorded_warnings() -> Iterator[list[str]]:
 
     recorder = Recorder(logging.WARNING)
     logging.getLogger("scbd").addHandler(recorder)
-    warnings.showwarning = record_and_show
+    warnings.showwarning = record_and_show  # type: ignore[assignment]
     try:
         yield messages
     finally:
