@@ -44,11 +44,12 @@ TRAINING: dict[str, Any] = {
 UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
 
 
-# a screen whose wells differ in stain, camera and density, and that two cores analyse in two minutes
+# a screen whose wells differ in stain and camera, and a training that two cores finish in two minutes
 SCREEN: dict[str, Any] = {
     **{"n_cells": 1_600, "n_complexes": 5, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 8},
     **{"image_size": 32, "effect_size": 0.7, "camera_effect": 0.5},
 }
+SCREEN_TRAINING: dict[str, Any] = {"max_steps": 160, "batch_size": 256}
 
 
 def demo(
@@ -70,7 +71,11 @@ def demo(
     )
     if not (out / "screen.zarr").exists():  # it has its name when it is whole
         write_screen(out / "screen.zarr", [read_crops(out / "crops.csv", file_columns=channels)], y_key="gene")
-    logger.info("scbd run %s/screen.zarr --y-key gene --e-key well --control nontargeting --out %s", out, out)
+    training = SCREEN_TRAINING | ({} if max_steps is None else {"max_steps": max_steps})
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in training.items())
+    logger.info(
+        "scbd run %s/screen.zarr --y-key gene --e-key well --control nontargeting %s --out %s", out, options, out
+    )
     return run(
         open_screen(out / "screen.zarr"),
         y_key="gene",
@@ -78,7 +83,7 @@ def demo(
         out=out,
         setup_kwargs={"control": "nontargeting"},
         model_kwargs={"alpha": alpha},
-        train_kwargs={"max_steps": max_steps},
+        train_kwargs=training,
         resume=True,
         seed=seed,
     )
