@@ -14,6 +14,7 @@ from reference import retrieval as naive
 from scbd.baselines import standardize_by_environment
 from scbd.datasets import cpjump1
 from scbd.metrics import replicate_retrieval, retrieval
+from scbd.metrics._retrieval import MIN_OTHERS
 
 # perturbations of one mechanism
 
@@ -170,6 +171,40 @@ def test_scores_of_replicates_are_those_of_loops(seed, n_plates):
         assert table.index.to_list() == list(scores)
         if len(scores):
             np.testing.assert_allclose(table["average_precision"], list(scores.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("control", [None, "DMSO"])
+@pytest.mark.parametrize("n", [30, 90])
+def test_replicate_retrieval_against_perturbations_equals_loops(n, control, seed):
+    """Layouts in batches of their own: which environments negatives come from makes a difference."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(["DMSO", "a", "b", "c", "d", "f"], size=n)
+    e = np.where(np.isin(y, ["a", "b"]), rng.integers(0, 3, n), rng.integers(2, 6, n)).astype(str)
+    wells = AnnData(
+        obs=pd.DataFrame({"y": y, "e": e}, index=np.arange(n).astype(str)), obsm={"Z": rng.normal(size=(n, 5))}
+    )
+    found = replicate_retrieval(wells, "Z", y_key="y", e_key="e", control=control, against="perturbations")
+    queries = np.flatnonzero(y != control)
+    n_others = [np.sum((y != y[q]) & (y != control) & np.isin(e, e[y == y[q]])) for q in queries]
+    expected = naive.against_perturbations(
+        wells.obsm["Z"], y, e, control, queries, everywhere=np.median(n_others) < MIN_OTHERS
+    )
+    scores = naive.per_label(expected, y)
+    assert found.table.index.to_list() == list(scores) and not len(found.floor_table)
+    np.testing.assert_allclose(found.table["average_precision"], list(scores.values()), rtol=1e-12)
+
+
+def test_replicate_retrieval_against_perturbations_penalises_what_keeps_the_environment():
+    wells = make_wells(4, signal=1)
+    kept = wells.obsm["Z"] + 9 * np.random.default_rng(0).normal(size=(4, 8))[pd.factorize(wells.obs["e"])[0]]
+    one, two = (replicate_retrieval(wells, z, **KEYS, against="perturbations") for z in (wells.obsm["Z"], kept))
+    assert two.mean_average_precision < one.mean_average_precision - 0.1
+
+
+def test_replicate_retrieval_without_controls_needs_perturbations_to_rank_against():
+    with pytest.raises(ValueError, match="against='perturbations'"):
+        replicate_retrieval(make_wells(), "Z", **(KEYS | {"control": None}))
 
 
 @given(st.integers(0, 100), st.floats(0.01, 100))

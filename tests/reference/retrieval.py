@@ -79,6 +79,16 @@ def across_positions(x, y, e, position, control, queries) -> dict[int, float]:
     )
 
 
+def against_perturbations(x, y, e, control, queries, *, everywhere) -> dict[int, float]:
+    """The same perturbation in another environment, among all others of its environments or of all."""
+    return of_wells(
+        x,
+        queries,
+        lambda q, i: y[i] == y[q] and e[i] != e[q],
+        lambda q, i: y[i] not in (y[q], control) and (everywhere or e[i] in e[y == y[q]]),
+    )
+
+
 def related(x, labels: list[set[str]]) -> dict[int, float]:
     """Of consensus profiles: those that share a label, among those that do not; none without a label takes part."""
     return of_wells(

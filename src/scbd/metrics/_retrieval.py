@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # q values below are called, as everywhere in the field
 _CALLED = 0.05
-# minimum number of other perturbations that a profile is ranked against within the environments of its perturbation
-MIN_OTHER_PERTURBATIONS = 5
+# with fewer wells of other perturbations in the environments of a perturbation, those of all environments are negatives
+MIN_OTHERS = 20
 # queries whose negatives are counted, to decide which negatives a ranking has
 _MAX_COUNTED = 200
 
@@ -353,9 +353,8 @@ def replicate_retrieval(
     against
         The negatives of a ranking. ``"controls"``: controls in those other environments that hold the perturbation.
         ``"perturbations"``: wells of all other perturbations in the environments that hold the perturbation, that of
-        the query included, so that an embedding which keeps the environment ranks these first. Where the environments
-        of a perturbation hold fewer than five others (median over perturbations; arrayed screens have one perturbation
-        per well), those of all environments.
+        the query included, so that an embedding which keeps the environment ranks these first. Where these are fewer
+        than 20 (median over queries; arrayed screens have one perturbation per well), those of all environments.
     position_key
         Column of ``obs`` with the position on a plate, or several (row and column). Needed for cross-position and, with
         ``against="controls"``, for the floor.
@@ -421,7 +420,7 @@ def replicate_retrieval(
     if against == "controls":
         scores = _against_controls(wells, rows)
     else:
-        scores = _against_perturbations(wells, rows, apart=[wells.e])
+        scores = _against_perturbations(wells, rows, apart=[wells.e], widen=True)
     if not len(scores.rows):
         msg = (
             f"None of {asked.sum()} wells has both a replicate and {against} in another environment of {e_key!r}: a "
@@ -435,7 +434,8 @@ def replicate_retrieval(
     if position is not None:
         if against == "controls":
             floor = _by_label(_floor(wells, position, scores.rows), position.of_rows, null)
-        across = _by_label(_against_perturbations(wells, rows, apart=[wells.e, position]), y, null)
+        apart, widen = [wells.e, position], against == "perturbations"
+        across = _by_label(_against_perturbations(wells, rows, apart, widen=widen), y, null)
     left_out = sorted(set(y[asked]) - set(table.index))
     return Retrieval(table, tuple(left_out), floor_table=floor, cross_position_table=across)
 
@@ -533,13 +533,17 @@ def profile_retrieval(
     ``n_negatives``.
     """
     wells = _Wells(unit_rows(x), _Labels(y), _Labels(within), is_control)
-    scores = _against_perturbations(wells, np.flatnonzero(~is_control), [_Labels(labels) for labels in apart])
+    queries, differ = np.flatnonzero(~is_control), [_Labels(labels) for labels in apart]
+    scores = _against_perturbations(wells, queries, differ, widen=True)
     table = _by_label(scores, y, Null(1, 0))
     return table.drop(columns=["p_value", "q_value"], errors="ignore")
 
 
-def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels]) -> Scores:
-    """Rank the same perturbation against all others; replicates differ from the query in each label of ``apart``."""
+def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels], *, widen: bool) -> Scores:
+    """Rank the same perturbation against all others; replicates differ from the query in each label of ``apart``.
+
+    Negatives lie in the environments of the perturbation, or with ``widen``, where these hold few, in all.
+    """
     perturbed = np.flatnonzero(~wells.is_control)
     in_same_environments = wells.beside(wells.y, perturbed, perturbed)
 
@@ -556,9 +560,8 @@ def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_
         return others(rows) & in_same_environments(rows)
 
     sample = np.random.default_rng(0).permutation(queries)[:_MAX_COUNTED]
-    n_others = others_in_same_environments(sample).sum(axis=1)
-    are_enough = len(sample) and np.median(n_others) >= MIN_OTHER_PERTURBATIONS
-    negatives = others_in_same_environments if are_enough else others
+    is_few = widen and len(sample) and np.median(others_in_same_environments(sample).sum(axis=1)) < MIN_OTHERS
+    negatives = others if is_few else others_in_same_environments
     return score_queries(wells.unit, queries, perturbed, positives, negatives)
 
 
