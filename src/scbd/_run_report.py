@@ -142,9 +142,10 @@ def _decisions(
     n_unseen = len(set(labels.y[labels.is_unseen]))
     training, health = settings["training"], settings["health"]
     encoder = encoder_name(model._encoder(model.init_params_["non_kwargs"]["encoder"]))
-    seen = f"{n_unseen} perturbations with all of their cells, and a part" if n_unseen else "A part"
+    unseen = f"all cells of {n_unseen} perturbations, and " if n_unseen else ""
+    share = f"{unseen}a part of the cells of each {'other ' if n_unseen else ''}perturbation in each environment"
     rows = [
-        ("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, f"{seen} of the cells of all others"),
+        ("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, share),
         (
             "length of training",
             f"{training['steps']:,} steps of {training['batch_size']:,} cells, learning rate {training['lr']:g}",
@@ -178,6 +179,7 @@ def _code(judged: Verdict, labels: CellLabels, out: Path) -> str:
     return (
         "import anndata, scanpy as sc\n"
         f'adata = anndata.read_h5ad(r"{out / "cells.h5ad"}")\n'
+        'adata = adata[adata.obs["scbd_split"] != "train"].copy()  # cells that were not trained on\n'
         f'sc.pp.neighbors(adata, use_rep="{key}")  # {what}\n'
         "sc.tl.umap(adata)\n"
         f"sc.pl.umap(adata, color={[labels.y_name, *labels.environments]})\n"
