@@ -29,9 +29,11 @@ PARTS: list[tuple[str, Any, str]] = [
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),
     ("input PCA", _run, "input_pca"),
-    ("standardised inputs", _run, "simple_embeddings"),
-    ("evaluate", _run, "evaluated"),
+    ("corrected inputs", _run, "corrected_inputs"),
+    ("verdict", _run, "judge"),
+    ("evaluate", _run, "evaluate"),
     ("save the model", SCBDModel, "save"),
+    ("report", _run, "write_report"),
     ("pictures", _run, "_pictures"),
     ("write the cells", _run, "_write_cells"),
 ]
