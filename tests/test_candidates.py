@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import make_wells
 
-from scbd._candidates import CellLabels, Reference, corrected_inputs, reference_cells, scaled, standardised
+from scbd._candidates import CellLabels, ReferenceCells, corrected_inputs, reference_cells, scaled, standardised
 from scbd.baselines import standardize_by_environment
 
 
@@ -42,7 +42,7 @@ def test_corrected_inputs_sphered_need_enough_training_controls():
     few = replace(labels, is_control=labels.is_control & (np.arange(len(x)) < 12))
     many = replace(labels, is_control=np.arange(len(x)) % 2 == 0)
     assert not any("sphered" in name for name in corrected_inputs("features", x, few, None))
-    found = corrected_inputs("features", x, many, Reference("plate", "cells", labels.is_train))
+    found = corrected_inputs("features", x, many, ReferenceCells("plate", "cells", labels.is_train))
     assert {"features, sphered", "features, standardised by plate, sphered"} <= set(found)
 
 

@@ -57,7 +57,7 @@ class CellLabels:
         return ~np.isin(self.y, pd.unique(self.y[self.is_train]))
 
 
-class Reference(NamedTuple):
+class ReferenceCells(NamedTuple):
     """Cells from which the mean and the standard deviation of each environment are estimated."""
 
     column: str
@@ -68,7 +68,7 @@ class Reference(NamedTuple):
     """Boolean ``(N,)``."""
 
 
-def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> Reference | None:
+def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> ReferenceCells | None:
     """Choose the cells that candidates are standardised with, by the same rule as the model.
 
     Parameters
@@ -95,7 +95,7 @@ def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") 
         rows = np.zeros(len(codes), dtype=bool)
         for cells in (train & chosen, chosen, np.ones(len(codes), dtype=bool)):
             rows |= cells & (np.bincount(codes, weights=rows)[codes] < 2)
-        return Reference(column, kind, rows)
+        return ReferenceCells(column, kind, rows)
     return None
 
 
@@ -107,7 +107,7 @@ def scaled(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
 
 
 def corrected_inputs(
-    name: str, inputs: np.ndarray, labels: CellLabels, reference: Reference | None
+    name: str, inputs: np.ndarray, labels: CellLabels, reference: ReferenceCells | None
 ) -> dict[str, np.ndarray]:
     """Return the inputs and the field's corrections of them by name, the simplest first.
 
@@ -145,11 +145,11 @@ def corrected_inputs(
     return found
 
 
-def standardised_name(name: str, reference: Reference) -> str:
+def standardised_name(name: str, reference: ReferenceCells) -> str:
     """Name an embedding after it was standardised by environment."""
     return f"{name}, standardised by {reference.column}"
 
 
-def standardised(embedding: np.ndarray, labels: CellLabels, reference: Reference) -> np.ndarray:
+def standardised(embedding: np.ndarray, labels: CellLabels, reference: ReferenceCells) -> np.ndarray:
     """Standardise an embedding ``(N, D)`` within each environment, with the reference cells."""
     return standardize_by_environment(embedding, labels.environments[reference.column], fit=reference.rows)

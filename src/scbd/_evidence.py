@@ -73,7 +73,7 @@ class Question(NamedTuple):
     """The same question where it may."""
 
 
-class Retrieval(NamedTuple):
+class AnsweredQuestion(NamedTuple):
     """How well embeddings answer a question."""
 
     question: Question
@@ -137,7 +137,7 @@ def _questions_of_replicates(
     yield anywhere
 
 
-def retrieve(labels: CellLabels, embeddings: Embeddings) -> Retrieval | None:
+def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
     """Answer the first question for which enough perturbations have replicates; `None` if there is none."""
     inputs = next(iter(embeddings.values()))
     asked = ~labels.is_train & ~labels.is_control
@@ -148,7 +148,7 @@ def retrieve(labels: CellLabels, embeddings: Embeddings) -> Retrieval | None:
             n_anywhere = len(_answer(labels, question.relaxed, inputs))
             needed = max(needed, MIN_SHARE_AT_OTHER_POSITIONS * n_anywhere)
         if len(_answer(labels, question, inputs)) >= needed:
-            return Retrieval(question, {name: _answer(labels, question, z) for name, z in embeddings.items()})
+            return AnsweredQuestion(question, {name: _answer(labels, question, z) for name, z in embeddings.items()})
     return None
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from scbd._candidates import CellLabels, Reference
+    from scbd._candidates import CellLabels, ReferenceCells
     from scbd._verdict import Verdict
     from scbd.data._inputs import Inputs
     from scbd.model._scbd import SCBDModel
@@ -46,7 +46,7 @@ def describe_run(
     *,
     inputs: Inputs,
     input_embedding: tuple[str, str],
-    reference: Reference | None,
+    reference: ReferenceCells | None,
     settings: Mapping[str, Any],
     warnings: Sequence[str],
     out: Path,
@@ -135,7 +135,7 @@ def _crops(
 
 
 def _decisions(
-    model: SCBDModel, labels: CellLabels, reference: Reference | None, settings: Mapping[str, Any]
+    model: SCBDModel, labels: CellLabels, reference: ReferenceCells | None, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
     """List what was chosen automatically, and how many cells each choice rests on."""
     n_train, n_held_out = int(labels.is_train.sum()), int((~labels.is_train).sum())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from scbd._candidates import CellLabels
-    from scbd._evidence import Measure, Retrieval
+    from scbd._evidence import AnsweredQuestion, Measure
     from scbd.metrics._benchmark import Scored
 
 # average precision within which two embeddings count as equal, so that the simpler one is named
@@ -65,7 +65,7 @@ def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int
 
 
 def _judge_by_retrieval(
-    labels: CellLabels, found: Retrieval, embeddings: Mapping[str, np.ndarray], seed: int
+    labels: CellLabels, found: AnsweredQuestion, embeddings: Mapping[str, np.ndarray], seed: int
 ) -> Verdict:
     groups = _groups_of_perturbations(labels, found)
     measures = {group: found.measure(rows, group, seed=seed) for group, rows in groups.items()}
@@ -103,7 +103,7 @@ def _judge_by_retrieval(
     return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table, replicates)
 
 
-def _groups_of_perturbations(labels: CellLabels, found: Retrieval) -> dict[str, np.ndarray]:
+def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dict[str, np.ndarray]:
     """Split the perturbations that were scored into seen and unseen ones, the group that decides first.
 
     Returns
@@ -190,7 +190,7 @@ def _state_environments(labels: CellLabels, environments: Mapping[str, Measure],
 
 
 def _notes_of_design(
-    labels: CellLabels, found: Retrieval, scores: Mapping[str, Scored], considered: Collection[str]
+    labels: CellLabels, found: AnsweredQuestion, scores: Mapping[str, Scored], considered: Collection[str]
 ) -> list[str]:
     """State what in the design limits the verdict."""
     notes, question = [], found.question
