@@ -99,10 +99,10 @@ def end_by_signal(capsys: pytest.CaptureFixture[str], number: int, command: list
 
 @pytest.mark.usefixtures("permuted_once")
 def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_path, monkeypatch, capsys):
-    from scbd import _run
+    from scbd import _inspect, _run
 
     stages = [
-        (_run, "open_cells", 1),
+        (_inspect, "open_cells", 1),
         (SCBDModel, "setup_anndata", 1),
         (TrainingPlan, "training_step", 2),
         (TrainingPlan, "validation_step", 1),
@@ -110,7 +110,7 @@ def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_p
         (torch, "save", 1),  # of a checkpoint
         (SCBDModel, "save", 1),
         (_run, "input_pca", 1),
-        (_run, "evaluated", 1),
+        (_run, "evaluate", 1),
         (Figure, "savefig", 2),
         (AnnData, "write_h5ad", 1),
     ]
@@ -138,10 +138,10 @@ def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_p
 
 @pytest.mark.usefixtures("permuted_once")
 def test_select_alpha_ended_in_any_stage_continues_when_called_again(tmp_path, monkeypatch, capsys):
-    from scbd import _run, _select
+    from scbd import _inspect, _run, _select
 
     stages = [
-        (_run, "open_cells", 1),
+        (_inspect, "open_cells", 1),
         (SCBDModel, "setup_anndata", 1),
         (TrainingPlan, "training_step", 5),  # of the second model
         (TrainingPlan, "training_step", 1),
@@ -208,7 +208,7 @@ def test_demo_ended_in_any_stage_starts_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(_demo, "colored_digits", lambda **how: digits.copy())
     monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 2)
     monkeypatch.setitem(_demo.TRAINING, "batch_size", 64)
-    command = ["demo", "--max-steps", "2", "--out", str(tmp_path / "demo")]
+    command = ["demo", "digits", "--max-steps", "2", "--out", str(tmp_path / "demo")]
     for (where, name, call), number in zip(stages, cycle(BOTH), strict=False):
         with monkeypatch.context() as patch:
             send_after(patch, where, name, number, call)
@@ -307,13 +307,13 @@ def test_a_command_that_ends_in_spite_of_a_signal_does_not_look_finished(monkeyp
             return "all is well"
         raise AssertionError
 
-    monkeypatch.setattr("scbd._run.inspect", swallows)
+    monkeypatch.setattr("scbd._inspect.inspect", swallows)
     assert "SIGTERM" in end_by_signal(capsys, signal.SIGTERM, ["inspect", "x"])
 
 
 def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
     """A shell lets jobs in the background ignore it."""
-    monkeypatch.setattr("scbd._run.inspect", lambda *args, **how: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("scbd._inspect.inspect", lambda *args, **how: signal.raise_signal(signal.SIGINT))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert main(["inspect", "x"]) == 0
@@ -324,7 +324,7 @@ def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
 
 def test_main_runs_in_a_thread_which_can_install_no_handlers(monkeypatch):
     statuses: list[int] = []
-    monkeypatch.setattr("scbd._run.inspect", lambda *args, **how: "a table")
+    monkeypatch.setattr("scbd._inspect.inspect", lambda *args, **how: "a table")
     thread = threading.Thread(target=lambda: statuses.append(main(["inspect", "x"])))
     thread.start()
     thread.join()
