@@ -42,6 +42,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".h5ad": anndata.read_h5ad,
     ".json": lambda path: json.loads(path.read_text()),
     ".png": lambda path: Image.open(path).load(),
+    ".html": lambda path: path.read_text(),
     ".pt": lambda path: torch.load(path, weights_only=False),
     ".txt": lambda path: path.read_text(),
 }
@@ -138,7 +139,7 @@ def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_p
 
 @pytest.mark.usefixtures("permuted_once")
 def test_select_alpha_ended_in_any_stage_continues_when_called_again(tmp_path, monkeypatch, capsys):
-    from scbd import _inspect, _run, _select
+    from scbd import _inspect, _select
 
     stages = [
         (_inspect, "open_cells", 1),
@@ -212,7 +213,7 @@ def test_demo_ended_in_any_stage_starts_again(tmp_path, monkeypatch, capsys):
     for (where, name, call), number in zip(stages, cycle(BOTH), strict=False):
         with monkeypatch.context() as patch:
             send_after(patch, where, name, number, call)
-            assert "starts from the beginning" in end_by_signal(capsys, number, command)
+            assert "Call the same command again" in end_by_signal(capsys, number, command)
         read_all(tmp_path)
         assert not (tmp_path / "demo" / "umap.png").exists()
     assert main(command) == 0
@@ -292,6 +293,7 @@ UNRAISABLE = """
 def test_a_signal_always_ends_the_process_with_one_message(happens, status, tmp_path):
     """While libraries are loaded; if the exception is lost there; and by a second signal meanwhile."""
     code = IMPORTING.format(happens=happens)
+    (tmp_path / "cells.h5ad").touch()  # commands look for it before they load what they need
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=50)
     assert ended.returncode == status, ended.stderr
     assert "Traceback" not in ended.stderr and ended.stderr.count("terminated by") == 1
@@ -308,7 +310,7 @@ def test_a_command_that_ends_in_spite_of_a_signal_does_not_look_finished(monkeyp
         raise AssertionError
 
     monkeypatch.setattr("scbd._inspect.inspect", swallows)
-    assert "SIGTERM" in end_by_signal(capsys, signal.SIGTERM, ["inspect", "x"])
+    assert "SIGTERM" in end_by_signal(capsys, signal.SIGTERM, ["inspect", "."])
 
 
 def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
@@ -316,7 +318,7 @@ def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
     monkeypatch.setattr("scbd._inspect.inspect", lambda *args, **how: signal.raise_signal(signal.SIGINT))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert main(["inspect", "x"]) == 0
+        assert main(["inspect", "."]) == 0
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, fail)
@@ -325,7 +327,7 @@ def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
 def test_main_runs_in_a_thread_which_can_install_no_handlers(monkeypatch):
     statuses: list[int] = []
     monkeypatch.setattr("scbd._inspect.inspect", lambda *args, **how: "a table")
-    thread = threading.Thread(target=lambda: statuses.append(main(["inspect", "x"])))
+    thread = threading.Thread(target=lambda: statuses.append(main(["inspect", "."])))
     thread.start()
     thread.join()
     assert statuses == [0]
