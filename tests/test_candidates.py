@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import make_wells
 
-from scbd._candidates import CellLabels, ReferenceCells, corrected_inputs, reference_cells, scaled, standardised
+from scbd._candidates import CellLabels, ReferenceCells, add_standardised, corrected_inputs, reference_cells, scaled
 from scbd.baselines import standardize_by_environment
 
 
@@ -53,6 +53,10 @@ def test_corrected_inputs_that_cannot_be_computed_are_missing_and_logged(caplog)
     found = corrected_inputs("features", x, alone, reference_cells(alone))
     assert [*found][0] == "features" and "features, standardised by plate" not in found
     assert "features, standardised by plate is not compared" in caplog.text
+    # an embedding that was trained for hours must not be lost to it, either
+    trained = {"z_c": x}
+    add_standardised(trained, "z_c", alone, reference_cells(alone))
+    assert [*trained] == ["z_c"] and "z_c, standardised by plate is not compared" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["cells", "controls"])
@@ -66,7 +70,9 @@ def test_reference_cells_environment_without_training_cells_is_estimated_from_it
     rows = reference.rows
     asked = labels.is_control if kind == "controls" else np.ones(len(plate), dtype=bool)
     np.testing.assert_array_equal(rows, asked)
-    x = standardised(np.asarray(make_wells().X), labels, reference)
+    found = {"x": np.asarray(make_wells().X)}
+    add_standardised(found, "x", labels, reference)
+    x = found["x, standardised by plate"]
     np.testing.assert_allclose(x[held_out & asked].mean(0), 0, atol=1e-5)
 
 

@@ -367,6 +367,32 @@ def parts_of(cells: anndata.AnnData, out: Path, **how: Any) -> pd.Series:
 
 
 @pytest.mark.usefixtures("only_training")
+def test_run_passes_labels_of_the_design_to_the_verdict(tmp_path, monkeypatch):
+    cells = make_cells(240)
+    cells.obs["moa"] = pd.Categorical(["known" if gene != "gene_1" else None for gene in cells.obs["gene"]])
+    cells.obs["sgRNA"], cells.obs["Metadata_Week"], cells.obs["field"] = cells.obs["gene"], "w1", 1
+    judged: list[Any] = []
+
+    def judge(labels: Any, *args: Any, **how: Any) -> Verdict:
+        judged.append(labels)
+        return NO_VERDICT
+
+    monkeypatch.setattr("scbd._run.judge", judge)
+    how: dict[str, Any] = {"mechanism_key": "moa", "guide_key": "sgRNA", "setup_kwargs": {"control": "gene_0"}}
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN, **how)
+    (labels,) = judged
+    gene = cells.obs["gene"].astype(str).to_numpy()
+    assert (labels.y == gene).all() and (labels.is_control == (gene == "gene_0")).all()
+    assert (labels.mechanisms["moa"] == np.where(gene == "gene_1", "", "known")).all()
+    assert [*labels.guides] == ["sgRNA"] and [*labels.environments] == ["well"]
+    # columns with names of places, without the environment itself and the fields of a well
+    assert {"Metadata_Week", "plate"} <= set(labels.places) and not {"well", "field"} & set(labels.places)
+    with pytest.raises(KeyError, match="obs has no 'mao'"):
+        run(cells, y_key="gene", e_key="well", out=tmp_path / "new", mechanism_key="mao")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("only_training")
 def test_a_fifth_of_the_cells_is_held_out_unless_the_user_says_otherwise(tmp_path):
     cells = make_cells(240)
     part = parts_of(cells, tmp_path / "a")

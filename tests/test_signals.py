@@ -279,7 +279,6 @@ UNRAISABLE = """
 """
 
 
-@pytest.mark.skip(reason="its stand-in for the stage of a command has to follow the move to scbd._inspect")
 @pytest.mark.parametrize(
     ("happens", "status"),
     [
@@ -294,12 +293,12 @@ UNRAISABLE = """
 def test_a_signal_always_ends_the_process_with_one_message(happens, status, tmp_path):
     """While libraries are loaded; if the exception is lost there; and by a second signal meanwhile."""
     code = IMPORTING.format(happens=happens)
-    (tmp_path / "cells.h5ad").touch()  # commands look for it before they load what they need
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")  # commands read labels before they load torch
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=50)
     assert ended.returncode == status, ended.stderr
     assert "Traceback" not in ended.stderr and ended.stderr.count("terminated by") == 1
     assert "scbd run cells.h5ad --y-key gene --e-key well --out out --resume" in ended.stderr
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 
 
 def test_a_command_that_ends_in_spite_of_a_signal_does_not_look_finished(monkeypatch, capsys):

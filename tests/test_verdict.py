@@ -162,6 +162,21 @@ def test_judge_perturbations_in_one_environment_each_uses_what_the_design_offers
     assert verdict.best == "clean" and words in verdict.text
 
 
+def test_judge_perturbations_of_unknown_mechanism_take_no_part():
+    """Genes 9 to 12 have no label: they are neither one mechanism nor negatives."""
+    screen = nested()
+    mechanism = np.where(screen.gene > 8, -1, (screen.gene - 1) // 4)
+    known = np.array(["a", "b", ""], dtype=object)[np.where(screen.gene == 0, -1, mechanism)]
+    screen.more["mechanisms"] = {"moa": known}
+    z = screen.effects(mechanism + 1, 0.5, 3) + screen.noise()
+    found = retrieve(screen.labels, {"z": z})
+    assert found is not None and list(found.labels) == ["a", "b"]
+    moved = z + 9 * (screen.gene > 8)[:, None] * screen.rng.normal(size=N_DIMENSIONS)
+    again = retrieve(screen.labels, {"z": moved})
+    assert again is not None
+    pd.testing.assert_frame_equal(found.tables["z"], again.tables["z"])
+
+
 def test_judge_replicates_within_an_environment_does_not_name_what_keeps_it():
     """The inputs retrieve replicates best, which here lie in the same week, and separate the weeks."""
     screen = nested()

@@ -40,9 +40,9 @@ class CellLabels:
     position: np.ndarray | None = None
     """Position on the plate."""
     mechanisms: Mapping[str, np.ndarray] | None = None
-    """Labels that several perturbations share, such as the mechanism of action, by column."""
+    """Labels that several perturbations share, such as the mechanism of action, by column; empty where missing."""
     guides: Mapping[str, np.ndarray] | None = None
-    """Reagents of a perturbation, by column."""
+    """Reagents of a perturbation, by column; empty where missing."""
     places: Mapping[str, np.ndarray] | None = None
     """Plates, wells or batches that are not environments of this run, by column."""
 
@@ -54,7 +54,7 @@ class CellLabels:
     @property
     def is_unseen(self) -> np.ndarray:
         """Cells of perturbations that no training cell has, boolean ``(N,)``."""
-        return ~np.isin(self.y, pd.unique(self.y[self.is_train]))
+        return ~pd.Series(self.y).isin(pd.unique(self.y[self.is_train])).to_numpy()
 
 
 class ReferenceCells(NamedTuple):
@@ -125,31 +125,30 @@ def corrected_inputs(
         Cells to standardise with, see :func:`reference_cells`.
     """
     found = {name: inputs}
-
-    def add(title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any) -> None:
-        try:
-            found[title] = correct(*given, **how)
-        except ValueError as error:
-            logger.info("%s is not compared: %s", title, error)
-
-    if reference is not None:
-        add(standardised_name(name, reference), standardised, inputs, labels, reference)
+    add_standardised(found, name, labels, reference)
     *_, last = found
     train_controls = labels.is_control & labels.is_train
     learn_from_controls = train_controls.sum() >= MIN_CONTROLS_TO_SPHERE
     if learn_from_controls:
         for base in list(found):
-            add(f"{base}, sphered", sphering, found[base], controls=train_controls)
+            _add(found, f"{base}, sphered", sphering, found[base], controls=train_controls)
     how: dict[str, Any] = {"controls": train_controls, "positions": labels.position} if learn_from_controls else {}
-    add(f"{last}, WCCN", wccn, found[last], labels.y, fit=labels.is_train, **how)
+    _add(found, f"{last}, WCCN", wccn, found[last], labels.y, fit=labels.is_train, **how)
     return found
 
 
-def standardised_name(name: str, reference: ReferenceCells) -> str:
-    """Name an embedding after it was standardised by environment."""
-    return f"{name}, standardised by {reference.column}"
+def add_standardised(
+    found: dict[str, np.ndarray], name: str, labels: CellLabels, reference: ReferenceCells | None
+) -> None:
+    """Add an embedding after it was standardised within each environment; none without reference cells."""
+    if reference is not None:
+        title, e = f"{name}, standardised by {reference.column}", labels.environments[reference.column]
+        _add(found, title, standardize_by_environment, found[name], e, fit=reference.rows)
 
 
-def standardised(embedding: np.ndarray, labels: CellLabels, reference: ReferenceCells) -> np.ndarray:
-    """Standardise an embedding ``(N, D)`` within each environment, with the reference cells."""
-    return standardize_by_environment(embedding, labels.environments[reference.column], fit=reference.rows)
+def _add(found: dict[str, np.ndarray], title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any) -> None:
+    """Add a corrected embedding, or log why it cannot be computed."""
+    try:
+        found[title] = correct(*given, **how)
+    except ValueError as error:
+        logger.info("%s is not compared: %s", title, error)

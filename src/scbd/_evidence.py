@@ -39,10 +39,10 @@ class Measure(NamedTuple):
     words: str
     """Such as ``"average precision of the same gene in another well"``."""
     scores: Mapping[str, Scored]
-    """By name of the embedding."""
+    """One score per name of an embedding."""
     better: Literal["higher", "lower"]
     unit: Literal["perturbations", "cells"]
-    """What the score is a mean of."""
+    """Units that the score is a mean of."""
 
     def table(self) -> pd.DataFrame:
         """Return one row per embedding: ``embedding, measure, value, low, high, chance, better, n, unit``."""
@@ -55,26 +55,26 @@ class Measure(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a profile of held-out cells has to retrieve."""
+    """A task for profiles of held-out cells: to retrieve others that share a label with them."""
 
     words: str
     """Such as ``"the same gene in another well"``."""
     label: np.ndarray
-    """What a profile to be retrieved shares with the query, ``(N,)``."""
+    """Label that a profile to be retrieved shares with the query, ``(N,)``; empty where missing."""
     apart: Sequence[np.ndarray]
-    """In each of these it differs from the query, ``(N,)``."""
+    """Labels in each of which it differs from the query, ``(N,)``."""
     within: np.ndarray
-    """Other perturbations compete from the groups that hold the query's label, ``(N,)``."""
+    """Groups, such as environments: negatives come from those that hold the query's label, ``(N,)``."""
     crosses_environments: bool
-    """Whether the profile to be retrieved lies in another environment."""
+    """True if the profile to be retrieved lies in another environment."""
     may_share_position: bool = False
-    """Whether positions are given, and it may lie at the position of the query."""
+    """True if positions are given, and it may lie at the position of the query."""
     relaxed: Question | None = None
-    """The same question where it may."""
+    """The same question without the condition on positions."""
 
 
 class AnsweredQuestion(NamedTuple):
-    """How well embeddings answer a question."""
+    """Scores of the embeddings that answered a question."""
 
     question: Question
     tables: Mapping[str, pd.DataFrame]
@@ -93,7 +93,7 @@ class AnsweredQuestion(NamedTuple):
         rows
             Mask of :attr:`labels`.
         group
-            What distinguishes them, for the name of the measure.
+            Words that distinguish them, for the name of the measure.
         seed
             Seed of the resamples.
         """
@@ -140,9 +140,9 @@ def _questions_of_replicates(
 def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
     """Answer the first question for which enough perturbations have replicates; `None` if there is none."""
     inputs = next(iter(embeddings.values()))
-    asked = ~labels.is_train & ~labels.is_control
+    scored = ~labels.is_train & ~labels.is_control
     for question in questions(labels):
-        n_labels = len(pd.unique(question.label[asked]))
+        n_labels = len(pd.unique(question.label[scored & (question.label != "")]))
         needed: float = max(2, min(MIN_WITH_REPLICATES, -(-n_labels // 2)))
         if question.relaxed is not None:
             n_anywhere = len(_answer(labels, question.relaxed, inputs))
@@ -154,8 +154,9 @@ def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | N
 
 def _answer(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd.DataFrame:
     """Average held-out cells into profiles, and score the retrieval of each label that has something to retrieve."""
-    rows = np.flatnonzero(~labels.is_train)
     keys = [question.label, labels.y, question.within, *question.apart]
+    has_labels = np.logical_and.reduce([key != "" for key in keys])  # the mechanism of a compound may be unknown
+    rows = np.flatnonzero(~labels.is_train & (labels.is_control | has_labels))
     codes = pd.DataFrame({i: pd.factorize(key[rows])[0] for i, key in enumerate(keys)})
     profile = codes.groupby([*codes]).ngroup().to_numpy()
     _, means, _ = label_means(np.asarray(embedding)[rows], profile)

@@ -21,7 +21,7 @@ from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_p
 from scbd.data._readers import read_crops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from anndata import AnnData
 
@@ -38,6 +38,7 @@ _N_NAMED = 12
 # names of columns, as bare_name returns them
 _PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
 _WELL = re.compile(r"(image)?(metadata)?(foci)?well(id|name|position)?")
+_SITE = re.compile(r"(image)?(metadata)?(foci)?(site|field|fov)(id|number|no)?")
 # columns of a later group are proposed only where there is none of an earlier one
 _ENVIRONMENTS = (
     re.compile(
@@ -47,7 +48,7 @@ _ENVIRONMENTS = (
     ),
     _WELL,
     re.compile(r"(metadata)?(bio|biological|tech|technical)?rep(l|licate)?(id|number|no)?"),
-    re.compile(r"(image)?(metadata)?(foci)?(site|field|fov)(id|number|no)?"),
+    _SITE,
 )
 # share of perturbations in one environment only, above which a finer environment is proposed
 _MAX_CONFOUNDED = 0.1
@@ -336,6 +337,15 @@ def _propose_environment(
         return e_key, []
     alternatives = f" Other columns that may be meant: {', '.join(others)}." if others else ""
     return e_key, [f"Proposed environment: {describe(e_key)}.{alternatives}"]
+
+
+def columns_of_places(columns: Iterable[str]) -> list[str]:
+    """Return the columns with names of plates, batches, days, wells or replicates, which separate replicates.
+
+    Sites of a well do not: their cells share the well.
+    """
+    patterns = [pattern for pattern in _ENVIRONMENTS if pattern is not _SITE]
+    return [column for pattern in patterns for column in columns if pattern.fullmatch(bare_name(column))]
 
 
 def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:

@@ -24,17 +24,17 @@ from scbd._anndata import (
     SPLIT_KEY,
     STYLE_KEY,
     as_columns,
-    bare_name,
     control_names,
     label_text,
     label_values,
     likely_controls,
     obs_column,
 )
-from scbd._candidates import CellLabels, corrected_inputs, reference_cells, scaled, standardised, standardised_name
+from scbd._candidates import CellLabels, add_standardised, corrected_inputs, reference_cells, scaled
 from scbd._checks import check_count
 from scbd._compare import evaluate
 from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
+from scbd._inspect import columns_of_places
 from scbd._report import Report, write_report
 from scbd._run_report import describe_run
 from scbd._verdict import judge
@@ -78,8 +78,6 @@ _SHARED_WITH_ERM = (
     *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
     *("whitening", "whitening_kwargs", "norm"),
 )
-# names of columns, without case and signs, that may separate replicates of a perturbation within an environment
-PLACE_NAMES = ("plate", "platebarcode", "barcode", "batch", "well", "replicate")
 # features of larger tables are read by their components alone: 200 MB, of which a probe takes a multiple
 _MOST_VALUES = 50_000_000
 
@@ -215,12 +213,10 @@ def run(
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
 
     reference = reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
-    name, values = _named_inputs(adata, inputs, labels, pca_key)
-    candidates = corrected_inputs(name, values, labels, reference)
-    probed = {key: z for key, z in candidates.items() if not key.endswith("sphered")}
+    candidates = corrected_inputs(*_named_inputs(adata, inputs, labels, pca_key), labels, reference)
+    probed = {name: z for name, z in candidates.items() if not name.endswith("sphered")}
     candidates["z_c"] = adata.obsm[CONTENT_KEY]
-    if reference is not None:
-        candidates[standardised_name("z_c", reference)] = standardised(candidates["z_c"], labels, reference)
+    add_standardised(candidates, "z_c", labels, reference)
     if inputs.image_key is None if erm is None else erm:
         candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs or {}, out, {"seed": seed} | training)
     judged = judge(labels, candidates, seed=seed)
@@ -309,15 +305,24 @@ def _cell_labels(
 ) -> CellLabels:
     """Collect the labels that corrections and the verdict use."""
 
-    def texts(columns: Sequence[str]) -> dict[str, np.ndarray]:
-        return {column: np.array(list(map(label_text, obs[column])), dtype=object) for column in columns}
+    def texts(columns: str | Sequence[str]) -> dict[str, np.ndarray]:
+        """Return one label per cell and column, empty where it is missing."""
+        named = {column: label_values(obs, column, allow_missing=True) for column in as_columns(columns)}
+        return {
+            column: np.array([*map(label_text, values.cat.categories), ""], dtype=object)[values.cat.codes]
+            for column, values in named.items()
+        }
 
-    y, position_key = texts([y_name])[y_name], setup.get("position_key")
-    named = {y_name, *e_names, *as_columns(setup["y_key"]), *as_columns(setup["e_key"])}
-    if position_key is not None:
-        named |= {*as_columns(position_key)}
-    places = [c for c in obs if bare_name(c) in PLACE_NAMES and c not in named and not obs[c].isna().any()]
-    control = setup.get("control")
+    control, position_key = setup.get("control"), setup.get("position_key")
+    (y,) = texts(y_name).values()
+    used = {
+        y_name,
+        *e_names,
+        *as_columns(setup["y_key"]),
+        *as_columns(setup["e_key"]),
+        *as_columns(position_key or y_name),
+    }
+    places = [column for column in columns_of_places(obs) if column not in used and obs[column].notna().all()]
     return CellLabels(
         y_name=y_name,
         y=y,
@@ -325,9 +330,9 @@ def _cell_labels(
         is_train=np.isin(np.arange(len(obs)), model.train_indices),
         is_control=np.isin(y, [] if control is None else control_names(control, pd.unique(y), y_name)),
         position=None if position_key is None else label_values(obs, position_key).astype(str).to_numpy(),
-        mechanisms=texts(as_columns(mechanism_key)) if mechanism_key else None,
-        guides=texts([guide_key]) if guide_key else None,
-        places=texts(places),
+        mechanisms=texts(mechanism_key) if mechanism_key else None,
+        guides=texts(guide_key) if guide_key else None,
+        places=texts(places) if places else None,
     )
 
 

@@ -28,17 +28,17 @@ MAX_ENVIRONMENT_KEPT = 0.5
 
 
 class Verdict(NamedTuple):
-    """Which embedding is best, and what this rests on."""
+    """The best embedding, and the scores that this rests on."""
 
     best: str | None
-    """Its name; `None` if nothing is above chance, or nothing can be measured."""
+    """Its name; `None` if no score is above chance, or none can be computed."""
     text: str
     """Two sentences: by what it is best and by how much, and how well environments can be predicted."""
-    notes: Sequence[str]
-    """What a reader has to know of these numbers, one sentence each."""
-    scores: pd.DataFrame
+    notes: Sequence[str] = ()
+    """Limits of these numbers, one sentence each."""
+    scores: pd.DataFrame = pd.DataFrame(columns=list(SCORE_COLUMNS))
     """See :meth:`scbd._evidence.Measure.table`."""
-    replicates: pd.DataFrame
+    replicates: pd.DataFrame = pd.DataFrame()
     """Average precision of each perturbation, one column per embedding; empty where no question could be answered."""
 
 
@@ -57,7 +57,7 @@ def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int
     n_held_out = int((~labels.is_train).sum())
     if n_held_out < MIN_HELD_OUT_CELLS:
         text = f"No embedding is called best: {n_held_out} cells were held out, and {MIN_HELD_OUT_CELLS} are needed."
-        return Verdict(None, text, (), pd.DataFrame(columns=list(SCORE_COLUMNS)), pd.DataFrame())
+        return Verdict(None, text)
     found = retrieve(labels, embeddings)
     if found is None:
         return _judge_by_probes(labels, embeddings, seed)
@@ -152,14 +152,15 @@ def _listed(scores: Mapping[str, Scored], names: Collection[str]) -> str:
 
 
 def _lead(scores: Mapping[str, Scored], considered: Collection[str], best: str) -> str:
-    """Compare the best embedding with its equals, with the next one and with the inputs."""
+    """Compare the best embedding with its equals, the next one, the best correction of the inputs, and the inputs."""
     own, inputs = scores[best].value, next(iter(scores))
     rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
-    corrected = [name for name in rivals if name.startswith(inputs)]  # the best of the inputs and their corrections
+    of_inputs = [name for name in rivals if name.startswith(inputs)]  # the inputs and their corrections
     equal = [name for name in rivals if scores[name].value >= own - MARGIN]
-    parts = [f"{_listed(scores, equal)} are within {MARGIN:g} of it"] if equal else []
+    parts = [f"within {MARGIN:g} of it: {_listed(scores, equal)}"] if equal else []
     lower = [name for name in rivals if name not in equal]
-    for name in dict.fromkeys([*lower[:1], *(name for name in lower if name in (*corrected[:1], inputs))]):
+    compared = {*lower[:1], *of_inputs[:1], inputs}
+    for name in (name for name in lower if name in compared):
         low, high = scores[best].minus(scores[name]).interval(LEVEL)
         certain = "" if low > 0 else ", so the order of the two is uncertain"
         parts.append(
@@ -201,7 +202,10 @@ def _notes_of_design(
             f"their lead may be smaller for a new {labels.y_name}. From 30 perturbations on, a fifth is held out."
         )
     if question.may_share_position:
-        notes.append("Replicates lie at the same position of the plate, so effects of position may count as effects.")
+        notes.append(
+            f"Replicates may lie at the same position of the plate: effects of position may count as effects of "
+            f"{labels.y_name}."
+        )
     if not question.crosses_environments:
         notes.append(
             f"Too few perturbations lie in more than one {environments} to be retrieved across {environments}: the "
@@ -223,8 +227,7 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
     why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"
     measure = predict_perturbations(labels, embeddings, seed=seed)
     if measure is None:
-        text = f"No embedding is called best. {why}."
-        return Verdict(None, text, (), pd.DataFrame(columns=list(SCORE_COLUMNS)), pd.DataFrame())
+        return Verdict(None, f"No embedding is called best. {why}.")
     environments = predict_environments(labels, embeddings, seed=seed)
     table = pd.concat([each.table() for each in (measure, *environments.values())], ignore_index=True)
 
@@ -240,8 +243,8 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
     listed = f"F1 of {labels.y_name}: {_listed(measure.scores, measure.scores)}; chance {chance:.2f}"
     if net[best] <= 0 or low <= chance:
         text = f"No embedding is called best: none shows more of {labels.y_name} than of {names} ({listed})."
-        return Verdict(None, text, (f"{why}.",), table, pd.DataFrame())
+        return Verdict(None, text, (f"{why}.",), table)
     less = f", less that of {names} among controls" if environments else ""
     text = f"'{best}' is best by probes of single held-out cells, which predict {labels.y_name}{less} ({listed})."
     notes = [f"{why}: this comparison is weak, as {labels.y_name} and {names} may be confounded."]
-    return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table, pd.DataFrame())
+    return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table)

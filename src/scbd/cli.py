@@ -355,7 +355,7 @@ def run(
     how: dict[str, Any] = {"model_kwargs": model.kwargs() | {"alpha": alpha}, "train_kwargs": training.kwargs()}
     how |= {"mechanism_key": mechanism_key and _one_or_several(mechanism_key), "guide_key": guide_key, "erm": erm}
     table = run(**job, out=out, resume=resume, seed=seed, **how)
-    print_result(table, out)
+    _print_result(table, out)
     if open_report:
         webbrowser.open((out / "report.html").resolve().as_uri())
 
@@ -399,7 +399,7 @@ def select_alpha(
     print(f"\nRuns, curve and picture: {out}/")
 
 
-def print_result(table: DataFrame, out: Path) -> None:
+def _print_result(table: DataFrame, out: Path) -> None:
     """Print what a run found: scores behind the verdict, the verdict, and where the report is."""
     scores = table.attrs["scores"]
     if len(scores):
@@ -442,7 +442,7 @@ def demo(
     from scbd._demo import demo, demo_digits
 
     if what == "screen":
-        print_result(demo(out, alpha=alpha, seed=seed, max_steps=max_steps), out)
+        _print_result(demo(out, alpha=alpha, seed=seed, max_steps=max_steps), out)
         return
     table = demo_digits(out, alpha=alpha, seed=seed, **({} if max_steps is None else {"max_steps": max_steps}))
     print("\n" + table.to_string(float_format="{:.3f}".format))
