@@ -411,20 +411,20 @@ def replicate_retrieval(
     is_control = np.isin(y, () if control is None else control_names(control, y, y_key))
     wells = _Wells(unit_rows(x), _Labels(y), _Labels(label_names(adata, e_key)), is_control)
     position = None if position_key is None else _Labels(label_names(adata, position_key))
-    asked = chosen_rows("queries", queries, len(x)) & ~is_control
+    is_query = chosen_rows("queries", queries, len(x)) & ~is_control
     learned = learned_rows(adata, trained_on)
     if learned is not None and trained_on is not None and against == "controls":
         _warn_of_fitted(is_control, learned)
     null = Null(n_permutations, seed)
-    rows = np.flatnonzero(asked)
+    rows = np.flatnonzero(is_query)
     if against == "controls":
         scores = _against_controls(wells, rows)
     else:
         scores = _against_perturbations(wells, rows, apart=[wells.e], widen=True)
     if not len(scores.rows):
         msg = (
-            f"None of {asked.sum()} wells has both a replicate and {against} in another environment of {e_key!r}: a "
-            f"replicate score needs perturbations in two environments or more, with {against} beside them."
+            f"None of {is_query.sum()} wells has a replicate in another environment of {e_key!r} and {against} to be "
+            f"ranked against: a replicate score needs perturbations in two environments or more, with {against} there."
         )
         raise ValueError(msg)
     table = _by_label(scores, y, null)
@@ -436,7 +436,7 @@ def replicate_retrieval(
             floor = _by_label(_floor(wells, position, scores.rows), position.of_rows, null)
         apart, widen = [wells.e, position], against == "perturbations"
         across = _by_label(_against_perturbations(wells, rows, apart, widen=widen), y, null)
-    left_out = sorted(set(y[asked]) - set(table.index))
+    left_out = sorted(set(y[is_query]) - set(table.index))
     return Retrieval(table, tuple(left_out), floor_table=floor, cross_position_table=across)
 
 

@@ -59,7 +59,7 @@ _TRAIN = {
     **dict.fromkeys(("shuffle_set_split", "external_indexing"), _SPLIT),
     "datasplitter_kwargs": _SPLIT,
     "load_sparse_tensor": "leave it out. Inputs are dense.",
-    "n_samples_per_label": "use perturbations_per_batch: so many perturbations with equally many cells each.",
+    "n_samples_per_label": "use perturbations_per_batch, the number of perturbations with equally many cells each.",
     "datamodule": "give setup_anndata the table of a store on disk, from scbd.data.open_screen.",
     "plan_config": "use plan_kwargs.",
     "trainer_config": "give arguments of lightning.pytorch.Trainer by name.",
@@ -145,7 +145,7 @@ def check_names(
     Raises
     ------
     TypeError
-        If a name does not exist. The message says what to use in its place, names the closest one, or lists all.
+        If a name does not exist. The message states what to use in its place, names the closest one, or lists all.
     """
     known, others, instead = list(known), list(others), instead or {}
     unknown = [name for name in given if name not in known and name not in others]

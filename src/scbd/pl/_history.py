@@ -52,7 +52,7 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
     """Draw training and validation curves by step, and whether z_c has collapsed.
 
     Contrastive losses grow with the logarithm of the batch size, and validation batches are often smaller than training
-    batches: their losses are then lower, which says nothing about new cells. Comparable values are drawn instead, where
+    batches: their losses are then lower, whatever the fit. Comparable values are drawn instead, where
     the history has them: normalised supervised information (0: as good as a collapsed embedding, 1: all labels are
     distinguished, below 0: worse than a collapsed embedding) in place of the supervised losses, and the difference to
     the last step in place of the total loss. If validation cells have much less information than training cells, or
