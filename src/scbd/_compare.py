@@ -30,20 +30,21 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
+    from scbd.metrics._probes import Kind
     from scbd.metrics._table import Embeddings
 
 logger = logging.getLogger(__name__)
 
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
 # with fewer, a score on cells that were not trained on is mostly noise
-_HELD_OUT_CELLS = 50
-_KINDS = ("linear", "quadratic", "neighbours")
-# unseen perturbations of which a probe may say anything, whatever the embedding
-_FEW = 10
+MIN_HELD_OUT_CELLS = 50
+PROBES: tuple[Kind, ...] = ("linear", "quadratic", "neighbours")
+# with fewer perturbations that were not trained on, scores of these alone are mostly noise
+MIN_UNSEEN = 10
 # of probes, where nothing else is asked for: as in a benchmark
 _MAX_CELLS = 100_000
 # resamples of the cells that are tested on, and the level of intervals
-_N_BOOTSTRAP, _LEVEL = 200, 0.95
+N_BOOTSTRAP, LEVEL = 200, 0.95
 
 
 def evaluate(
@@ -110,11 +111,11 @@ def evaluate(
     label_keys = [label_keys] if isinstance(label_keys, str) else label_keys
     check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
     train = None if train_indices is None else trained_rows(adata, train_indices, "train_indices")
-    if train is not None and (left := int((~train).sum())) < _HELD_OUT_CELLS:
+    if train is not None and (left := int((~train).sum())) < MIN_HELD_OUT_CELLS:
         train = None
         msg = (
             f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
-            f"{_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
+            f"{MIN_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     spaces = {
@@ -132,11 +133,11 @@ def evaluate(
                     kind="linear",
                     groups=None,
                     train=learned,
-                    n_bootstrap=_N_BOOTSTRAP,
+                    n_bootstrap=N_BOOTSTRAP,
                     seed=seed,
                 )
                 values = {score: scored.value for score, scored in scores.items()}
-                low, high = np.clip(scores["f1"].interval(_LEVEL), 0, 1)
+                low, high = np.clip(scores["f1"].interval(LEVEL), 0, 1)
                 row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
                 rows.append(row | {"f1_low": low, "f1_high": high} | values | {"chance_f1": scores["f1"].chance})
     return pd.DataFrame(rows)
@@ -253,9 +254,9 @@ def compare(
     if how.get("replicates"):
         perturbed = slice(None) if known.get("controls") is None else ~known["controls"][~fit]
         warn_of_learned(names, fit, names[~fit][perturbed])
-    asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control, "kinds": _KINDS}
+    asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control, "kinds": PROBES}
     unseen = _unseen(known["labels"], fit, known.get("controls"))
-    if 1 < len(unseen) < _FEW:
+    if 1 < len(unseen) < MIN_UNSEEN:
         logger.warning(
             "y_probe_unseen_f1 and y_probe_unseen_auroc are of %d perturbations that were not learned from: of so few "
             "they say little, noise may have 1.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from scbd._compare import LEVEL, N_BOOTSTRAP, PROBES
 from scbd._linear_maps import label_means
 from scbd.metrics._benchmark import Scored, mean_score, probe_scores
 from scbd.metrics._retrieval import profile_retrieval
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from scbd._candidates import CellLabels
-    from scbd.metrics._probes import Kind
 
     Embeddings = Mapping[str, np.ndarray]
 
 SCORE_COLUMNS = ("embedding", "measure", "value", "low", "high", "chance", "better", "n", "unit")
-LEVEL = 0.95
-N_RESAMPLED_PERTURBATIONS, N_RESAMPLED_CELLS = 2_000, 200
+# resamples of perturbations, of which there may be few
+N_RESAMPLES = 2_000
 # perturbations that must have replicates for a question to be answered, or half of all where these are fewer
 MIN_WITH_REPLICATES = 5
 # share of the perturbations with replicates that must have them at other positions, to be judged by those alone
@@ -30,7 +30,6 @@ MIN_SHARE_AT_OTHER_POSITIONS = 0.25
 MIN_PROBED_CELLS = 20
 # perturbations within which the environment is probed where there are too few controls
 MAX_PROBED_PERTURBATIONS = 5
-PROBES: tuple[Kind, ...] = ("linear", "quadratic", "neighbours")
 
 
 class Measure(NamedTuple):
@@ -97,7 +96,7 @@ class AnsweredQuestion(NamedTuple):
         seed
             Seed of the resamples.
         """
-        scores = {name: mean_score(table[rows], N_RESAMPLED_PERTURBATIONS, seed) for name, table in self.tables.items()}
+        scores = {name: mean_score(table[rows], N_RESAMPLES, seed) for name, table in self.tables.items()}
         perturbations = group and f", perturbations{group}"
         return Measure(f"average precision of {self.question.words}{perturbations}", scores, "higher", "perturbations")
 
@@ -105,7 +104,7 @@ class AnsweredQuestion(NamedTuple):
         """Return the average precision of one embedding above chance."""
         table = self.tables[name][rows]
         table = table.assign(average_precision=table["average_precision"] - table["chance"], chance=0.0)
-        return mean_score(table, N_RESAMPLED_PERTURBATIONS, seed)
+        return mean_score(table, N_RESAMPLES, seed)
 
 
 def questions(labels: CellLabels) -> Iterator[Question]:
@@ -217,7 +216,7 @@ def _strongest_probe(
     """Return the F1 of the probe with the highest mean over groups of rows."""
     means = []
     for kind in PROBES:
-        how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_RESAMPLED_CELLS, "seed": seed}
+        how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_BOOTSTRAP, "seed": seed}
         of_groups = [probe_scores(z[rows], e[rows], train=labels.is_train[rows], **how)["f1"] for rows in groups]
         value, chance, draws = (np.mean([getattr(s, part) for s in of_groups], axis=0) for part in Scored._fields[:3])
         n_cells = sum(score.n_units for score in of_groups)
@@ -231,7 +230,7 @@ def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: i
     train = labels.is_train[rows]
     if min(len(pd.unique(labels.y[rows[part]])) for part in (train, ~train)) < 2:
         return None
-    how: dict[str, Any] = {"kind": "linear", "groups": None, "n_bootstrap": N_RESAMPLED_CELLS, "seed": seed}
+    how: dict[str, Any] = {"kind": "linear", "groups": None, "n_bootstrap": N_BOOTSTRAP, "seed": seed}
     scores = {
         name: probe_scores(np.asarray(z)[rows], labels.y[rows], train=train, **how)["f1"]
         for name, z in embeddings.items()

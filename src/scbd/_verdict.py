@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._evidence import LEVEL, SCORE_COLUMNS, predict_environments, predict_perturbations, retrieve
+from scbd._compare import LEVEL, MIN_HELD_OUT_CELLS, MIN_UNSEEN
+from scbd._evidence import SCORE_COLUMNS, predict_environments, predict_perturbations, retrieve
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
 # average precision within which two embeddings count as equal, so that the simpler one is named
 MARGIN = 0.01
-# with fewer held-out cells, no embedding is named
-MIN_HELD_OUT_CELLS = 50
-# with so many perturbations that no encoder was trained on, these alone decide
-MIN_UNSEEN = 10
 # share of the environment's F1 above chance that an embedding may keep of that in the inputs, where replicates lie in
 # the same environment and retrieving them does not show whether environments are mixed
 MAX_ENVIRONMENT_KEPT = 0.5

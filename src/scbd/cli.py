@@ -400,7 +400,7 @@ def select_alpha(
 
 
 def _print_result(table: DataFrame, out: Path) -> None:
-    """Print what a run found: scores behind the verdict, the verdict, and where the report is."""
+    """Print the scores behind the verdict, the verdict, and the path of the report."""
     scores = table.attrs["scores"]
     if len(scores):
         wide = scores.pivot_table(index="embedding", columns="measure", values="value", sort=False)
@@ -431,7 +431,7 @@ def demo(
         (minutes). digits: train on coloured digits and test on white ones, with invariance, without, and with a random
         encoder.
     out
-        Folder of the results, which has to be new for a screen.
+        Folder of the results. Called again, an interrupted screen continues.
     alpha
         Weight of the invariance loss.
     max_steps
