@@ -44,6 +44,7 @@ def test_demo_screen_goes_from_images_to_report_and_continues(tmp_path, monkeypa
     for _ in range(2):  # the second call finds everything done
         assert main(["demo", "--out", str(out), "--max-steps", "3"]) == 0
         printed = capsys.readouterr()
-        assert str(out / "report.html") in printed.out and "F1 of well" in printed.out
+        assert str(out / "report.html") in printed.out
+        assert (out / "verdict.txt").read_text().strip() in printed.out
     assert len(os.listdir(out / "crops")) == 1_600 and len(pd.read_csv(out / "crops.csv")) == 400
     assert {"report.html", "screen.zarr", "cells.h5ad", "verdict.txt"} < set(os.listdir(out))
