@@ -49,7 +49,7 @@ def make_report(n_perturbations: int = 4, *, n_cells: int = 120, n_wells: int = 
     names = [f"gene_{number}" for number in range(n_perturbations)]
     genes = np.array([*names, "mock"])[np.arange(n_cells) % (n_perturbations + 1)]
     obs = pd.DataFrame({"gene": genes, "well": [f"W{row % n_wells}" for row in range(n_cells)], "day": 1.0})
-    profiles = pd.DataFrame(rng.normal(size=(n_perturbations, 5)), index=names)
+    profiles = pd.DataFrame(rng.normal(size=(n_perturbations, 5)), index=names).rename_axis(columns="z_c")
     embeddings = {"X_pixel_pca": rng.normal(size=(n_cells, 6)), "X_scbd_c": rng.normal(size=(n_cells, 5))}
     steps = pd.Index([1, 2, 3], name="step")
     losses = ["train_loss", "validation_loss", "train_learned_c", "validation_learned_c", "train_environment_c"]
@@ -69,8 +69,11 @@ def make_report(n_perturbations: int = 4, *, n_cells: int = 120, n_wells: int = 
     made = Report(
         title="screen.zarr: gene by well",
         verdict="z_c is best. Use it.",
+        next_step="Continue with z_c.",
         best="z_c",
+        best_rule="the highest score",
         scores=scores,
+        terms={"z_c": "content"},
         cells=AnnData(obs=obs.set_axis(obs.index.astype(str)), obsm=embeddings),
         embeddings={"pixel PCA": "X_pixel_pca", "z_c": "X_scbd_c"},
         y_key="gene",

@@ -52,12 +52,18 @@ class Report:
         What was run, such as ``"crops.zarr: gene by well"``.
     verdict
         Two sentences: which embedding is best and by how much, and what to do next.
+    next_step
+        One sentence: what to do with the result.
     best
         Name of the best embedding, as in ``scores``; `None` if none is.
+    best_rule
+        The rule by which the best embedding was chosen, such as "the highest score".
     scores
         One row per embedding and measure, with the columns ``embedding``, ``measure``, ``value``, ``low`` and ``high``
         (95 % interval, may be NaN), ``chance`` (may be NaN), ``better`` (``"higher"`` or ``"lower"``), ``n`` and
         ``unit`` (what the score rests on, such as 12 ``"perturbations"``).
+    terms
+        Words in the names of embeddings, with what they mean.
     cells
         Held-out cells only: ``obs`` with labels, ``obsm`` with embeddings.
     embeddings
@@ -76,7 +82,8 @@ class Report:
         Images of held-out cells ``(N, C, H, W)``, the perturbation of each, and names of the channels; `None` for
         features.
     profiles
-        Mean held-out z_c of each perturbation relative to controls: one row per perturbation.
+        Mean embedding of the held-out cells of each perturbation relative to controls: one row per perturbation. The
+        name of its columns is that of the embedding.
     decisions
         Choices that were made automatically: ``decision``, ``value``, ``n_cells`` (number of cells it rests on, may be
         missing) and ``why``.
@@ -92,8 +99,11 @@ class Report:
 
     title: str
     verdict: str
+    next_step: str
     best: str | None
+    best_rule: str
     scores: pd.DataFrame
+    terms: Mapping[str, str]
     cells: AnnData
     embeddings: Mapping[str, str]
     y_key: str
@@ -278,7 +288,9 @@ def _measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
                 }
             )
         better = next((str(word) for word in own["better"] if isinstance(word, str) and word), "")
-        found.append({"name": name, "better": better, "basis": _basis(own), "rows": rows})
+        found.append(
+            {"name": name, "better": better, "basis": _basis(own), "rows": rows, "range": (text(start), text(end))}
+        )
     return found
 
 
@@ -416,9 +428,9 @@ def _heat_map(report: Report) -> _Picture | None:
     which = f"{n} perturbations" if n == len(profiles) else f"The {n} strongest of {len(profiles)} perturbations"
     columns = "" if n <= _MAX_COLUMN_LABELS else " Columns are in the order of the rows."
     caption = (
-        f"{which}, ordered so that similar ones are neighbours.{columns} A profile is the mean z_c of a perturbation's "
-        "held-out cells relative to controls. Red: two perturbations change cells in the same direction. Blue: in "
-        "opposite directions. White: unrelated.",
+        f"{which}, ordered so that similar ones are neighbours.{columns} A profile is the mean {profiles.columns.name} "
+        "of a perturbation's held-out cells relative to controls. Red: two perturbations change cells in the same "
+        "direction. Blue: in opposite directions. White: unrelated.",
         f"Most similar: {pairs}.",
         "Red blocks along the diagonal are candidates for a common mechanism, such as genes of one pathway. Profiles "
         "of weak perturbations are mostly noise.",

@@ -12,6 +12,7 @@ from anndata import AnnData
 from scbd._anndata import BEST_KEY, CONTENT_KEY
 from scbd._linear_maps import label_means
 from scbd._report import Report
+from scbd._verdict import MARGIN
 from scbd.model._base import encoder_name
 
 if TYPE_CHECKING:
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     from scbd.model._scbd import SCBDModel
 
 N_STRONGEST, CROPS_PER_PERTURBATION = 10, 4
+# words in the names of embeddings that readers may not know, with what they mean
+TERMS = {
+    "pixel PCA": "principal components of the pixels, without any training",
+    "feature PCA": "principal components of the features, without any training",
+    "features": "the features as given, each scaled to variance 1",
+    "standardised by": "mean 0 and variance 1 in each environment, estimated from the cells listed under “Automatic "
+    "decisions”",
+    "sphered": "rotated and scaled so that controls vary equally in all directions",
+    "WCCN": "within-class covariance normalisation: scaled so that cells of one perturbation vary equally in all "
+    "directions",
+    "ERM": "empirical risk minimisation: the encoder of z_c, trained as a plain classifier of the perturbation",
+    "z_c": "the embedding of scbd that should carry the perturbation and not the environment",
+}
 FILES = {
     "report.html": "this page",
     "verdict.txt, verdict.csv": "the verdict, and the scores it rests on",
@@ -80,7 +94,9 @@ def describe_run(
     embeddings = dict([input_embedding, ("z_c", CONTENT_KEY)])
     if judged.best not in (None, "z_c"):
         embeddings[f"best: {judged.best}"] = BEST_KEY
-    profiles = _profiles(np.asarray(adata.obsm[CONTENT_KEY])[held_out], labels.y[held_out], labels.control_names)
+    name, key = ("z_c", CONTENT_KEY) if judged.best is None else (judged.best, BEST_KEY)
+    profiles = _profiles(np.asarray(adata.obsm[key])[held_out], labels.y[held_out], labels.control_names)
+    profiles.columns.name = name
     strength = profiles.drop(index=labels.control_names, errors="ignore").pow(2).sum(axis=1)
     strongest = list(strength.sort_values(ascending=False).index[:N_STRONGEST])
     e_keys = list(labels.environments)
@@ -89,8 +105,11 @@ def describe_run(
     return Report(
         title=f"{labels.y_name} by {' and '.join(e_keys)}",
         verdict=judged.text,
+        next_step=_next_step(judged, has_warnings=bool(judged.notes or warnings)),
         best=judged.best,
+        best_rule=f"the simplest embedding whose score is within {MARGIN:g} of the highest",
         scores=judged.scores,
+        terms={term: text for term, text in TERMS.items() if any(term in name for name in judged.scores["embedding"])},
         cells=AnnData(obs=obs, obsm={key: np.asarray(adata.obsm[key])[held_out] for key in embeddings.values()}),
         embeddings=embeddings,
         y_key=labels.y_name,
@@ -103,7 +122,7 @@ def describe_run(
         profiles=profiles,
         decisions=_decisions(model, labels, reference, settings),
         warnings=[*judged.notes, *warnings],
-        settings=settings,
+        settings={name: value for name, value in settings.items() if name != "warnings"},
         versions={name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata", "scanpy")},
         code=_code(judged, labels, out),
         files=FILES,
@@ -134,32 +153,42 @@ def _crops(
     return images, list(labels.y[np.sort(rows)]), list(map(str, names))
 
 
+def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
+    """Advise what to do with the result."""
+    read = "Read the warnings, then" if has_warnings else "Next,"
+    if judged.best is None:
+        return (
+            f"{read} look at the training curves. If they are flat, more cells per perturbation or more replicates in "
+            "other environments are needed before an embedding can be chosen."
+        )
+    return (
+        f'{read} continue with obsm["{BEST_KEY}"] of cells.h5ad, which holds {judged.best}: the last section has the '
+        "lines of Python."
+    )
+
+
 def _decisions(
     model: SCBDModel, labels: CellLabels, reference: ReferenceCells | None, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """List what was chosen automatically, and how many cells each choice rests on."""
+    """List what was chosen automatically and not by the user, and how many cells each choice rests on."""
     n_train, n_held_out = int(labels.is_train.sum()), int((~labels.is_train).sum())
     n_unseen = len(set(labels.y[labels.is_unseen]))
-    training, health = settings["training"], settings["health"]
-    encoder = encoder_name(model._encoder(model.init_params_["non_kwargs"]["encoder"]))
-    unseen = f"all cells of {n_unseen} perturbations, and " if n_unseen else ""
-    share = f"{unseen}a part of the cells of each {'other ' if n_unseen else ''}perturbation in each environment"
-    rows = [
-        ("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, share),
-        (
-            "length of training",
-            f"{training['steps']:,} steps of {training['batch_size']:,} cells, learning rate {training['lr']:g}",
-            n_train,
-            "set by the user, or by the encoder and the number of training cells",
-        ),
-        ("encoder", encoder, None, "set by the user, or by the kind and size of the inputs"),
-        (
-            "weight of the invariance loss (alpha)",
-            f"{health['final_alpha']:.3g} at the end",
-            n_train,
-            "set by the user, or the largest that keeps the supervised information of z_c",
-        ),
-    ]
+    training, health, given = settings["training"], settings["health"], settings["asked"]
+    rows = []
+    if all(given["training"].get(name) is None for name in ("split", "train_size", "validation_size")):
+        unseen = f"all cells of {n_unseen} perturbations, and " if n_unseen else ""
+        share = f"{unseen}a part of the cells of each {'other ' if n_unseen else ''}perturbation in each environment"
+        rows.append(("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, share))
+    if "max_steps" not in given["training"]:
+        length = f"{training['steps']:,} steps of {training['batch_size']:,} cells, learning rate {training['lr']:g}"
+        rows.append(("length of training", length, n_train, "by the encoder and the number of training cells"))
+    if "encoder" not in given["model"]:
+        encoder = encoder_name(model._encoder(model.init_params_["non_kwargs"]["encoder"]))
+        rows.append(("encoder", encoder, None, "by the kind and the size of the inputs"))
+    if given["model"].get("alpha", "auto") == "auto":
+        alpha = f"{health['final_alpha']:.3g} at the end"
+        why = "the largest weight that keeps the supervised information of z_c"
+        rows.append(("weight of the invariance loss (alpha)", alpha, n_train, why))
     if reference is None:
         how = ("corrected inputs", "not standardised by environment", None)
         rows.append((*how, "no cells of an environment differ from others by the environment alone"))
