@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: losses, networks, preprocessing. Knows nothing of AnnData, scvi-tools or Lightning."""
+"""Losses, networks and preprocessing on tensors, independent of AnnData, scvi-tools and Lightning."""
 
 from scbd.nn._contrastive import Groups, effective_rank, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn._decoders import AdditiveDecoder

@@ -1,15 +1,15 @@
-r"""Supervised contrastive and invariance losses on the unit sphere (Makino et al., 2025, section 2).
+r"""Supervised contrastive loss and invariance losses on the unit sphere (Makino et al., 2025, section 2).
 
-Both losses speak of the probability that anchor :math:`i` is matched with partner :math:`j`,
+Both losses use the probability that anchor :math:`i` is matched with partner :math:`j`,
 
-.. math:: \log P_{ij} = z_i \cdot z_j / \tau - \log \sum_{a} \exp(z_i \cdot z_a / \tau),
+.. math:: \log P_{ij} = z_i \cdot z_j / \tau - \log \sum_{a} \exp(z_i \cdot z_a / \tau).
 
-and both only ever need *sums* of :math:`\log P_{ij}` over the partners that share a label. Such a sum is one
-product with a class sum, :math:`z_i \cdot S_{u_i}` where :math:`S_u = \sum_{j: u_j = u} z_j`, so neither masks nor a
-second softmax are formed: one log-sum-exp over the Gram matrix is all that is quadratic in time, it is streamed in
-memory O(B·D), and both losses on one embedding can share it (:func:`log_normaliser`).
+Both losses need only *sums* of :math:`\log P_{ij}` over the partners that share a label. Such a sum is a product with a
+class sum, :math:`z_i \cdot S_{u_i}` with :math:`S_u = \sum_{j: u_j = u} z_j`. Masks and a second softmax are therefore
+not needed. The only computation with quadratic time is one log-sum-exp over the Gram matrix. It is computed tile by
+tile with O(B·D) memory, and both losses on one embedding can use the same result (:func:`log_normaliser`).
 
-The paper prints a formula and a listing that differ (and the published numbers come from the listing):
+The paper prints a formula and a code listing that differ. The published numbers come from the listing:
 
 ============  ======================================  =========================================
 ..            formula                                 listing
@@ -42,10 +42,10 @@ InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 def log_normaliser(
     z: Tensor, *, temperature: float = 0.1, include_self: bool = True, without: Tensor | Groups | None = None
 ) -> Tensor:
-    r"""The part that the losses on one embedding have in common: :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`.
+    r"""Compute the term that the losses on one embedding share: :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`.
 
-    Pass it to :func:`supervised_contrastive_loss` and :func:`invariance_loss` to compute it once for both. It is
-    quadratic in time, linear in memory, and has no second derivative.
+    Give the result to :func:`supervised_contrastive_loss` and :func:`invariance_loss` to compute it only once. Time is
+    quadratic in the batch size, memory is linear. Second derivatives are not supported.
 
     Parameters
     ----------
@@ -54,19 +54,22 @@ def log_normaliser(
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
-        Whether :math:`a = i` is in the sum: the listing keeps it, the formula does not.
+        Whether the sum includes the anchor itself (:math:`a = i`). The paper's listing includes it, the paper's formula
+        does not.
     without
-        Integer labels, shape ``(B,)``, or their :class:`Groups`: others of an anchor's label are left out of its sum.
+        Integer labels, shape ``(B,)``, or their :class:`Groups`. Other cells with the anchor's label are excluded from
+        the anchor's sum. By default no cell is excluded.
 
     Returns
     -------
-    Shape ``(B,)``, float32 or float64.
+    Logarithm of the sum for each anchor, shape ``(B,)``, float32 or float64.
 
     Raises
     ------
     ValueError
-        If ``z`` is not a batch of at least two vectors of unit length, to 1 %, or the temperature is not above 1/350.
-        Lengths are looked at on the CPU alone: elsewhere, the processor would wait for the device.
+        If ``z`` is not a batch of at least two vectors of unit length (to within 1 %), or if the temperature is not
+        above 1/350. Lengths are checked only on the CPU. On other devices the check would make the processor wait for
+        the device.
 
     Examples
     --------
@@ -93,61 +96,67 @@ def supervised_contrastive_loss(
     anchors: Tensor | None = None,
     log_normaliser: Tensor | None = None,
 ) -> Tensor:
-    r"""Pull embeddings of one label together, push all others apart.
+    r"""Pull embeddings with the same label together and push all others apart.
 
     .. math:: L^{sup} = -\sum_i \frac{1}{|P(i)|} \sum_{p \in P(i)} \log P_{ip},
        \qquad P(i) = \{p \ne i : u_p = u_i\}
 
-    with the mean over anchors in place of the sum for ``reduction="mean"``. An anchor without a positive contributes
-    zero, with smoothing too (and is still counted by the mean, as in the published code). Embeddings that have
-    collapsed to one point cost exactly :math:`\log B` an anchor, or :math:`\log(B-1)` without self-similarity.
+    With ``reduction="mean"``, the mean over anchors replaces the sum over anchors. An anchor without a positive
+    contributes zero, also with smoothing. The mean still counts this anchor, as in the published code. If all
+    embeddings have collapsed to one point, the loss per anchor is exactly :math:`\log B`, or :math:`\log(B-1)` with
+    ``include_self=False``.
 
-    **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` asks for a match with a partner of the label
-    with probability :math:`1 - \varepsilon`, and with anyone else otherwise:
+    **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` changes the target of an anchor: it should be
+    matched with a partner of its label with probability :math:`1 - \varepsilon`, and otherwise with any other cell:
 
     .. math:: -\sum_i \Bigl[ \frac{1 - \varepsilon}{|P(i)|} \sum_{p \in P(i)} \log P_{ip} +
               \frac{\varepsilon}{B - 1} \sum_{a \ne i} \log P_{ia} \Bigr].
 
-    Cells that carry a label without showing it (guides that do not cut, phenotypes of some cells only) then need not be
-    told apart from all others at any price: on the sphere, where every embedding has the same length, "cannot tell"
-    has a place in the middle of a cap. The published invariance loss does nearly this where environments are many, see
-    :func:`invariance_loss`; a point costs what it cost before.
+    Some cells carry a label without showing its phenotype, for example because a guide does not cut, or because only
+    some cells show the phenotype. With smoothing, the loss of such cells is limited when they are not distinguished
+    from all others. All embeddings on the sphere have the same length, so an embedding cannot express uncertainty by
+    its length; it does so by a position between the labels. With many environments, the published invariance loss has
+    nearly the same effect (see :func:`invariance_loss`). Smoothing does not change the loss of a collapsed embedding.
 
-    **Positives of other environments.** With ``environments``, a cell's partners are those of its label in other
-    environments, and those of its label in its own are no part of its sums at all: neither sought nor avoided. What
-    the cells of one well share then brings no two partners together.
+    **Positives from other environments.** With ``environments``, the partners of a cell are the cells with its label in
+    other environments. Cells with the same label *and* the same environment are excluded from all sums of the anchor:
+    they are neither attracted nor repelled. Features that are common to the cells of one well then cannot be used to
+    match partners.
 
     Parameters
     ----------
     z
-        Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
+        Embeddings of unit length, shape ``(B, D)``. Half precision is converted to float32.
     labels
-        Integer labels, shape ``(B,)``, or their :class:`Groups` where several losses read them.
+        Integer labels, shape ``(B,)``, or their :class:`Groups` if several losses use the same labels.
     environments
-        The same of environments: positives are taken from other ones only. By default, from all.
+        Integer environment labels, shape ``(B,)``, or their :class:`Groups`. If given, positives are taken only from
+        other environments. By default positives are taken from all environments.
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
-        Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
+        Whether :math:`\exp(z_i \cdot z_i/\tau)` is part of the normaliser. The paper's listing includes it, the paper's
+        formula does not.
     smoothing
         :math:`\varepsilon`, at least 0 and below 1.
     reduction
-        ``"mean"`` (the listing) or ``"sum"`` (the formula) over anchors.
+        ``"mean"`` (the paper's listing) or ``"sum"`` (the paper's formula) over anchors.
     anchors
-        Boolean, ``(B,)``: which cells are anchors; the others are their partners alone. By default all.
+        Which cells are anchors, boolean, ``(B,)``. The other cells serve only as partners. By default all cells are
+        anchors.
     log_normaliser
-        What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``; with
-        ``environments``, ``without`` those that share label and environment.
+        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. With
+        ``environments``, it must be computed ``without`` the cells that share the anchor's label and environment.
 
     Returns
     -------
-    A scalar, float32 or float64.
+    The loss, a scalar, float32 or float64.
 
     Raises
     ------
     ValueError
         If the shapes do not match, the batch holds fewer than two examples, ``z`` is not of unit length (see
-        :func:`log_normaliser`), or smoothing is not below 1.
+        :func:`log_normaliser`), ``smoothing`` is not at least 0 and below 1, or ``reduction`` is unknown.
 
     References
     ----------
@@ -177,7 +186,7 @@ def supervised_contrastive_loss(
         aside, n_aside = (z, 0) if left_out is None else (left_out.sums(z), left_out.n_others)
 
         def unmatched(sums: Tensor, n: Tensor) -> Tensor:
-            """Mean of -log P over n others of an anchor, given by the sum of these and of those aside."""
+            """Return the mean of -log P over ``n`` partners per anchor; ``sums`` still includes the excluded cells."""
             return log_normaliser - (z * (sums - aside)).sum(1) / temperature / n.clamp(min=1)
 
         n_positives = partners.n_others - n_aside
@@ -205,8 +214,8 @@ def invariance_loss(
 ) -> Tensor:
     r"""Make an anchor as likely to be matched within its environment as outside of it.
 
-    Write :math:`P_e(i)` for the other examples of the anchor's environment, :math:`N_e(i)` for those of all others,
-    and :math:`n_i^+, n_i^-` for how many there are. The forms are
+    Let :math:`P_e(i)` be the other examples of the anchor's environment and :math:`N_e(i)` the examples of all other
+    environments. Let :math:`n_i^+` and :math:`n_i^-` be their numbers. The forms of the loss are
 
     ``"listing"`` (the published code)
         .. math:: \frac{1}{B} \sum_i \frac{1}{B} \Bigl|\sum_{p \in P_e(i)} \log P_{ip} -
@@ -219,49 +228,57 @@ def invariance_loss(
     ``"mass"`` (probability mass against frequency)
         .. math:: \frac{1}{B} \sum_i \Bigl|\log \sum_p P_{ip} - \log \sum_n P_{in} - \log \frac{n_i^+}{n_i^-}\Bigr|
 
-    **Which one.** With two balanced environments the two sums of the listing have equally many terms and all forms
-    ask for the same thing. With :math:`E` environments there are about :math:`E-1` times more negatives than
-    positives. The two *sums* then cannot be equal, and what the listing can still do is to shrink every
-    :math:`|\log P_{ij}|`: it pulls all embeddings together, whatever their label, those of different environments with
-    all its weight and pushes those of the same one apart. Beside the supervised loss this is, but for a constant,
-    smoothing of labels with :math:`\varepsilon \approx \alpha / (1 + \alpha)`, and twice
-    :math:`\alpha / E` times the mean log-probability of the own environment. ``"mean"`` compares like with like: the
-    normaliser cancels, and the loss is zero exactly when, seen from each anchor, the mean of its own environment and
-    the mean of the others (:math:`\mu_i^\pm`) lie in the same direction; it speaks of first moments only.
-    ``"mass"`` also cancels the normaliser and is zero when the own environment is matched as often as its frequency
-    says, which involves all moments of the similarities. Both are sound for many, unbalanced environments, and for
-    both ``include_self`` makes no difference. Their strength differs from the listing's, so an ``alpha`` does not
-    carry over from one form to another.
+    **Which form to choose.** With two balanced environments, the two sums of the listing have equally many terms, and
+    all forms have nearly the same objective. With :math:`E` environments there are about :math:`E-1` times more
+    negatives than positives, so that the two *sums* cannot be equal. The listing can then only be reduced by shrinking
+    every :math:`|\log P_{ij}|`. This pulls embeddings of different environments together, whatever their label, and
+    pushes embeddings of the same environment apart.
 
-    An anchor alone in its environment, or in a batch of one environment, has nothing to compare: for ``"mean"`` and
-    ``"mass"`` it contributes zero; for ``"listing"`` and ``"formula"`` the empty sum is zero, as in the published
-    code, so that a batch of a single environment does **not** cost zero.
+    Add the listing with weight :math:`\alpha` to the supervised loss. With many environments, it then equals, up to a
+    constant, label smoothing with :math:`\varepsilon \approx \alpha / (1 + \alpha)` plus :math:`2 \alpha / E` times the
+    mean log-probability of the anchor's own environment.
+
+    The forms ``"mean"`` and ``"mass"`` are valid for many and for unbalanced environments:
+
+    - ``"mean"``: the normaliser cancels. The loss is zero exactly when, for every anchor, the mean embedding of its own
+      environment (:math:`\mu_i^+`) and the mean embedding of the others (:math:`\mu_i^-`) have the same projection on
+      the anchor. Only first moments enter.
+    - ``"mass"``: the normaliser cancels as well. The loss is zero when an anchor is matched with its own environment as
+      often as this environment occurs in the batch. All moments of the similarities enter.
+
+    For both, ``include_self`` makes no difference. Their scale differs from that of the listing. A value of ``alpha``
+    tuned for one form is therefore not suitable for another.
+
+    An anchor has no comparison if it is alone in its environment or if the batch holds a single environment. With
+    ``"mean"`` and ``"mass"``, such an anchor contributes zero. With ``"listing"`` and ``"formula"``, only the empty sum
+    is zero, as in the published code, so that the loss of a batch with a single environment is **not** zero.
 
     Parameters
     ----------
     z
-        Embeddings of unit length, shape ``(B, D)``. Half precision is computed in float32.
+        Embeddings of unit length, shape ``(B, D)``. Half precision is converted to float32.
     environments
         Integer environment labels, shape ``(B,)``, or their :class:`Groups`.
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
-        Whether :math:`\exp(z_i \cdot z_i/\tau)` stays in the normaliser: the listing keeps it, the formula does not.
+        Whether :math:`\exp(z_i \cdot z_i/\tau)` is part of the normaliser. The paper's listing includes it, the paper's
+        formula does not.
     reduction
-        The form, see above.
+        The form of the loss, see above.
     log_normaliser
-        What :func:`log_normaliser` returned for the same embeddings, temperature and ``include_self``; the forms
-        ``"mean"`` and ``"mass"`` have no use for it.
+        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. The
+        forms ``"mean"`` and ``"mass"`` do not use it.
 
     Returns
     -------
-    A scalar, float32 or float64.
+    The loss, a scalar, float32 or float64.
 
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two examples, or ``z`` is not of unit length (see
-        :func:`log_normaliser`).
+        If the shapes do not match, the batch holds fewer than two examples, ``z`` is not of unit length (see
+        :func:`log_normaliser`), or ``reduction`` is unknown.
 
     References
     ----------
@@ -299,14 +316,15 @@ def invariance_loss(
         return difference.abs().mean() / len(z)
 
 
-# where an argument has the function's name
+# the function under a second name, for use where an argument is called log_normaliser
 _log_normaliser = log_normaliser
 
 
 def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
-    """Supervised contrastive loss of a batch whose embeddings are one point: ``log B`` (``log(B - 1)`` without self).
+    """Return the supervised contrastive loss of a batch in which all embeddings are the same point.
 
-    A trained embedding whose loss stays at this value has collapsed: it tells nothing apart.
+    The value is ``log B``, or ``log(B - 1)`` with ``include_self=False``. If the loss of a trained embedding stays at
+    this value, the embedding has collapsed and distinguishes no labels.
 
     Examples
     --------
@@ -324,35 +342,41 @@ def share_learned(
     include_self: bool = True,
     anchors: Tensor | None = None,
 ) -> Tensor:
-    r"""Share of the information in labels that an embedding has: 0 for a single point, 1 at best, below 0 if worse.
+    r"""Compute the normalised supervised information of an embedding: at most 1, 0 if collapsed, below 0 if worse.
 
-    A point matches a cell (the anchor) of label :math:`u` with its own as often as that occurs, :math:`\pi_u`. The loss
-    asks for :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`. An embedding that does what is asked is
-    below the point (:func:`contrastive_ceiling`) by a Kullback-Leibler divergence, the mean over anchors of
+    The value compares the loss with the loss of a collapsed embedding (:func:`contrastive_ceiling`). If all embeddings
+    are one point, a cell (the anchor) of label :math:`u` is matched with its own label as often as the label occurs,
+    :math:`\pi_u`. The target of the loss is :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`, with
+    :math:`\varepsilon` the smoothing and :math:`n_u` the number of cells of the label. The loss of an embedding that
+    reaches the target is below that of the point by a Kullback-Leibler divergence, the mean over anchors of
 
-    .. math:: m_u \log \frac{m_u}{\pi_u} + (1 - m_u) \log \frac{1 - m_u}{1 - \pi_u},
+    .. math:: m_u \log \frac{m_u}{\pi_u} + (1 - m_u) \log \frac{1 - m_u}{1 - \pi_u}.
 
-    which without smoothing is the entropy of the labels. The share is what a loss is lower by, in units of that.
-    Anchors without a partner say nothing, on either side: shuffled batches of many labels, in which most cells have
-    none, and those in which all have one give the same embedding one share, as long as labels are equally rare.
+    Without smoothing, this is the entropy of the labels. The normalised supervised information is the difference
+    between the loss of the point and the loss of the embedding, divided by this divergence.
 
-    Where they are rarer, the same embedding tells less of what they say. If it matches an anchor with one of its label
-    :math:`w` times as readily as with another, its share is
+    Anchors without a partner carry no information and are excluded from the numerator and the denominator. Shuffled
+    batches with many labels, in which most cells have no partner, therefore give the same value as batches in which all
+    cells have one, provided that labels are equally rare.
+
+    Where labels are rarer, the same embedding gets a lower value. If the embedding matches an anchor :math:`w` times as
+    readily with a cell of its label as with another cell, the value is
     :math:`1 - \mathrm{KL}(m_u \| P_u) / \mathrm{KL}(m_u \| \pi_u)` with :math:`P_u = w \pi_u / (1 + (w - 1) \pi_u)`.
-    Compare shares of batches that are drawn alike.
+    Compare only values of batches that are drawn in the same way.
 
     Parameters
     ----------
     loss
-        What :func:`supervised_contrastive_loss` returned for these labels, with ``reduction="mean"``.
+        Result of :func:`supervised_contrastive_loss` for these labels, with ``reduction="mean"``.
     labels
         Integer labels, shape ``(B,)``, or their :class:`Groups`.
     smoothing, include_self, anchors
-        As in the loss.
+        The same values as in the loss.
 
     Returns
     -------
-    A scalar; 0 where all cells have one label, or each its own, which says nothing; or where there is no anchor.
+    A scalar. It is 0 where labels carry no information (all cells have one label, or each cell has its own label) and
+    where there is no anchor.
 
     Examples
     --------
@@ -374,19 +398,19 @@ def share_learned(
     return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
 
 
-# how far from 1 a length may be: half precision rounds unit vectors by less
+# largest tolerated deviation of a vector's length from 1; half precision rounds unit vectors by less
 _OFF = 0.01
 
 
 def check_smoothing(smoothing: float) -> None:
-    """Raise ``ValueError`` unless labels still say something."""
+    """Raise ``ValueError`` unless smoothing is at least 0 and below 1."""
     if not 0 <= smoothing < 1:
         msg = f"smoothing is a probability below 1, at which labels say nothing; got {smoothing}."
         raise ValueError(msg)
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ``ValueError`` unless logits are finite."""
+    """Raise ``ValueError`` unless the temperature is finite and large enough for finite logits."""
     if not LOWEST_TEMPERATURE < temperature < math.inf:
         msg = (
             f"temperature must be a number above {LOWEST_TEMPERATURE:.4f} (exp(1/temperature) overflows), got "
@@ -396,7 +420,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def checked_batch(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
-    """``z`` in float32 or wider, if everything is as it should be."""
+    """Return ``z`` in float32 or float64, or raise ``ValueError`` if embeddings, temperature or labels are invalid."""
     if z.ndim != 2 or (labels is not None and labels.shape != z.shape[:1]):
         msg = f"z must be (B, D), got {tuple(z.shape)}."
         if labels is not None:
@@ -406,10 +430,10 @@ def checked_batch(z: Tensor, temperature: float, labels: Tensor | None = None, n
         msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
         raise ValueError(msg)
     check_temperature(temperature)
-    if z.device.type == "cpu":  # elsewhere, looking would make the processor wait for the device
+    if z.device.type == "cpu":  # on other devices, the check would make the processor wait for the device
         lengths = torch.linalg.vector_norm(z.detach().float(), dim=1)
         off, row = (lengths - 1).abs().max(0)
-        if off > _OFF:  # NaN is not: of that, the loss is NaN
+        if off > _OFF:  # false for NaN, which is not an error here: the loss becomes NaN
             msg = (
                 f"z must hold vectors of unit length, that of row {int(row)} is {float(lengths[row]):.3g}: use "
                 "torch.nn.functional.normalize(z, dim=1)."
@@ -419,20 +443,21 @@ def checked_batch(z: Tensor, temperature: float, labels: Tensor | None = None, n
 
 
 def sum_over(values: Tensor, anchors: Tensor | None) -> Tensor:
-    """Sum of those of the ``values (B,)`` that are of anchors, boolean ``(B,)``; by default of all.
+    """Sum ``values (B,)`` over anchors, boolean ``(B,)``; by default over all cells.
 
-    To choose them by ``values[anchors]``, the processor would wait to hear how many there are.
+    Selection with ``values[anchors]`` is avoided, because the processor would wait for the device to report the number
+    of anchors.
     """
     return values.sum() if anchors is None else torch.where(anchors, values, 0.0).sum()
 
 
 def mean_over(values: Tensor, anchors: Tensor | None) -> Tensor:
-    """Their mean; 0 where there is none."""
+    """Average ``values (B,)`` over anchors, boolean ``(B,)``, by default over all cells; 0 without any anchor."""
     return values.mean() if anchors is None else sum_over(values, anchors) / anchors.sum().clamp(min=1)
 
 
 class Groups:
-    """Which cells share a label: counted once a batch, and read by all losses on it.
+    """Groups of cells that share a label, computed once per batch and used by several losses.
 
     Parameters
     ----------
@@ -442,9 +467,9 @@ class Groups:
     Attributes
     ----------
     labels
-        The same, int64.
+        The labels as int64.
     n_others
-        How many others share a cell's label, ``(B,)``.
+        Number of other cells with the same label, for each cell, ``(B,)``.
 
     Examples
     --------
@@ -456,8 +481,8 @@ class Groups:
     """
 
     def __init__(self, labels: Tensor) -> None:
-        labels = labels.long()  # codes of pairs outgrow the few bits that pandas gives few categories
-        # to count, the processor waits for the device
+        labels = labels.long()  # pandas stores few categories as int8, in which codes of pairs would overflow
+        # counting makes the processor wait for the device
         _, self._index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
         self._n_groups = len(counts)
         self._crossed: tuple[Groups, Groups] | None = None
@@ -466,29 +491,43 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Tensor | Groups) -> Groups:
-        """Those of a loss's argument, counted here if they were not before."""
+        """Return ``labels`` themselves if they are groups already, otherwise compute their groups."""
         return labels if isinstance(labels, Groups) else cls(labels)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def crossed(self, others: Groups) -> Groups:
-        """Which cells share this label and another one: remembered, since several losses ask for the same pair."""
+        """Return the groups of cells that share this label and the label of ``others``.
+
+        The result is cached, since several losses use the same pair of labels.
+        """
         if self._crossed is None or self._crossed[0] is not others:
             self._crossed = others, Groups(pair_codes(self.labels, others.labels))
         return self._crossed[1]
 
     def table(self, others: Groups) -> Tensor:
-        """How many cells have a label and another one, ``(labels, other labels)``, in the order of their codes."""
+        """Count the cells with each pair of labels, ``(labels, labels of others)``, in the order of codes."""
         size = self._n_groups * others._n_groups
         counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
         return counts.view(self._n_groups, others._n_groups)
 
     def in_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
-        """Means of ``values (B, D)`` over sets of cells of one label, ``(S, D)``, and the labels of the sets.
+        """Average ``values (B, D)`` over sets of cells with the same label.
 
-        A label has as many sets as it has times ``size`` cells, and two at least where it has two cells; its cells are
-        dealt out evenly, in the order of the batch.
+        A label with ``n`` cells is divided into ``n // size`` sets, but into at least two sets if it has two or more
+        cells. The cells of a label are divided evenly over its sets, in the order of the batch.
+
+        Parameters
+        ----------
+        values
+            Values of cells, ``(B, D)``.
+        size
+            Intended number of cells per set.
+
+        Returns
+        -------
+        Means of the ``S`` sets, ``(S, D)``, and the groups of the sets' labels.
         """
         counts = torch.bincount(self._index)
         n_sets = torch.maximum(counts // size, counts.clamp(max=2))
@@ -502,55 +541,59 @@ class Groups:
         return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
 
     def first(self, values: Tensor) -> Tensor:
-        """One of the ``values (B, D)`` of each label, ``(labels, D)``: for what all of its cells share."""
+        """Return one row per label, ``(labels, D)``, of ``values (B, D)`` that are equal within a label."""
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
         return empty.index_copy(0, self._index, values)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum of ``values (B, D)`` over all cells of a cell's label, itself included, ``(B, D)``."""
+        """Sum ``values (B, D)`` over all cells with a cell's label, including the cell itself, ``(B, D)``."""
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
         return empty.index_add(0, self._index, values).index_select(0, self._index)
 
 
 def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
-    """A code for each pair of label and environment, of int64 ``(B,)``, int64 ``(B,)``."""
+    """Return an integer code for each pair of a label, int64 ``(B,)``, and an environment, int64 ``(B,)``."""
     environments = environments - environments.min()
     return labels * (environments.max() + 1) + environments
 
 
 def exact(device: torch.device) -> torch.dtype:
-    """What a device can count in most exactly."""
+    """Return the floating-point dtype of highest precision that a device supports."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-# rows and columns of a tile: one that stays in a core's cache; where launching costs more than computing, a large one
+# (rows, columns) of a tile of the Gram matrix, by device: on a CPU, a tile that fits into a core's cache
 _TILE = {"cpu": (128, 2048)}
+# … on other devices a large tile, since launching a kernel takes longer than computing a small tile
 _LARGE_TILE = (2048, 8192)
-# exponentials kept for the backward pass rather than computed again: most of the triangle at a batch of 2,048
+# memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed; enough for most of
+# the upper triangle of the Gram matrix at a batch size of 2,048
 _KEPT_BYTES = 7 * 2**20
-# float32 holds exp(±40) and sums of it; below this temperature similarities of unit vectors ask for float64 …
+# largest 1/temperature in float32, which represents exp(±40) and sums of it; float64 is used for lower temperatures
 _FLOAT32_LIMIT = 40.0
-# … and below 1/350 for more than that
+# lowest temperature: ratios of two exponentials, up to exp(2/temperature), overflow float64 below it
 LOWEST_TEMPERATURE = 1 / 350
 
 
 def log_sums(z: Tensor, temperature: float, labels: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Log-sum-exp of each anchor's logits over all others, or apart over those of its label and of other labels.
+    """Compute the log-sum-exp of each anchor's logits over all other cells, or separately by label.
 
-    Memory is O(B·D) beyond a fixed number of exponentials, whatever the batch.
+    Memory is O(B·D) plus a constant amount for exponentials, whatever the batch size.
 
     Parameters
     ----------
     z
         Embeddings of unit length, float32 or float64 ``(B, D)``.
     temperature
-        At least ``LOWEST_TEMPERATURE``.
+        Scale of the logits, at least ``LOWEST_TEMPERATURE``.
     labels
-        Integer labels ``(B,)``.
+        Integer labels ``(B,)``. If given, the sum over cells with the anchor's label and the sum over cells with other
+        labels are computed separately.
 
     Returns
     -------
-    Without labels one tensor ``(B,)``, with labels two; −inf where there is nothing to sum.
+    Without labels, one tensor ``(B,)``. With labels, two tensors ``(B,)``: over cells with the same label, and over
+    cells with other labels. An empty sum gives −inf.
     """
     if z.dtype == torch.float32 and 1 / temperature > _FLOAT32_LIMIT:
         return tuple(part.float() for part in _LogSums.apply(z.double(), temperature, labels))
@@ -558,6 +601,8 @@ def log_sums(z: Tensor, temperature: float, labels: Tensor | None = None) -> tup
 
 
 class _LogSums(torch.autograd.Function):
+    """Log-sum-exp over the tiles of the Gram matrix, with a backward pass that recomputes exponentials."""
+
     @staticmethod
     def forward(ctx: Any, z: Tensor, temperature: float, labels: Tensor | None) -> tuple[Tensor, ...]:
         sums = z.new_zeros(1 if labels is None else 2, len(z))
@@ -580,7 +625,7 @@ class _LogSums(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         z, sums, labels = ctx.saved_tensors
-        # an anchor without partners has an empty sum, and no gradient
+        # the sum of an anchor without partners is empty, and its gradient is zero
         weights = torch.stack(gradients) / sums.clamp(min=torch.finfo(z.dtype).tiny)
         scaled = z / ctx.temperature
         kept = iter(ctx.kept)
@@ -600,7 +645,11 @@ class _LogSums(torch.autograd.Function):
 
 
 def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows and columns of the tiles on and above the diagonal, and which of a tile's columns are not its rows."""
+    """Yield the rows and columns of each tile on or above the diagonal of the Gram matrix.
+
+    The third slice selects the columns of the tile that are not also among its rows. The mirrored tile below the
+    diagonal holds these columns only.
+    """
     n = len(z)
     height, width = _TILE.get(z.device.type, _LARGE_TILE)
     for start in range(0, n, height):
@@ -611,13 +660,13 @@ def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _exponentials(scaled: Tensor, z: Tensor, rows: slice, columns: slice) -> Tensor:
-    """``exp(s)`` of a tile, zero for an anchor with itself."""
+    """Compute ``exp(z_i · z_j / temperature)`` in a tile, with zero on the diagonal of the Gram matrix."""
     tile = torch.mm(scaled[rows], z[columns].T).exp_()
     return tile.fill_diagonal_(0) if rows.start == columns.start else tile
 
 
 def _parts(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
-    """The tile, or what of it lies inside and outside of the anchors' labels."""
+    """Return the tile itself, or with labels its entries within labels and its entries between labels."""
     if labels is None:
         return (tile,)
     same = labels[rows, None] == labels[columns]
@@ -625,9 +674,9 @@ def _parts(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> 
 
 
 def spread(z: Tensor) -> float:
-    r"""Total variance of unit vectors, :math:`1 - \lVert \bar z \rVert^2`.
+    r"""Compute the total variance of unit vectors, :math:`1 - \lVert \bar z \rVert^2`.
 
-    Zero when all embeddings are one point, one when they are centred on the sphere.
+    The value is zero if all embeddings are one point, and one if their mean is zero.
 
     Parameters
     ----------
@@ -644,14 +693,17 @@ def spread(z: Tensor) -> float:
 
 
 def effective_rank(z: Tensor) -> float:
-    r"""Number of directions an embedding uses: the exponential of the entropy of its covariance spectrum.
-
-    Between 1 (a line) and ``D`` (isotropic); a point has effective rank 0 here, and what is not finite NaN.
+    """Estimate how many directions an embedding uses: the exponential of the entropy of its covariance spectrum.
 
     Parameters
     ----------
     z
         Embeddings, shape ``(N, D)``.
+
+    Returns
+    -------
+    A number between 1 (all embeddings on a line) and ``D`` (isotropic). The value is 0 if all embeddings are one point,
+    and NaN if any value is not finite.
 
     References
     ----------
@@ -662,5 +714,5 @@ def effective_rank(z: Tensor) -> float:
     >>> round(scbd.nn.effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])), 3)
     4.0
     """
-    as_came = torch.promote_types(z.dtype, torch.float32)  # numpy knows fewer
+    as_came = torch.promote_types(z.dtype, torch.float32)  # NumPy has no bfloat16, so half precision becomes float32
     return _linear_maps.effective_rank(z.detach().to(as_came).cpu().numpy())

@@ -1,4 +1,4 @@
-"""The additive decoder: what each block adds to a cell (paper, appendix A; Lachapelle et al., 2024)."""
+"""Additive decoder: an image is a sum of one part per embedding (paper, appendix A; Lachapelle et al., 2024)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from scbd._checks import check_choice
 
 Likelihood = Literal["bernoulli", "gaussian"]
 
-# four doublings lead from the first map to the image
+# ratio of the image side to the side of the first feature map: four doublings
 _GROWTH = 16
 
 
 class BlockDecoder(nn.Sequential):
-    """From one embedding ``(B, D)`` to feature maps ``(B, width / 2, H, W)``: four doublings, as the paper's table.
+    """Decoder of one embedding ``(B, D)`` into feature maps ``(B, width / 2, H, W)``, as in the paper's table.
+
+    Four transposed convolutions each double the size of the feature maps.
 
     Parameters
     ----------
     n_latent
-        Dimension ``D``.
+        Dimension ``D`` of the embedding.
     image_size
-        ``(H, W)``. The first map has a sixteenth of it, rounded up; what stands over in the end is cut off.
+        ``(H, W)``, in pixels. The sides of the first map are a sixteenth of these, rounded up. The last maps are
+        cropped to ``(H, W)`` around their centre.
     width
-        Channels of all layers but the last; the paper has 256.
+        Number of channels of all layers except the last, which has half as many. The paper uses 256.
     """
 
     def __init__(self, n_latent: int, image_size: tuple[int, int], width: int) -> None:
@@ -45,7 +48,7 @@ class BlockDecoder(nn.Sequential):
         self.apply(_keep_variance)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Feature maps of embeddings."""
+        """Decode embeddings ``(B, D)`` into feature maps ``(B, width / 2, H, W)``."""
         maps = super().forward(z)
         height, width = self.image_size
         top, left = (maps.shape[-2] - height) // 2, (maps.shape[-1] - width) // 2
@@ -53,14 +56,14 @@ class BlockDecoder(nn.Sequential):
 
 
 class FeatureBlockDecoder(nn.Sequential):
-    """From one embedding ``(B, D)`` to hidden features ``(B, width / 2)``: two layers.
+    """Two-layer decoder of one embedding ``(B, D)`` into hidden features ``(B, width / 2)``.
 
     Parameters
     ----------
     n_latent
-        Dimension ``D``.
+        Dimension ``D`` of the embedding.
     width
-        Of the hidden layer; the last has half of it.
+        Number of units of the first layer. The second layer has half as many.
     """
 
     def __init__(self, n_latent: int, width: int) -> None:
@@ -69,41 +72,43 @@ class FeatureBlockDecoder(nn.Sequential):
 
 
 def _keep_variance(layer: nn.Module) -> None:
-    """Weights with which signals neither die nor grow on their way through the layers.
+    """Initialise the weights of a layer such that the variance of signals is the same before and after the layer.
 
-    With torch's default ones, the pictures of two embeddings differ by a millionth before training, and for long after.
+    With PyTorch's default weights, the images decoded from two embeddings differ only by about a millionth before
+    training, and for a long time after it starts.
     """
-    if isinstance(layer, nn.Linear):  # its input has length 1
+    if isinstance(layer, nn.Linear):  # its input is an embedding of length 1
         nn.init.normal_(layer.weight, std=math.sqrt(2))
     elif isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    elif isinstance(layer, nn.ConvTranspose2d):  # with stride 2, a pixel gets a quarter of the taps
+    elif isinstance(layer, nn.ConvTranspose2d):  # stride 2: a pixel receives a quarter of the 9 weights
         nn.init.normal_(layer.weight, std=math.sqrt(2 * 4 / (9 * layer.in_channels)))
     if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d) and layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 class AdditiveDecoder(nn.Module):
-    r"""Images, or features, from both embeddings, each its own part: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
+    r"""Decoder that adds one contribution of each embedding: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
 
-    The sum is that of the logits (Bernoulli) or of the means (Gaussian). No part of a picture can depend on both
-    blocks at once, which is what lets one block be exchanged.
+    The sum is taken of logits (Bernoulli) or of means (Gaussian). Neither contribution depends on both embeddings.
+    This makes it possible to exchange one embedding and keep the contribution of the other.
 
     Parameters
     ----------
     n_latents
-        Dimensions of the embeddings: two numbers, or one for a model of a single block.
+        Dimensions of the embeddings: two numbers, or one number for a model with a single block.
     image_shape
-        ``(C, H, W)`` of images, or ``(F,)`` of features.
+        ``(C, H, W)`` for images, or ``(F,)`` for features.
     width
-        Channels of the layers, or their units; the paper has 256.
+        Number of channels (images) or units (features) of the layers. The paper uses 256.
     likelihood
-        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
+        ``"bernoulli"`` for values between 0 and 1, or ``"gaussian"`` for any values. The Gaussian has one learned scale
+        for all values.
 
     Raises
     ------
     ValueError
-        If the likelihood is not known, or the width is not an even number.
+        If the likelihood is unknown, or the width is not an even number of at least 2.
 
     Examples
     --------
@@ -137,17 +142,20 @@ class AdditiveDecoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, *embeddings: Tensor) -> Tensor:
-        """Logits or means ``(B, C, H, W)``, or ``(B, F)``, of embeddings ``(B, D)``, one for each block."""
+        """Decode one embedding ``(B, D)`` per block into logits or means, ``(B, C, H, W)`` or ``(B, F)``."""
         maps = [part(z) for part, z in zip(self.parts, embeddings, strict=True)]
         return self.pixels(torch.stack(maps).sum(0))
 
     def mean(self, *embeddings: Tensor) -> Tensor:
-        """Expected images ``(B, C, H, W)``, or features ``(B, F)``, float32."""
+        """Return the expected images ``(B, C, H, W)``, or features ``(B, F)``, in float32."""
         images = self(*embeddings).float()
         return images.sigmoid() if self.likelihood == "bernoulli" else images
 
     def negative_log_likelihood(self, images: Tensor, *embeddings: Tensor) -> Tensor:
-        """Of images ``(B, C, H, W)``, or features ``(B, F)``: nats a value, the mean over cells and values."""
+        """Compute the negative log-likelihood of images ``(B, C, H, W)``, or features ``(B, F)``, given the embeddings.
+
+        The result is in nats per pixel and channel (or per feature), averaged over cells.
+        """
         predicted = self(*embeddings).float()
         if self.likelihood == "bernoulli":
             return F.binary_cross_entropy_with_logits(predicted, images)

@@ -1,4 +1,4 @@
-"""Several processes: rows of all of them as one batch, since a contrastive loss learns from pairs; and one network."""
+"""Communication between training processes: joint batches for contrastive losses, and synchronised buffers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from torch import Tensor, distributed, nn
 
 
 def gather(rows: Tensor) -> Tensor:
-    r"""Rows of all processes, one after the other in the order of their ranks, with gradient.
+    r"""Concatenate the rows of all processes in the order of their ranks, with gradient.
 
-    Every process then computes the loss :math:`L` of the joint batch. The gradient of all these equal losses flows
-    back to the rows of each process, where it is :math:`W\, \partial L / \partial z` for :math:`W` processes; the mean
-    over processes that data-parallel training takes of parameters' gradients makes it that of the joint batch.
+    A contrastive loss compares pairs of cells, so every process computes the loss :math:`L` of the joint batch. With
+    :math:`W` processes there are :math:`W` equal losses. The gradient of all these losses with respect to the rows of
+    one process is :math:`W\, \partial L / \partial z`. Data-parallel training averages the gradients of parameters over
+    processes, which yields the gradient of the loss of the joint batch.
 
     Parameters
     ----------
     rows
-        Of this process, the same shape in all, ``(B, ...)``.
+        Rows of this process, ``(B, ...)``, with the same shape in all processes.
 
     Returns
     -------
-    ``(W B, ...)``; ``rows`` themselves where there is a single process.
+    Rows of all processes, ``(W B, ...)``. With a single process, ``rows`` itself is returned.
 
     Examples
     --------
@@ -35,21 +36,25 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def world() -> tuple[int, int]:
-    """Rank of this process, and how many there are."""
+    """Return the rank of this process and the number of processes."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 
 
 def agree_on_buffers(module: nn.Module) -> None:
-    """Take those of the first process: BatchNorm's statistics differ by what each has seen, and parameters do not."""
+    """Replace the buffers of a module by the buffers of the process with rank 0.
+
+    BatchNorm's running statistics differ between processes, since each process sees other cells. Parameters do not
+    differ.
+    """
     if world()[1] > 1:
         for buffer in module.buffers():
             distributed.broadcast(buffer, 0)
 
 
 def wait_for_all() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes have reached this call."""
     if world()[1] > 1:
         distributed.barrier()
 

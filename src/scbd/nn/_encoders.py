@@ -1,4 +1,4 @@
-"""An encoder that is ready for inputs, and the block it makes with a projection head (paper, section 2)."""
+"""Encoders for images or features, and blocks: an encoder with a projection head (paper, section 2)."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ Representation = Literal["embedding", "intermediate"]
 
 
 class Encoder(nn.Module):
-    """An encoder, ready for inputs of a shape: ``r = Enc(x)``, the intermediate representation.
+    """Encoder without a projection: ``r = Enc(x)``, the intermediate representation.
 
-    The encoder computes in channels-last layout, and without the padding of very small maps: the same mathematics,
-    faster.
+    The encoder computes in channels-last layout, and without the padding of very small feature maps. Both make it
+    faster and do not change the mathematics.
 
     Parameters
     ----------
     encoder
         A name or a module, see :func:`build_encoder`.
     input_shape
-        ``(C, H, W)`` of images, or ``(F,)`` of features, as they come.
+        Shape of one preprocessed input: ``(C, H, W)`` for images, or ``(F,)`` for features, before ``transform``.
     transform
-        What features pass before the encoder.
+        Transform applied to features before the encoder. By default there is no transform.
     norm
-        Of an encoder by name, see :func:`build_encoder`.
+        Normalisation of an encoder given by name, see :func:`build_encoder`.
 
     Attributes
     ----------
     n_features
-        Dimension ``R`` of the representation.
+        Dimension ``R`` of the representation ``r``.
     n_stages
-        Number of stages on the way there, see :meth:`watched`.
+        Number of the encoder's stages, see :meth:`watched`.
     frozen
-        Whether the encoder is, see :meth:`freeze`.
+        Whether the encoder is excluded from training, see :meth:`freeze`.
 
     Raises
     ------
     ValueError
-        If the encoder cannot take such inputs, or does not return one vector of features a cell.
+        If the encoder does not accept such inputs, or does not return one vector of features per cell.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.frozen = False
-        self._freed: list[nn.Parameter] = []  # of the encoder, what learns when it is not frozen
+        self._freed: list[nn.Parameter] = []  # parameters that train when not frozen
         seen = input_shape if transform is None else transform.output_shape
         self.transform = transform
         self.encoder = build_encoder(encoder, seen[0], of_features=len(seen) == 1, norm=norm)
@@ -85,20 +85,23 @@ class Encoder(nn.Module):
         self._tap = Tap()
         for module in (*stages, self.encoder):
             module.register_forward_hook(self._tap)
-        # the layout in which convolutions run fastest; images follow in Preprocess
+        # convolutions are fastest in this memory layout; Preprocess converts images to the same layout
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Intermediate representations ``(B, R)`` of preprocessed inputs ``(B, C, H, W)`` or ``(B, F)``."""
+        """Encode preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` into intermediate representations ``(B, R)``."""
         return self.encoder(inputs if self.transform is None else self.transform(inputs))
 
     def freeze(self, frozen: bool) -> None:
-        """Keep the encoder as it is, weights and running statistics, while what is behind it learns; or let it learn.
+        """Exclude the encoder from training, or include it again.
+
+        A frozen encoder keeps its weights and its running statistics (BatchNorm). The projection and other layers
+        behind the encoder continue to learn.
 
         Parameters
         ----------
         frozen
-            Whether it stays.
+            Whether the encoder is frozen (True) or trained (False).
         """
         if frozen and not self.frozen:
             self._freed = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
@@ -108,28 +111,32 @@ class Encoder(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
-        """Go into training mode, or out of it; an encoder that is frozen stays out."""
+        """Switch to training mode, or to evaluation mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.frozen:
             self.encoder.eval()
         return self
 
     def width(self, representation: Representation) -> int:
-        """Dimension of what :meth:`represent` returns."""
+        """Return the number of dimensions of what :meth:`represent` returns: ``R`` for either representation."""
         return self.n_features
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
-        """What a cell is embedded as: without a projection, the embedding is the intermediate representation."""
+        """Return the intermediate representations ``(B, R)``; without a projection, they are also the embeddings."""
         return self(inputs)
 
     def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
-        """Have ``r`` of every forward pass looked at, until the handle is removed."""
+        """Call a function with ``r`` in every forward pass, until the returned handle is removed."""
         return self.encoder.register_forward_hook(lambda _module, _inputs, r: look(r))
 
     def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """``r``, and what the inputs were on the way: a vector a stage, and ``r``.
+        """Return ``r`` and the intermediate representations of all stages.
 
-        Stages are the encoder's last maps at each resolution, averaged over pixels: ``n_stages`` tensors of ``(B, C)``.
+        A stage ends with the encoder's last feature map at a resolution. The feature maps are averaged over pixels.
+
+        Returns
+        -------
+        ``r``, ``(B, R)``, and a list with one tensor ``(B, C)`` per stage (``n_stages`` tensors), followed by ``r``.
         """
         kept: list[Tensor] = []
         self._tap.kept = kept
@@ -140,10 +147,10 @@ class Encoder(nn.Module):
 
 
 class Block(Encoder):
-    """One embedding: encoder, two-layer projection, unit sphere.
+    """Encoder with a two-layer projection onto the unit sphere, which computes one embedding (z_c or z_s).
 
-    ``z = Proj(r) / |Proj(r)|`` with ``Proj = Linear(R, R) - GELU - Linear(R, D)``; of the encoder ``"linear"``, which
-    embeds as it is, ``z = r / |r|``.
+    The embedding is ``z = Proj(r) / |Proj(r)|`` with ``Proj = Linear(R, R) - GELU - Linear(R, D)``. The encoder
+    ``"linear"`` has no projection: its embedding is ``z = r / |r|``.
 
     Parameters
     ----------
@@ -160,7 +167,7 @@ class Block(Encoder):
     Raises
     ------
     ValueError
-        If the encoder embeds as it is, in another number of dimensions.
+        If the encoder is ``"linear"``, and ``n_latent`` differs from the dimension of its inputs.
 
     Examples
     --------
@@ -196,7 +203,10 @@ class Block(Encoder):
         self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
-        """Projections of intermediate representations ``(B, R)``, ``(B, D)`` in float32 or wider: z of any length."""
+        """Project intermediate representations ``(B, R)`` to ``(B, D)``, before normalisation to unit length.
+
+        The result is float32, or float64 if ``r`` is.
+        """
         h = self.projection(r)
         return h.to(torch.promote_types(h.dtype, torch.float32))
 
@@ -205,34 +215,45 @@ class Block(Encoder):
         return on_sphere(self.project(super().forward(inputs)))
 
     def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Projections, z of any length, and what the inputs were on the way: a vector a stage, and ``r``."""
+        """Return the projections ``(B, D)``, before normalisation to unit length, and the intermediate representations.
+
+        The intermediate representations are those of :meth:`Encoder.watched`: one tensor ``(B, C)`` per stage, and
+        ``r``.
+        """
         r, passed = super().watched(inputs)
         return self.project(r), passed
 
     def width(self, representation: Representation) -> int:
-        """Dimension of what :meth:`represent` returns."""
+        """Return the number of dimensions of what :meth:`represent` returns: ``D`` for the embedding, else ``R``."""
         return self.n_latent if representation == "embedding" else self.n_features
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
-        """``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``."""
+        """Return the embeddings ``z (B, D)``, or the intermediate representations ``r (B, R)``."""
         r = super().forward(inputs)
         return r if representation == "intermediate" else on_sphere(self.project(r))
 
 
 def on_sphere(h: Tensor) -> Tensor:
-    """Vectors ``(B, D)`` at unit length; NaN where one is too long for its square to be a number."""
-    # of these, a direction of length 0 would be left
+    """Scale vectors ``(B, D)`` to unit length; NaN for a vector whose squared length overflows."""
+    # without the mask, such a vector would be divided by infinity and become zero
     overflown = torch.linalg.vector_norm(h.detach(), dim=1, keepdim=True).isinf()
     return F.normalize(h, dim=1).masked_fill(overflown, torch.nan)
 
 
 def _dry_run(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, list[nn.Module]]:
-    """Number of features, and the modules at the end of each stage."""
+    """Return the number of features, and the modules at the end of each stage, from a forward pass of two inputs.
+
+    Raises
+    ------
+    ValueError
+        If the encoder does not accept inputs of this shape, or does not return one vector of features per input.
+    """
     was_training = encoder.training
-    encoder.eval()  # a dry run must not move BatchNorm's statistics
+    encoder.eval()  # the dry run must not change BatchNorm's running statistics
     try:
         with torch.no_grad():
-            # two cells, so that a squeezed batch dimension shows; a ramp, so that they differ without a random number
+            # two cells, so that an encoder that squeezes the batch dimension is detected; a ramp makes the cells differ
+            # without drawing random numbers
             inputs = torch.linspace(0, 1, 2 * math.prod(input_shape)).view(2, *input_shape)
             features, stages = find_stages(encoder, inputs)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -252,8 +273,9 @@ def _dry_run(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, lis
 
 
 Norm = Literal["batch", "instance", "group"]
-# divides the widths of all encoders by name
+# number of groups of channels; it divides the numbers of channels of all encoders that have a name
 _N_GROUPS = 8
+# layers that replace BatchNorm, by value of ``norm``
 _INSTEAD: dict[str, Callable[[int], nn.Module]] = {
     "instance": partial(nn.InstanceNorm2d, affine=True),
     "group": partial(nn.GroupNorm, _N_GROUPS),
@@ -261,7 +283,7 @@ _INSTEAD: dict[str, Callable[[int], nn.Module]] = {
 
 
 def small_encoder(n_channels: int) -> nn.Module:
-    """Four strided 3 x 3 convolutions: for images up to about 64 pixels and for quick runs. 256 features."""
+    """Build four strided 3 x 3 convolutions with 256 features, for images up to about 64 pixels and for quick runs."""
     layers: list[nn.Module] = []
     width_in = n_channels
     for width in (32, 64, 128, 256):
@@ -275,28 +297,28 @@ def small_encoder(n_channels: int) -> nn.Module:
 
 
 def resnet18(n_channels: int) -> nn.Module:
-    """ResNet-18 with torchvision's stem (7 x 7, stride 2, max-pool) and 512 features."""
+    """Build a ResNet-18 with torchvision's stem (7 x 7, stride 2, max-pool) and 512 features."""
     from monai.networks.nets.resnet import resnet18 as build
 
     return build(**_RESNET, n_input_channels=n_channels)
 
 
 def resnet50(n_channels: int) -> nn.Module:
-    """ResNet-50 with torchvision's stem (7 x 7, stride 2, max-pool) and 2,048 features."""
+    """Build a ResNet-50 with torchvision's stem (7 x 7, stride 2, max-pool) and 2,048 features."""
     from monai.networks.nets.resnet import resnet50 as build
 
     return build(**_RESNET, n_input_channels=n_channels)
 
 
 def densenet121(n_channels: int) -> nn.Module:
-    """DenseNet-121 without its classifier, 1,024 features."""
+    """Build a DenseNet-121 without its classifier, with 1,024 features."""
     from monai.networks.nets.densenet import DenseNet121
 
     features = DenseNet121(spatial_dims=2, in_channels=n_channels, out_channels=1).features
     return nn.Sequential(features, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-# with these, MONAI's ResNets have torchvision's state keys and outputs
+# with these arguments, MONAI's ResNets have the same state keys and outputs as torchvision's
 _RESNET = {"spatial_dims": 2, "conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
 
 ENCODERS: dict[str, Callable[[int], nn.Module]] = {
@@ -307,12 +329,12 @@ ENCODERS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-# those that torchvision has, too
+# encoders for which torchvision provides weights
 _WITH_WEIGHTS = ("resnet18", "resnet50", "densenet121")
 
 
 class IdentityLinear(nn.Linear):
-    """A linear map without offset that begins as the identity: what it returns is an embedding already."""
+    """Linear map without offset, initialised to the identity; its output is the embedding, without a projection."""
 
     def __init__(self, n_features: int) -> None:
         super().__init__(n_features, n_features, bias=False)
@@ -320,7 +342,7 @@ class IdentityLinear(nn.Linear):
 
 
 def mlp(n_features: int) -> nn.Module:
-    """Two hidden layers, 256 and 128 wide, of features."""
+    """Build an encoder of features with two hidden layers, 256 and 128 units wide."""
     return nn.Sequential(nn.Linear(n_features, 256), nn.GELU(), nn.Linear(256, 128), nn.GELU())
 
 
@@ -335,33 +357,42 @@ def build_encoder(
     norm: Norm = "batch",
     weights: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """Make an encoder from its name, or an independent copy of a module.
+    """Build an encoder from its name, or copy a module.
 
     Parameters
     ----------
     encoder
-        Of images, ``"small"``, ``"resnet18"``, ``"resnet50"``, ``"densenet121"``; of features, ``"linear"`` or
-        ``"mlp"``; or any module that takes float images ``(B, C, H, W)``, or features ``(B, F)``, and returns features
-        ``(B, R)``. A module is copied, weights included, to the CPU, where every model begins.
+        For images: ``"small"``, ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``. For features: ``"linear"`` or
+        ``"mlp"``. Alternatively any module that takes float images ``(B, C, H, W)``, or features ``(B, F)``, and
+        returns features ``(B, R)``. A module is copied with its weights to the CPU, where every model is created.
     n_channels
-        Number of image channels ``C``, or of features ``F``.
+        Number of image channels ``C``, or number of features ``F``.
     of_features
-        Whether the inputs are features.
+        Whether the inputs are features. Default: images.
     norm
-        What normalises activations of an encoder of images that is named: ``"batch"``, by statistics of all cells,
-        which training keeps; ``"instance"``, each channel of each image by its own mean and variance, so that what an
-        image has of stain and contrast is gone, and a new plate needs nothing (but maps must be larger than a pixel);
-        ``"group"``, eight groups of channels of an image together.
+        Normalisation of activations in an encoder of images that is given by name:
+
+        - ``"batch"`` (default): with mean and variance over all cells. Running statistics are kept during training.
+        - ``"instance"``: each channel of each image with its own mean and variance. This removes differences between
+          images in stain intensity and contrast, and requires no statistics of a new plate. Feature maps must be larger
+          than one pixel.
+        - ``"group"``: eight groups of channels of an image, each group with its own mean and variance.
     weights
-        File of a state dict under torchvision's names, for ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``, such as
-        one learned on photographs; random weights by default. What comes out can be given to any model as its encoder.
+        File with a state dict under torchvision's names, for ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``, for
+        example pre-trained on photographs. By default weights are random. The returned encoder can be given to any
+        model as its encoder.
+
+    Returns
+    -------
+    The encoder, a module on the CPU.
 
     Raises
     ------
     FileNotFoundError
-        If the weights are not there.
+        If the file of weights does not exist.
     ValueError
-        If the name or ``norm`` is not known, the weights do not fit, or a norm is asked for of what has none to choose.
+        If the name or ``norm`` is unknown, if the weights do not fit the encoder, or if another ``norm`` than
+        ``"batch"`` is requested for an encoder of features, a module or an encoder with ``weights``.
     TypeError
         If ``encoder`` is neither a name nor a module.
 
@@ -380,7 +411,7 @@ def build_encoder(
         msg = f"norm={norm!r} is for encoders of images by name, and not for {what}: leave it out."
         raise ValueError(msg)
     if isinstance(encoder, nn.Module):
-        return copy.deepcopy(encoder).cpu()  # a saved one may be loaded to a GPU
+        return copy.deepcopy(encoder).cpu()  # a saved encoder may have been loaded to a GPU
     if not isinstance(encoder, str):
         msg = f"encoder must be a name or a torch.nn.Module, got {type(encoder).__name__}."
         raise TypeError(msg)
@@ -393,7 +424,7 @@ def build_encoder(
         msg = f"{what}: use one of {', '.join(known)}, or pass a torch.nn.Module."
         raise ValueError(msg)
     built = _replaced(known[encoder](n_channels), SmallMapConv2d.of)
-    if norm != "batch":  # MONAI's own argument reaches the first of a ResNet alone
+    if norm != "batch":  # MONAI's own argument changes only the first layer of a ResNet
         make = _INSTEAD[norm]
         _replaced(built, lambda child: make(child.num_features) if isinstance(child, nn.BatchNorm2d) else None)
     if weights is not None:
@@ -402,7 +433,7 @@ def build_encoder(
 
 
 def _replaced(network: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """The network, with what ``make`` returns in place of each of its modules for which it returns something."""
+    """Replace, in place, each submodule for which ``make`` returns a new module; return the network."""
     for module in list(network.modules()):
         for name, child in module.named_children():
             if (new := make(child)) is not None:
@@ -410,22 +441,26 @@ def _replaced(network: nn.Module, make: Callable[[nn.Module], nn.Module | None])
     return network
 
 
-# up to here the products are large and few; beyond, the library's convolution is faster
+# largest number of output pixels for which one matrix product per pixel is faster than PyTorch's convolution
 _MOST_OUTPUT_PIXELS = 4
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A convolution that multiplies no padding where its output has at most four pixels.
+    """Convolution that skips the products with zero padding where its output has at most four pixels.
 
-    Elsewhere, and on other devices than the processor, it is :class:`torch.nn.Conv2d`.
+    For larger outputs, and on other devices than the CPU, it computes the same as :class:`torch.nn.Conv2d`.
     """
 
     @classmethod
     def of(cls, convolution: nn.Module) -> SmallMapConv2d | None:
-        """One with the parameters of a padded convolution; `None` of anything that it would not compute alike."""
+        """Return a replacement that uses the parameters of a padded convolution.
+
+        The result is `None` for other modules, and for convolutions that this class does not support (see
+        ``_is_plain``).
+        """
         if type(convolution) is not nn.Conv2d or not _is_plain(convolution):
             return None
-        # on no device: weights of its own would be drawn from the generator, and thrown away
+        # the meta device avoids drawing random initial weights, which would be discarded
         new = cls(
             convolution.in_channels,
             convolution.out_channels,
@@ -439,7 +474,7 @@ class SmallMapConv2d(nn.Conv2d):
         return new
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolve ``(B, C, H, W)``."""
+        """Convolve images ``(B, C, H, W)``."""
         height, width = (self._output_size(images.shape[axis], axis - 2) for axis in (2, 3))
         if images.device.type != "cpu" or not 1 <= height * width <= _MOST_OUTPUT_PIXELS:
             return super().forward(images)
@@ -457,7 +492,7 @@ class SmallMapConv2d(nn.Conv2d):
         return (size + 2 * int(self.padding[axis]) - self.kernel_size[axis]) // self.stride[axis] + 1
 
     def _touching(self, pixel: int, size: int, axis: int) -> tuple[slice, slice]:
-        """Input pixels under the kernel at an output pixel, and the taps that lie over them."""
+        """Return the input pixels under the kernel at an output pixel, and the part of the kernel that covers them."""
         first = pixel * self.stride[axis] - int(self.padding[axis])
         start, stop = max(first, 0), min(first + self.kernel_size[axis], size)
         return slice(start, stop), slice(start - first, stop - first)
@@ -471,24 +506,28 @@ def _is_plain(convolution: nn.Conv2d) -> bool:
         and convolution.padding_mode == "zeros"
         and not isinstance(padding, str)
         and any(padding)
-        # else some outputs would touch nothing
+        # otherwise some output pixels would cover only padding
         and all(p < k for p, k in zip(padding, convolution.kernel_size, strict=True))
     )
 
 
 def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Module]]:
-    """Features of some images, and the modules that return the encoder's last maps at each resolution.
+    """Return features of images, and the modules that return the encoder's last feature maps at each resolution.
 
-    Found by running it, whatever the architecture: the stages of a ResNet, the transitions of a DenseNet. Maps of a
-    single pixel, and those whose average is what the encoder returns, say no more than the features do and are left
-    out.
+    The modules are found by running the encoder, for any architecture: the stages of a ResNet, the transitions of a
+    DenseNet. Two kinds of maps are excluded, because they add no information to the features: maps of a single pixel,
+    and maps whose average over pixels is what the encoder returns.
 
     Parameters
     ----------
     encoder
-        In evaluation mode, so that running it leaves no trace.
+        Encoder in evaluation mode, so that running it does not change its statistics.
     images
-        At least two that differ, ``(B, C, H, W)``.
+        At least two images that differ, ``(B, C, H, W)``.
+
+    Returns
+    -------
+    Features ``(B, R)``, and the modules in the order in which they run.
     """
     outputs: list[tuple[nn.Module, Any]] = []
 
@@ -507,20 +546,20 @@ def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Mod
 
 
 class Tap:
-    """A forward hook that keeps what leaves its modules, averaged over pixels, while someone is looking."""
+    """Forward hook that stores the outputs of its modules, averaged over pixels, while ``kept`` is a list."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] | None = None
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        """Keep it."""
+        """Append the output to ``kept``, averaged over pixels if it is a feature map, unless ``kept`` is `None`."""
         if self.kept is not None:
             self.kept.append(pooled(output) if output.ndim == 4 else output)
 
 
 def pooled(maps: Tensor) -> Tensor:
     """Average maps ``(B, C, H, W)`` over pixels, ``(B, C)``."""
-    # in the layout of the maps, ten times faster than mean((2, 3))
+    # maps are stored channels-last: this is ten times faster than mean((2, 3))
     return maps.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
 
 
@@ -529,10 +568,18 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
-    """Give an encoder weights that are kept under torchvision's names; a classifier among them is left out."""
+    """Load weights stored under torchvision's names into an encoder, without the weights of a classifier.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file does not exist.
+    ValueError
+        If the file is no state dict, or the weights do not fit the encoder.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        # counters, which old files lack, and nothing depends on
+        # counters of training batches, which old files lack and which have no effect on the outputs
         counters = {key: value for key, value in encoder.state_dict().items() if key.endswith("num_batches_tracked")}
         state = {_renamed(key, name): state[key] for key in state if not key.startswith(("fc.", "classifier."))}
         encoder.load_state_dict(counters | state)
@@ -544,8 +591,12 @@ def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
 
 
 def _renamed(key: str, name: str) -> str:
-    """Of a residual network, names are the same; of a DenseNet here are the features alone, with a level in between."""
+    """Translate a state key of torchvision to a key of the encoders here.
+
+    The keys of a ResNet are the same. The DenseNet here consists of the features only, and its layers have one more
+    level.
+    """
     if not name.startswith("densenet"):
         return key
-    key = re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", key)  # old files have a dot more
+    key = re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", key)  # old files have an extra dot
     return key.replace("features.", "0.", 1)

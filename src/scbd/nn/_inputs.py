@@ -1,4 +1,4 @@
-"""From integer images to what an encoder takes, on the device, saved with the model."""
+"""Preprocessing of stored images or features for an encoder; it runs on the device and is saved with the model."""
 
 from __future__ import annotations
 
@@ -32,41 +32,47 @@ if TYPE_CHECKING:
 
 Intensity = Literal["auto", "scale", "arcsinh", "none"]
 
+# number of values of a uint16
 _N_UINT16 = 2**16
-# of the size of a channel's values
+# largest standard deviation of a constant channel due to rounding, relative to the root mean square of its values
 _ROUNDING = 1e-6
 
 
 class Preprocess(nn.Module):
-    r"""Float, resize, intensity transform, standardise; flips and right-angle rotations while training.
+    r"""Preprocessing of images: conversion to float, resizing, intensity transform and standardisation.
+
+    Optionally, images are augmented in training by flips and rotations by right angles.
 
     Parameters
     ----------
     image_shape
         ``(C, H, W)`` of the images as stored.
     dtype
-        Name of their numpy dtype, for example ``"uint8"``.
+        Name of their NumPy dtype, for example ``"uint8"``.
     image_size
-        Resize to this many pixels a side (bilinear, antialiased); images that are not square want a pair
-        ``(height, width)``, which may stretch them. `None` keeps the size.
+        Side of the resized images in pixels (bilinear, antialiased). Images that are not square require a pair
+        ``(height, width)``, which may stretch them. By default (`None`) images are not resized.
     intensity
-        ``"scale"`` divides integers by their largest value; ``"arcsinh"`` takes :math:`\operatorname{arcsinh}(x)`,
-        which tames the long tail of fluorescence counts (paper, appendix A); ``"none"`` leaves values as they are;
-        ``"auto"`` is ``"arcsinh"`` for uint16, ``"scale"`` for uint8 and ``"none"`` for floats.
+        - ``"scale"`` divides integers by the largest value of their dtype.
+        - ``"arcsinh"`` computes :math:`\operatorname{arcsinh}(x)`, which compresses the long tail of fluorescence
+          counts (paper, appendix A).
+        - ``"none"`` does not change values.
+        - ``"auto"`` (default) is ``"arcsinh"`` for uint16, ``"scale"`` for uint8 and ``"none"`` for floats.
     standardize
-        Subtract each channel's mean and divide by its standard deviation, both learned by :meth:`fit`.
+        Whether to subtract each channel's mean and divide by its standard deviation. Both are estimated by :meth:`fit`.
     augment
-        While training, put each image into one of its eight orientations (four when it is not square).
+        Whether to put each image into a random one of its eight orientations in training (four if it is not square).
 
     Attributes
     ----------
     mean, sd
-        Buffers of shape ``(C, 1, 1)``: 0 and 1 until :meth:`fit`.
+        Mean and standard deviation of each channel, buffers of shape ``(C, 1, 1)``. They are 0 and 1 before
+        :meth:`fit`.
 
     Raises
     ------
     ValueError
-        If an argument is not known, or a number of pixels a side would squash images that are not square.
+        If ``intensity`` is unknown, or ``image_size`` is a single number and images are not square.
 
     Examples
     --------
@@ -99,7 +105,7 @@ class Preprocess(nn.Module):
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("sd", torch.ones(channels, 1, 1))
         self.register_buffer("fitted", torch.tensor(not standardize))
-        self._table: tuple[Tensor, Tensor] | None = None  # statistics, and what they make of every value
+        self._table: tuple[Tensor, Tensor] | None = None  # mean and sd, and the outputs for all uint16 values
         self.environments: EnvironmentScaling | None = None
 
     mean: Tensor
@@ -107,19 +113,19 @@ class Preprocess(nn.Module):
     fitted: Tensor
 
     def fit(self, batches: Iterable[Tensor], controls: np.ndarray | None = None) -> None:
-        """Learn each channel's mean and standard deviation over all pixels of some batches of stored images.
+        """Estimate each channel's mean and standard deviation over all pixels of batches of stored images.
 
         Parameters
         ----------
         batches
-            Images as stored, ``(B, C, H, W)`` each.
+            Batches of images as stored, ``(B, C, H, W)`` each.
         controls
-            Not looked at: a channel has one scale, whatever was done to a cell.
+            Not used. A channel is scaled by all images, whether they are controls or not.
 
         Raises
         ------
         ValueError
-            If there is no image to learn from, or one holds a NaN or an infinity.
+            If there are no images, or an image contains NaN or infinite values.
         """
         n, total, squares = 0, torch.zeros(()), torch.zeros(())
         for images in batches:
@@ -138,21 +144,25 @@ class Preprocess(nn.Module):
             raise ValueError(msg)
         mean = total / n
         sd = (squares / n - mean.square()).clamp(min=0).sqrt()
-        # a channel of one value, which varies by rounding, stays at zero rather than becoming noise
+        # a constant channel, whose sd is only rounding error, becomes zero instead of amplified noise
         sd = torch.where(sd > _ROUNDING * (squares / n).sqrt(), sd, 1.0)
         self.mean.copy_(mean[:, None, None])
         self.sd.copy_(sd[:, None, None])
         self.fitted.fill_(True)
 
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Prepare stored images ``(B, C, H, W)`` of any dtype; float32, channels last in memory.
+        """Preprocess stored images ``(B, C, H, W)`` of any dtype.
 
         Parameters
         ----------
         images
-            As stored.
+            Images as stored.
         generator
-            Source of the random orientations (on the CPU).
+            Random generator (on the CPU) for the orientations. Without it, images are not augmented.
+
+        Returns
+        -------
+        Images of shape ``(B, C, *output_shape[1:])``, float32, channels last in memory.
         """
         images = self.scaled_inputs(images)
         if self.augment and self.training and generator is not None:
@@ -160,36 +170,46 @@ class Preprocess(nn.Module):
         return images.contiguous(memory_format=torch.channels_last)
 
     def within(self, prepared: Tensor, images: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
-        """Prepared images ``(B, C, H, W)`` standardised within environments ``codes (B, K)``."""
+        """Standardise preprocessed images ``(B, C, H, W)`` per environment, given codes ``(B, K)``.
+
+        ``images``, the images as stored, are not used. They are an argument because :meth:`FeatureScaling.within` uses
+        stored features.
+        """
         return environments(prepared, codes)
 
     def measured(self, images: Tensor) -> Tensor:
-        """Stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, as they lie; float32."""
+        """Return stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, without augmentation; float32."""
         return self.intensities(self.scaled_inputs(images))
 
     def intensities(self, images: Tensor) -> Tensor:
-        """What prepared images ``(B, C, H, W)`` were before they were standardised."""
+        """Undo the standardisation of preprocessed images ``(B, C, H, W)``; the intensity transform is not undone."""
         return images * self.sd + self.mean if self.standardize else images
 
     def scaled(self, intensities: Tensor) -> Tensor:
-        """Intensities ``(B, C, H, W)``, as :meth:`intensities` returns them, standardised again."""
+        """Standardise intensities ``(B, C, H, W)`` as returned by :meth:`intensities`."""
         return self._standardized(intensities.clone())
 
     def scaled_inputs(self, images: Tensor) -> Tensor:
-        """Stored images as :meth:`forward` makes them, without what is random: what environments are learned from."""
+        """Preprocess stored images as :meth:`forward` does, but without augmentation.
+
+        The statistics of environments are estimated from these images.
+        """
         return self._looked_up(images) if self._worth_a_table(images) else self._standardized(self._transform(images))
 
     def _standardized(self, images: Tensor) -> Tensor:
         return images.sub_(self.mean).div_(self.sd) if self.standardize else images
 
     def _worth_a_table(self, images: Tensor) -> bool:
-        """Whether each value of each channel is better computed once: on a processor, arcsinh is slow."""
+        """Return whether a look-up table of all values of each channel is faster: on a CPU, arcsinh is slow."""
         resized = images.shape[-2:] != self.output_shape[1:]
         slow = self.intensity == "arcsinh" and images.dtype == torch.uint16 and images.device.type == "cpu"
         return slow and not resized and images.numel() > len(self.mean) * _N_UINT16
 
     def _looked_up(self, images: Tensor) -> Tensor:
-        """The same numbers from a table of all 65,536 values of each channel."""
+        """Preprocess images with a look-up table of all 65,536 values of each channel.
+
+        The result is the same as without the table.
+        """
         statistics = torch.cat([self.mean, self.sd])
         if self._table is None or not torch.equal(self._table[0], statistics):
             values = torch.arange(_N_UINT16, dtype=torch.int32).to(torch.uint16).view(1, 1, 1, -1)
@@ -200,7 +220,10 @@ class Preprocess(nn.Module):
         return self._table[1].index_select(0, pixels.view(-1)).view(pixels.shape).permute(0, 3, 1, 2)
 
     def _transform(self, images: Tensor) -> Tensor:
-        """A copy in float32, free to be changed in place, and changed in place: these tensors are large."""
+        """Return a resized float32 copy of the images, with transformed intensities.
+
+        The operations work in place on this copy to save memory. The caller may change it in place as well.
+        """
         images = images.to(torch.float32, memory_format=torch.channels_last, copy=True)
         if self.image_size is not None and images.shape[-2:] != self.output_shape[1:]:
             images = F.interpolate(images, self.output_shape[1:], mode="bilinear", antialias=True, align_corners=False)
@@ -212,12 +235,12 @@ class Preprocess(nn.Module):
 
 
 def random_orientation(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Put each image of a batch ``(B, C, H, W)`` into a random one of its eight (not square: four) orientations."""
+    """Put each image of a batch ``(B, C, H, W)`` into a random one of its eight orientations (four if not square)."""
     choice = torch.rand(3, len(images), generator=generator).lt(0.5)
     if images.shape[-1] != images.shape[-2]:
         choice[2] = False
     turned = torch.empty_like(images)
-    # each image is copied once: to flip the whole batch for each choice takes three times as long
+    # each image is copied only once; flipping the whole batch for each choice would take three times as long
     for orientation in itertools.product((False, True), repeat=3):
         rows = (choice == torch.tensor(orientation)[:, None]).all(0).nonzero()[:, 0].to(images.device)
         if not len(rows):
@@ -230,33 +253,40 @@ def random_orientation(images: Tensor, generator: torch.Generator | None = None)
 
 logger = logging.getLogger(__name__)
 
-# standard deviations of a normal distribution in its median absolute deviation
+# standard deviation of a normal distribution, in units of its median absolute deviation
 _MAD = 1.4826
-# controls that are enough to take the scale from
+# minimum number of controls from which scales of features are estimated
 _CONTROLS = 16
 
 
 class FeatureScaling(nn.Module):
     r"""Robust scaling and clipping of features: :math:`(x - \mathrm{median}) / (1.4826\, \mathrm{MAD})`.
 
-    Median and median absolute deviation (MAD) are those of the controls, where these are known, else of all training
-    cells: what controls vary by has the same size in every feature. A feature whose MAD is 0, being mostly one value,
-    is scaled by its standard deviation; one that controls do not vary in, by what all training cells vary by; and one
-    that is constant there, too, becomes 0. Differences of a millionth of a feature's largest value are rounding.
+    Median and median absolute deviation (MAD) are computed over the controls if there are at least 16, otherwise over
+    all training cells. The variation of controls then has the same size in every feature. Some features are scaled
+    differently:
+
+    - A feature whose MAD is 0, because most cells have the same value, is scaled by its standard deviation.
+    - A feature that does not vary among controls is scaled by its variation among all training cells.
+    - A feature that is constant among all training cells becomes 0.
+
+    Differences that could be due to rounding in the dtype of the features, about a millionth of a feature's largest
+    value in float32, do not count as variation.
 
     Parameters
     ----------
     n_features
         Number of features ``F``.
     standardize
-        Whether to scale; `False` leaves values as they are.
+        Whether to scale. With `False`, values are neither scaled nor clipped.
     clip
-        Scaled values are cut off at so many standard deviations; `None` leaves outliers in.
+        Scaled values are clipped to plus or minus this number of standard deviations. With `None`, outliers are kept.
 
     Attributes
     ----------
     mean, sd
-        Buffers of shape ``(F,)``: centre and scale, 0 and 1 until :meth:`fit`; the scale of what is constant is 0.
+        Centre and scale of each feature, buffers of shape ``(F,)``. They are 0 and 1 before :meth:`fit`. The scale of a
+        constant feature is 0.
 
     Raises
     ------
@@ -294,21 +324,23 @@ class FeatureScaling(nn.Module):
     fitted: Tensor
 
     def fit(self, batches: Iterable[Tensor], controls: np.ndarray | None = None) -> None:
-        """Learn each feature's centre and scale from some rows.
+        """Estimate each feature's centre and scale.
+
+        A warning is logged if there are controls but fewer than 16, if features do not vary among controls, or if
+        features are excluded because they do not vary at all.
 
         Parameters
         ----------
         batches
-            Features as stored, ``(B, F)`` each.
+            Batches of features as stored, ``(B, F)`` each.
         controls
-            Which of all their rows are controls, boolean ``(N,)``; they count alone if they are at least 16. A log
-            message says so if they are fewer.
+            Which of the rows of all batches are controls, boolean ``(N,)``. If at least 16 rows are controls, only
+            controls are used.
 
         Raises
         ------
         ValueError
-            If there is no row to learn from, one holds a NaN or an infinity, or no feature varies. A log message says
-            how many do not, if some do.
+            If there are no rows, a row contains NaN or infinite values, or no feature varies.
         """
         parts = [batch.float().numpy() for batch in batches]
         if not parts:
@@ -354,43 +386,46 @@ class FeatureScaling(nn.Module):
         self.fitted.fill_(True)
 
     def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Prepare stored features ``(B, F)`` of any dtype, float32."""
+        """Scale and clip stored features ``(B, F)`` of any dtype; float32."""
         return self._cut(self.scaled(features))
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Features ``(B, F)``, stored or as :meth:`intensities` returns them, scaled and not cut off; float32."""
+        """Scale features ``(B, F)``, stored or as returned by :meth:`intensities`, without clipping; float32."""
         features = features.to(torch.float32)
         if not self.standardize:
             return features
-        # divided by infinity, what was constant stays out of everything
+        # a constant feature is divided by infinity, so that it becomes 0
         return (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
 
-    # what environments are learned from; of images, what is stored is no intensity yet
+    # input of the environments' statistics; in Preprocess, the two methods differ, as stored images are no intensities
     scaled_inputs = scaled
 
     def within(self, prepared: Tensor, features: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
-        """Stored features ``(B, F)`` standardised within environments ``codes (B, K)``, and cut off only then."""
+        """Standardise stored features ``(B, F)`` per environment, given codes ``(B, K)``, and clip the result.
+
+        ``prepared`` is not used, since its values are clipped already.
+        """
         return self._cut(environments(self.scaled(features), codes))
 
     def _cut(self, scaled: Tensor) -> Tensor:
         if self.clip is None or not self.standardize:
             return scaled
-        # an infinite value is no outlier
+        # infinite values are invalid, not outliers: they become NaN
         return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
 
     def measured(self, features: Tensor) -> Tensor:
-        """Stored features ``(B, F)`` in the units of :meth:`intensities`, which are their own: not clipped; float32."""
+        """Return stored features ``(B, F)`` in the units of :meth:`intensities`: unscaled and not clipped; float32."""
         return features.to(torch.float32)
 
     def intensities(self, features: Tensor) -> Tensor:
-        """What prepared features ``(B, F)`` were before they were scaled."""
+        """Undo the scaling of features ``(B, F)``."""
         if not self.standardize:
             return features
         return features * self.sd + self.mean
 
 
 def _spread(features: np.ndarray, centre: np.ndarray) -> np.ndarray:
-    """MAD in standard deviations, else the standard deviation, else 0, of each feature ``(F,)``."""
+    """Compute the scale of each feature, ``(F,)``: 1.4826 MAD, the standard deviation if MAD is 0, or 0 if constant."""
     mad = _MAD * np.median(np.abs(features - centre), axis=0)
     sd = features.std(0, dtype=np.float64)
     kept = [np.where(inverse_of_varying(spread, features) > 0, spread, 0) for spread in (mad, sd)]
@@ -399,59 +434,63 @@ def _spread(features: np.ndarray, centre: np.ndarray) -> np.ndarray:
 
 Whitening = Literal["within", "controls", "lda", "plda"]
 
-# of the covariance of label means towards the identity: a few hundred labels say little of a thousand directions
+# shrinkage of the covariance of label means towards a multiple of the identity, since a few hundred labels are too few
+# to estimate the covariance in a thousand directions
 _SHRINKAGE = 0.1
-# variance between labels, in units of that within, below which it is the rounding of means that are alike
+# variance between labels, in units of the variance within labels, below which label means differ only by rounding
 _ALIKE = 1e-9
 
 
 class InputTransform(nn.Module):
-    r"""A linear map of scaled features, learned from training rows before the first step, and saved with the network.
+    r"""Linear map of scaled features, fitted to training rows before the first step and saved with the network.
 
-    With :math:`S_w` the covariance of cells around the mean of their label,
+    Let :math:`S_w` be the covariance of cells around the mean of their label. The map is one of
 
     ``"within"``
-        :math:`(S_w + \gamma S_p + \lambda I)^{-1/2}`, which makes variation that has nothing to do with labels alike in
-        all directions (within-class covariance normalisation). :math:`S_p` is the covariance of the controls' means by
-        position, where both are known: where every plate has one layout, a position repeats as a perturbation does, and
-        would be taken for one.
+        :math:`(S_w + \gamma S_p + \lambda I)^{-1/2}`, up to a rotation (within-class covariance normalisation).
+        Variation that does not depend on labels then has the same variance in all directions. :math:`S_p` is the
+        covariance of the means of controls at each plate position. It is used if controls and positions are given. If
+        all plates have the same layout, each perturbation always has the same position, and an effect of the position
+        looks like an effect of the perturbation.
     ``"controls"``
-        The same of the controls alone (sphering).
+        :math:`(S_0 + \lambda I)^{-1/2}`, up to a rotation, with :math:`S_0` the covariance of the controls (sphering).
     ``"lda"``
-        After ``"within"``, the directions in which the means of labels differ most, alike in length (linear
-        discriminants, shrunken); of L labels there are L - 1, and what is asked for beyond is 0.
+        After ``"within"``, the directions in which the means of labels differ most, scaled equally (linear discriminant
+        analysis with shrinkage). With L labels there are L - 1 directions. Further components are 0.
     ``"plda"``
-        The same, each times :math:`b / (b + 1 / n)`: of the variance of a profile, the mean of as many rows as a label
-        has in the middle (n), the share that belongs to labels (probabilistic discriminants). Axes are turned at
-        random, so that scaling each of them leaves the weights alone.
+        The same, each direction multiplied by :math:`b / (b + 1 / n)` (probabilistic linear discriminant analysis).
+        :math:`b` is the variance between labels in this direction, and :math:`n` is the median number of rows per
+        label. The factor is the proportion of the variance of a profile, the mean of n rows, that is due to labels. The
+        axes are rotated by a fixed random rotation, so that scaling each axis (as probes and ``scanpy.pp.scale`` do)
+        does not undo the weighting.
 
-    The mean of the controls, where they are known, else of all cells, is mapped to 0. Where the means of all labels are
-    the same, as those of plates that were standardised one by one, the discriminants have no direction to choose, and
-    do what ``"within"`` does.
+    The mean of the controls is mapped to 0 if controls are given, otherwise the mean of all cells. If the means of all
+    labels are equal, there are no discriminants, and ``"lda"`` and ``"plda"`` do the same as ``"within"``. An example
+    is plates as labels, after each plate was standardised.
 
     Parameters
     ----------
     n_features
         Number of features ``F``.
     kind
-        The form, see above.
+        The form of the map, see above.
     n_components
-        Dimension ``K`` of what comes out, at most ``F``: the directions of the largest variance, of labels for the
-        discriminants.
+        Number of output dimensions ``K``, at most ``F``. The directions with the largest variance are kept, for the
+        discriminants those with the largest variance between labels. Default: ``F``.
     regularization
-        :math:`\lambda`, in units of the scaled features' variance.
+        :math:`\lambda`, in units of the variance of the scaled features.
     position_weight
-        :math:`\gamma`.
+        :math:`\gamma`, the weight of the covariance between positions.
 
     Attributes
     ----------
     matrix, offset
-        Buffers ``(F, K)`` and ``(K,)``.
+        Buffers ``(F, K)`` and ``(K,)``. The output is ``features @ matrix + offset``.
 
     Raises
     ------
     ValueError
-        If an argument is not known, or out of range.
+        If ``kind`` is unknown, or a number is out of range.
 
     References
     ----------
@@ -507,28 +546,30 @@ class InputTransform(nn.Module):
         controls: np.ndarray | None = None,
         positions: np.ndarray | None = None,
     ) -> None:
-        """Learn the map.
+        """Fit the map to training rows.
 
         Parameters
         ----------
         features
             Scaled features of training rows, ``(N, F)``.
         labels
-            Label of each, ``(N,)``.
+            Label of each row, ``(N,)``.
         controls
-            Which of them are controls, boolean ``(N,)``.
+            Which rows are controls, boolean ``(N,)``.
         positions
-            Position of each on its plate, ``(N,)``.
+            Plate position of each row, ``(N,)``.
 
         Raises
         ------
         ValueError
-            If no label has two rows, all rows have one label, or ``"controls"`` has fewer than two controls.
+            If no label has two rows (unless ``kind`` is ``"controls"``), if all rows have one label (``"lda"`` and
+            ``"plda"``), if there are fewer than two controls (``"controls"``), or if ``regularization`` is 0 and the
+            covariance has no inverse.
         """
         basis = span_of_few(features, self.output_shape[0])
         if basis is None:
             matrix = self._matrix(features, labels, controls, positions)
-        else:  # the same map, learned where there is something to learn: a cube of the rows, not of the features
+        else:  # far fewer rows than features: the same map, fitted in the span of the rows, which is faster
             centred = features - features.mean(0, dtype=np.float64)
             matrix = basis @ self._matrix(centred @ basis, labels, controls, positions)
         known = controls is not None and controls.any()
@@ -548,28 +589,34 @@ class InputTransform(nn.Module):
         controls: np.ndarray | None,
         positions: np.ndarray | None,
     ) -> np.ndarray:
-        """The map of features ``(N, D)``, be it in coordinates of their own, ``(D, K)``."""
+        """Compute the matrix ``(D, K)`` of the map for features ``(N, D)``.
+
+        ``D`` is the number of features, or the number of coordinates in the span of few rows.
+        """
         spread = self._spread(features, labels, controls, positions)
         matrix = whitening(spread, self.regularization)
         n_components = self.output_shape[0]
         between = self._between(features, labels, matrix)
         if between is not None:
-            # of which a profile is the mean
+            # number of rows per profile (profile: mean of the rows of a label)
             rows = float(np.median(np.unique(labels, return_counts=True)[1])) if self.kind == "plda" else None
             matrix = matrix @ discriminants(
                 between, shrinkage=_SHRINKAGE, n_components=n_components, rows=rows, n_features=len(self.matrix)
             )
-            if rows is None:  # beyond what so many labels differ in, directions are of nothing, and as long as others
+            if rows is None:  # L labels differ in L - 1 directions: further ones are arbitrary
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
-            else:  # whoever scales each axis, as probes do, would undo the weights: axes are to mean nothing
+            else:  # with rotated axes, scaling each axis does not undo the weights
                 matrix = matrix @ turn(n_components)
         elif n_components < len(self.matrix):
-            # of whitened cells, the directions in which there is more than variation within labels
+            # directions with the largest variance of whitened cells, where variance exceeds that within labels
             matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
         return matrix
 
     def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
-        """Covariance of the whitened means of labels, if discriminants are asked for and labels differ in anything."""
+        """Compute the covariance of the whitened means of labels, ``(D, D)``.
+
+        The result is `None` if ``kind`` has no discriminants, or if all labels have the same mean.
+        """
         if self.kind not in ("lda", "plda"):
             return None
         _, means, _ = label_means(features, labels)
@@ -582,7 +629,7 @@ class InputTransform(nn.Module):
     def _spread(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
     ) -> np.ndarray:
-        """Covariance of what has nothing to do with labels."""
+        """Compute the covariance of variation that does not depend on labels, ``(D, D)``."""
         if self.kind == "controls":
             if controls is None or controls.sum() < 2:
                 msg = (
@@ -605,29 +652,32 @@ class InputTransform(nn.Module):
         return spread
 
 
-# of a variance of order 1, what is rounding
+# variance below which a channel is constant up to rounding; standardised channels have a variance of about 1
 _CONSTANT = 1e-10
 
 
 class Moments(NamedTuple):
-    """Of each channel of some cells, over pixels and cells, float64 ``(C,)`` each."""
+    """Mean and variance of each channel over pixels and cells, with their errors; float64 ``(C,)`` each."""
 
     mean: Tensor
     variance: Tensor
-    """Within groups of cells."""
+    """Variance within groups of cells."""
     mean_error: Tensor
-    """Squared standard error of the mean; what varies at random is a cell, not a pixel."""
+    """Squared standard error of the mean. Cells, not pixels, are the independent observations."""
     variance_error: Tensor
-    """That of the variance; at least what it is of normal values, in units of whose logarithm it is used."""
+    """Squared standard error of the variance, at least as large as for normally distributed values.
+
+    For these, it is the squared variance times the mean squared error of its logarithm, because :func:`align` compares
+    logarithms of variances."""
 
 
 class ChannelSums:
-    """Sums over cells, batch by batch, from which their :class:`Moments` are made.
+    """Sums over cells, accumulated batch by batch, from which :class:`Moments` are computed.
 
     Parameters
     ----------
     n_groups
-        Number of groups of cells, such as environments: variances are those within.
+        Number of groups of cells, such as environments. Variances are computed within groups.
     """
 
     def __init__(self, n_groups: int = 1) -> None:
@@ -635,9 +685,9 @@ class ChannelSums:
         self._sums: Tensor | None = None
 
     def add(self, values: Tensor, groups: Tensor | None = None) -> None:
-        """Count cells in: ``values (B, C)`` or ``(B, C, H, W)``, and the group of each cell, int64 ``(B,)``."""
+        """Add cells: ``values (B, C)`` or ``(B, C, H, W)``, and the group of each cell, int64 ``(B,)``."""
         pixels = values.detach().float().flatten(2) if values.ndim > 2 else values.detach().float()[:, :, None]
-        # per cell on its device; sums in float64, which not every device has
+        # means per cell are computed on the device; sums in float64 on the CPU, since not every device supports float64
         mean, square = (part.cpu().double() for part in (pixels.mean(2), pixels.square().mean(2)))
         groups = torch.zeros(len(mean), dtype=torch.int64) if groups is None else groups.cpu()
         powers = torch.stack([mean, square, mean.square(), mean * square, square.square()], 1)
@@ -648,23 +698,26 @@ class ChannelSums:
 
     @property
     def n_cells(self) -> list[int]:
-        """How many so far, of each group."""
+        """Number of cells added so far, per group."""
         return self._counts.long().tolist()
 
     def of(self, group: int) -> ChannelSums:
-        """Those of one group of which there are cells."""
+        """Return the sums of a single group that contains cells."""
         assert self._sums is not None
         alone = ChannelSums()
         alone._sums, alone._counts = self._sums[group, None], self._counts[group, None]
         return alone
 
     def moments(self) -> Moments:
-        """Of all cells so far. The mean is that of cells; where groups hold fewer than two on average, all are one.
+        """Compute the moments of all cells added so far.
+
+        The mean is the mean over cells, whatever their group. If groups hold fewer than two cells on average, all cells
+        are treated as one group.
 
         Raises
         ------
         ValueError
-            If there are none.
+            If no cell was added.
         """
         if self._sums is None:
             msg = "There are no cells to take means and variances of."
@@ -678,46 +731,53 @@ class ChannelSums:
         within_cells = (share * (square - mean2)).sum(0)
         freedom = (n - len(counts)).clamp(min=1)
         among_cells = (share * (mean2 - mean.square())).sum(0) * n / freedom
-        # of a cell, its pixels' mean squared distance from the mean of its group
+        # d: squared distance of a cell's pixels from the mean of the cell's group, averaged over pixels;
+        # ``distance`` is the mean of d over cells, ``distance2`` the mean of d squared
         distance = square - mean.square()
         distance2 = square2 + 4 * mean**2 * mean2 + mean**4 - 4 * mean * product + 2 * mean**2 * square - 4 * mean**4
         scatter = (share * (distance2 - distance.square())).sum(0)
         within_cells, among_cells, scatter = (part.clamp(min=0) for part in (within_cells, among_cells, scatter))
-        # distances from a mean of few cells are alike (of two, the same), however far off their variance is
+        # few cells have similar distances from their mean (two cells have the same), however wrong their variance is;
+        # the scatter of the distances would then underestimate the error
         variance_error = torch.maximum(scatter / freedom, among_cells.square() * _log_variance_error(freedom))
         return Moments((share * mean).sum(0), within_cells + among_cells, among_cells / n, variance_error)
 
 
 def _log_variance_error(freedom: Tensor) -> Tensor:
-    """Mean squared error of the logarithm of a variance of normal values, with so many degrees of freedom."""
+    """Return the mean squared error of the logarithm of a sample variance of normally distributed values.
+
+    ``freedom`` is the number of degrees of freedom of the sample variance.
+    """
     half = freedom / 2
     return torch.polygamma(1, half) + (torch.digamma(half) - half.log()).square()
 
 
 class Alignment(NamedTuple):
-    """How a normalisation ``(x - m) / s`` must change, in its own units: ``m + s * shift`` and ``s * ratio``."""
+    """Change of a normalisation ``(x - m) / s`` to the centre ``m + s * shift`` and the scale ``s * ratio``."""
 
     shift: Tensor
-    """``(C,)``, float64."""
+    """Shift of the centre in units of the old scale, ``(C,)``, float64."""
     ratio: Tensor
-    """``(C,)``, float64."""
+    """New scale divided by the old scale, ``(C,)``, float64."""
 
 
 def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
-    r"""Change a normalisation such that new cells leave it as those of the reference do: in mean, and in variance.
+    """Compute how to change a normalisation so that new cells get the mean and the variance of reference cells.
 
-    With means :math:`a, c` and standard deviations :math:`b, d` of reference and new cells, both behind the
-    normalisation as it was, new values :math:`u` become :math:`a + b (u - c) / d`. Before, means and variances of new
-    cells are drawn towards those of the reference, by what share of their squared differences over all channels (of
-    variances, of their logarithms) is sampling (James and Stein, 1961; Smyth, 2004): a few cells, which tell little,
-    change little. Channels that do not vary stay.
+    Let :math:`a, c` be the means and :math:`b, d` the standard deviations of reference and new cells after the original
+    normalisation. New values :math:`u` become :math:`a + b (u - c) / d`.
+
+    Before this, the means and variances of new cells are shrunk towards those of the reference (James and Stein, 1961;
+    Smyth, 2004). The amount of shrinkage is the proportion of their squared differences over all channels that is
+    sampling error. For variances, differences of logarithms are used. A small number of cells, whose estimates are
+    imprecise, therefore changes the normalisation only slightly. Channels that do not vary are not changed.
 
     Parameters
     ----------
     reference, new
-        Of the same channels.
+        Moments of the same channels, for reference cells and new cells.
     scale
-        Whether variances are aligned, too; `False` leaves the ratio 1.
+        Whether to align variances as well. With `False`, the ratio is 1.
     """
     varies = (reference.variance > _CONSTANT) & (new.variance > _CONSTANT)
     known, seen = (torch.where(varies, part.variance, 1.0) for part in (reference, new))
@@ -726,13 +786,23 @@ def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
     mean = reference.mean + share * difference
     error = (new.variance_error / seen.square() + reference.variance_error / known.square()) / 4
     share = _more_than_sampling((seen / known).log() / 2, error, varies & scale)
-    # not of logarithms: a variance of two cells may be as small as any number by chance
+    # shrink variances, not their logarithms: the variance of two cells can be arbitrarily small by chance
     ratio = (1 + share * (seen / known - 1)).sqrt()
     return Alignment(torch.where(varies, mean - reference.mean * ratio, 0.0), ratio)
 
 
 def _more_than_sampling(differences: Tensor, errors: Tensor, used: Tensor) -> Tensor:
-    """What share of differences ``(C,)`` is more than sampling error, by their squares; 0 of channels not used."""
+    """Estimate, per channel, the proportion of squared differences that exceeds sampling error; 0 for unused channels.
+
+    Parameters
+    ----------
+    differences
+        Differences between new and reference cells, ``(C,)``.
+    errors
+        Squared standard errors of the differences, ``(C,)``.
+    used
+        Which channels are used, boolean ``(C,)``.
+    """
     if not bool(used.any()):
         return torch.zeros_like(differences)
     signal = (differences.square() - errors)[used].mean().clamp(min=0)
@@ -741,12 +811,14 @@ def _more_than_sampling(differences: Tensor, errors: Tensor, used: Tensor) -> Te
 
 
 class EnvironmentScaling(nn.Module):
-    r"""What an environment does to all of its cells alike, taken out of their values: :math:`(x - m_e) / s_e`.
+    """Standardisation per environment, :math:`(x - m_e) / s_e`, to remove effects on all cells of an environment.
 
-    Of each channel of prepared images, each feature, or each dimension of an embedding. Mean and standard deviation of
-    some cells of an environment, such as its controls, become those that such cells have over all environments. What
-    few cells say is drawn towards these by what is sampling, see :func:`align`. Of several columns of environments,
-    such as plate and position, one comes after the other.
+    It applies to each channel of preprocessed images, each feature, or each dimension of an embedding. Mean and
+    standard deviation of an environment are estimated from its reference cells, such as its controls. After the
+    standardisation, the reference cells of every environment have the mean and standard deviation that reference cells
+    have over all environments. Estimates from few cells are shrunk towards the mean and standard deviation over all
+    environments, in proportion to their sampling error (see :func:`align`). With several columns of environments, such
+    as plate and position, one column is standardised after the other.
 
     Parameters
     ----------
@@ -755,18 +827,22 @@ class EnvironmentScaling(nn.Module):
     n_columns
         Number of columns of environments ``K``.
     scale
-        Whether standard deviations are made alike, too.
+        Whether to standardise the standard deviation as well as the mean.
 
     Attributes
     ----------
     n_cells
-        Buffer ``(R,)``, int64: from how many cells an environment was learned, 0 if it was not; that of code ``j`` in
-        column ``k`` is in row ``j * K + k``.
+        Number of cells from which an environment was estimated, buffer ``(R,)``, int64; 0 if it was not estimated. The
+        environment with code ``j`` in column ``k`` is in row ``j * K + k``.
     shift, ratio
-        Buffers ``(R + 1, C)``: :math:`m_e` and :math:`s_e`, 0 and 1 of those that were not learned, as in the last row.
-    reference, of_controls
-        Buffers ``(K, 4, C)``: the :class:`Moments` that the environments of a column are brought to, and those that
-        controls have then, where environments are known by other cells; 0 where none were there to learn from.
+        :math:`m_e` and :math:`s_e`, buffers ``(R + 1, C)``. They are 0 and 1 for environments that were not estimated,
+        and in the last row, which is used for unknown environments.
+    reference
+        :class:`Moments` of the reference cells over all environments of a column, buffer ``(K, 4, C)``; 0 if not
+        estimated. New environments are standardised to these moments.
+    of_controls
+        :class:`Moments` of controls after the standardisation, buffer ``(K, 4, C)``. They are used if reference cells
+        are other cells than controls; 0 if not estimated.
     """
 
     n_cells: Tensor
@@ -785,7 +861,7 @@ class EnvironmentScaling(nn.Module):
             self.register_buffer(name, torch.zeros(n_columns, len(Moments._fields), n_channels))
 
     def known(self, codes: Tensor) -> Tensor:
-        """Whether environments ``(B, K)`` were learned, boolean ``(B, K)``."""
+        """Return whether environments with codes ``(B, K)`` were estimated, boolean ``(B, K)``."""
         return torch.cat([self.n_cells, self.n_cells.new_zeros(1)])[self._rows(codes)] > 0
 
     @torch.no_grad()
@@ -796,21 +872,23 @@ class EnvironmentScaling(nn.Module):
         used: Tensor,
         controls: Tensor | None = None,
     ) -> None:
-        """Learn environments that are not known yet; the first time, what all are brought to as well.
+        """Estimate the statistics of environments that were not estimated before.
 
-        An environment with fewer than two cells to learn from is not learned; those that are not finite are left out.
+        The first call also estimates the common moments of all environments (``reference``). An environment with fewer
+        than two finite reference cells is not estimated. Cells with values that are not finite are excluded.
 
         Parameters
         ----------
         batches
-            Reads values of some cells, as often as it is called.
+            Function that returns an iterator over the values of all ``N`` cells. It is called several times.
         codes
-            Their environments, int64 ``(N, K)``.
+            Environments of the cells, int64 ``(N, K)``; -1 if unknown.
         used
-            Which of them an environment is known by, boolean ``(N, K)``.
+            Which cells are reference cells in each column, boolean ``(N, K)``.
         controls
-            Which of them are controls that an environment is known by where there are no others, boolean ``(N, K)``:
-            they are brought to what the controls of the first time had become.
+            Controls that replace the reference cells in environments that were not estimated from these, boolean
+            ``(N, K)``. Such an environment is standardised to the moments that the controls of the first call have
+            after standardisation.
         """
         if not len(codes):
             return
@@ -829,7 +907,10 @@ class EnvironmentScaling(nn.Module):
                     self._bring(column, sums(controls & ~self.known(codes)), self.of_controls)
 
     def _sums(self, column: int, batches: Callable[[], Iterable[Tensor]], codes: Tensor, wanted: Tensor) -> ChannelSums:
-        """Of the environments of a column, over wanted cells, boolean ``(N, K)``, as the columns before leave them."""
+        """Sum over selected cells, boolean ``(N, K)``, of a column, per environment.
+
+        Values are standardised by the columns before this one.
+        """
         of = codes[:, column]
         chosen, sums, start = wanted[:, column] & (of >= 0), ChannelSums(int(of.max()) + 1), 0
         if not chosen.any():
@@ -843,12 +924,12 @@ class EnvironmentScaling(nn.Module):
 
     @staticmethod
     def _first(reference: Tensor, sums: ChannelSums) -> None:
-        """Keep what the first cells have, to which those of new environments are brought."""
+        """Store the moments of the first cells as the reference for environments that are estimated later."""
         if not reference.any() and any(sums.n_cells):
             reference.copy_(torch.stack(sums.moments()))
 
     def _bring(self, column: int, sums: ChannelSums, references: Tensor) -> None:
-        """Bring environments of a column to its reference."""
+        """Estimate shift and ratio that give each environment of a column the moments of its reference."""
         reference = Moments(*references[column].cpu().double())
         for code, n_cells in enumerate(sums.n_cells):
             if n_cells > 1:
@@ -858,7 +939,10 @@ class EnvironmentScaling(nn.Module):
                 self.shift[row], self.ratio[row] = aligned.shift.to(self.shift), aligned.ratio.to(self.ratio)
 
     def forward(self, values: Tensor, codes: Tensor) -> Tensor:
-        """Values ``(B, C, H, W)`` or ``(B, C)`` of cells of environments ``codes (B, K)``; -1 for one not known."""
+        """Standardise values ``(B, C, H, W)`` or ``(B, C)`` per environment, given codes ``(B, K)``.
+
+        Values are not changed by environments that are unknown (code -1) or were not estimated.
+        """
         if not len(self.n_cells):
             return values
         rows = self._rows(codes)
@@ -881,7 +965,7 @@ class EnvironmentScaling(nn.Module):
             self.ratio = torch.cat([self.ratio, self.ratio[-1:].expand(more, -1)])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Make room for as many environments as were saved; a model of before has none."""
+        """Allocate as many environments as were saved, before loading; older models have no environments to load."""
         if (saved := state_dict.get(prefix + "n_cells")) is not None:
             self._make_room(len(saved) // len(self.reference))
             super()._load_from_state_dict(state_dict, prefix, *args)

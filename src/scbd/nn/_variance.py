@@ -1,37 +1,39 @@
-r"""Invariance as analysis of variance: what the environment explains of a feature, in units of what chance explains.
+r"""Invariance as an analysis of variance: the variance of a feature that the environment explains, in standard errors.
 
 Write a feature of a cell with label :math:`y` and environment :math:`e` as
-:math:`f = m_y + a_e + b_{ye} + \varepsilon`: what the label explains, what an environment does to cells of all
-labels alike, what it does to those of one label beyond that, and the rest. The environment's share of the variance is
+:math:`f = m_y + a_e + b_{ye} + \varepsilon`. The terms are the mean of the label, the effect of the environment on
+cells of all labels, the additional effect of the environment on cells of this label (interaction), and the residual.
+The proportion of variance explained by the environment, conditional on the label, is
 
 .. math:: \omega^2 = \mathrm{E}\, (a_e + b_{ye})^2 \,/\, \mathrm{Var} f,
 
-the effect size of an analysis of variance. It is zero when a cell's environment cannot be told from the feature's
-mean, given its label. As an objective it has what the contrastive forms (:func:`scbd.nn.invariance_loss`) lack:
+the effect size of an analysis of variance. It is zero when, given the label, the mean of the feature does not depend on
+the environment. As an objective it has four properties that the contrastive forms (:func:`scbd.nn.invariance_loss`)
+lack:
 
-- **It is a ratio.** Shrinking the embedding to a point, whole or one feature at a time, changes nothing. A collapse is
-  not rewarded, however large its weight.
-- **It is estimated without bias.** A product of two *different* cells of one environment has the expectation of
-  :math:`(a_e + b_{ye})^2`; noise averages out, with however few partners. The absolute value of a noisy difference does
-  not: it is positive under perfect invariance, the more so the fewer the partners, and calls for a smaller embedding
-  where the batch is small or the environments many.
-- **It asks for what the label does not explain.** Environments may differ in how often they show a label.
-- **It knows its own error.** If the environment explains nothing, the estimate still scatters, the more so the smaller
-  the batch, the more numerous the environments and the fewer the directions in use. Divided by that standard error, it
-  says by how much a batch contradicts invariance, in the same unit for every batch, number of labels and of
-  environments.
+- **It is a ratio.** Shrinking the embedding to a point, in all features or in one, does not change it. A collapse of
+  the embedding is therefore not rewarded, whatever the weight of the loss.
+- **It is estimated without bias.** The product of two *different* cells of one environment has the expectation
+  :math:`(a_e + b_{ye})^2`. Noise averages out, however few partners a cell has. The absolute value of a noisy
+  difference, in contrast, is positive under perfect invariance. It is larger the fewer the partners, so that it favours
+  a smaller embedding where the batch is small or environments are many.
+- **It is conditional on the label.** Environments may differ in the frequencies of labels.
+- **Its standard error is computed.** If the environment explains no variance, the estimate still varies between
+  batches. It varies more with smaller batches, more environments and fewer directions in use. The estimate divided by
+  its standard error measures how strongly a batch contradicts invariance. Its unit is the same for every batch size,
+  number of labels and number of environments.
 
-There are two ways of pairing to estimate it from:
+There are two ways of pairing cells for the estimate:
 
-- ``"within"``: cells of the same environment *and label*. They see all of it, also features which mean another label in
-  each environment (a shade that is bright for a high digit here and for a low one there), whose average over labels
-  is the same everywhere. With many labels and environments they are few: 56 genes in 34 wells leave a cell a third of
-  one in a batch of 512.
-- ``"across"``: cells of the same environment, each compared with its own label, whichever that is. They see
-  :math:`a_e`, and hardly anything of :math:`b_{ye}`, but are many: fifteen in that batch.
+- ``"within"``: cells of the same environment *and label*. These pairs show the entire effect. It includes features with
+  a different meaning in each environment (a shade that is bright for a high digit in one environment and for a low
+  digit in another), whose average over labels is the same in all environments. With many labels and environments there
+  are few such pairs: with 56 genes in 34 wells, a cell has on average a third of a partner in a batch of 512.
+- ``"across"``: cells of the same environment and any label, each compared with the mean of its own label. These pairs
+  show :math:`a_e` and hardly any of :math:`b_{ye}`, but there are many: fifteen partners per cell in the same batch.
 
-Where an environment has an order, such as the column of a plate or the time (:class:`scbd.nn.Numbers`), cells are
-compared that lie near each other, of the same label or of any.
+An environment may also have an order, for example the column of a plate or the time (:class:`scbd.nn.Numbers`). Then
+cells with similar values are compared, of the same label or of any label.
 """
 
 from __future__ import annotations
@@ -48,76 +50,83 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# of the square of a feature's mean, or of the largest variance: what rounding leaves of one that never changes
+# largest variance of a constant feature due to rounding, relative to the feature's squared mean or to the largest
+# variance of all features
 _ROUNDING = 1e-12
-# degrees of freedom that the variance of all cells lends that of a label
+# prior degrees of freedom in the variance of a label, which is shrunk towards the variance of all cells
 _LENT = 1.0
 
 
 class ExplainedVariance(NamedTuple):
-    """What the environment explains at equal label."""
+    """Variance explained by the environment, conditional on the label."""
 
     share: Tensor
-    """Of the variance; 0 in expectation where the environment explains nothing, at most 1."""
+    """Proportion of the variance, at most 1; its expectation is 0 if the environment explains no variance."""
     error: Tensor
-    """Standard deviation of ``share`` where the environment explains nothing; 0 where there is nothing to compare."""
+    """Standard deviation of ``share`` if the environment explains no variance; 0 if there are no cells to compare."""
     freedom: Tensor
-    r"""Degrees of freedom, :math:`\|M\|^2`: how many differences of environments the batch can tell at equal label."""
+    r"""Degrees of freedom, :math:`\|M\|^2`: number of contrasts between environments that the batch can estimate."""
 
 
 def explained_variance(
     features: Tensor, environments: Environments, labels: Tensor | Groups, *, partners: Partners = "within"
 ) -> ExplainedVariance:
-    r"""Share of the features' variance that the environment explains at equal label, and its standard error.
+    r"""Estimate the proportion of the features' variance that the environment explains, conditional on the label.
 
-    Features are standardised over the batch; :math:`r_i` is a cell less the mean of its label. Of the groups :math:`g`
-    of partners, the sum of squares between them at equal label is
+    The function also returns the standard error of the estimate.
+
+    Features are standardised over the batch. :math:`r_i` is the difference between a cell and the mean of its label.
+    Let :math:`g` be the groups of cells that are compared (see ``partners``). The sum of squares between groups,
+    conditional on the label, is
 
     .. math:: T = \sum_g \frac{1}{n_g} \Bigl\| \sum_{i \in g} r_i \Bigr\|^2 - \sum_i d_i \|r_i\|^2
-              = \sum_{ij} M_{ij} \langle r_i, r_j \rangle:
+              = \sum_{ij} M_{ij} \langle r_i, r_j \rangle.
 
-    whether cells of a group differ in the same direction from their labels' means. The :math:`d_i` take off what each
-    cell adds by being like itself, so that :math:`T` is zero on average, whatever the variances of cells, when
-    environments are drawn anew within each label. :math:`\hat\omega^2` is :math:`T / BD`. A group of
-    one cell can tell nothing, and takes no part.
+    It is large if the cells of a group deviate from the means of their labels in the same direction. The :math:`d_i`
+    subtract the product of each cell with itself. The expectation of :math:`T` is therefore zero, whatever the
+    variances of cells, if environments are assigned at random within each label. The estimate is
+    :math:`\hat\omega^2 = T / BD`. Groups of a single cell carry no information and are excluded.
 
-    What environments and labels have in common is seen by neither: if each environment holds one label,
-    :math:`M` is zero, and the more they depend on each other the less is left of it. The standard deviation by chance,
+    Effects that environments and labels have in common are not detected. If each environment holds one label, :math:`M`
+    is zero. The more environments and labels depend on each other, the smaller :math:`M` is. The standard deviation of
+    :math:`T` if the environment explains no variance,
 
     .. math:: \mathrm{sd}(T)^2 = 2 \|C\|^2 \sum_{ij} M_{ij}^2 s_i^2 s_j^2,
 
-    with :math:`s^2` the variance of a cell's label and :math:`C` the covariance of :math:`r_i / s_i`, knows that: it is
-    that of the design at hand. The fewer directions the residuals use, the larger it is.
+    takes the design of the batch into account. Here :math:`s_i^2` is the variance of the cell's label and :math:`C` the
+    covariance of :math:`r_i / s_i`. The standard deviation is larger if the residuals use fewer directions.
 
-    Of :class:`Numbers`, :math:`T` begins with the sum of squares that a regression of the :math:`r_i` on their
-    polynomials explains, one of each label or one of all, in place of that between groups. All else is the same.
+    For :class:`Numbers`, the first term of :math:`T` is the sum of squares that a regression of the :math:`r_i` on the
+    polynomials explains. The regression is fitted for each label (``"within"``) or for all labels together
+    (``"across"``). The other steps are the same.
 
     Parameters
     ----------
     features
-        ``(B, D)``, of any scale. Half precision is computed in float32.
+        ``(B, D)``, of any scale. Half precision is converted to float32.
     environments
-        Integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, where they have an order.
+        Integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, for environments with an order.
     labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
     partners
-        ``"within"``: cells of the same environment and label, which see all of what differs, and are few; or
-        ``"across"``: cells of the same environment, each compared with its own label, which are many, and see what is
-        alike for all labels.
+        Which cells are compared:
+
+        - ``"within"``: cells of the same environment and label. There are few pairs, but they show the entire effect.
+        - ``"across"``: cells of the same environment, each compared with the mean of its own label. There are many
+          pairs, but they show only effects that are the same for all labels.
 
     Returns
     -------
-    ``share``, ``error`` and ``freedom``, scalars, float32 or float64. A gradient flows through ``share`` alone.
+    ``share``, ``error`` and ``freedom``, scalars, float32 or float64. Only ``share`` has a gradient.
 
     Raises
     ------
     ValueError
-        If the shapes do not match, the batch holds fewer than two cells, codes are no integers, or ``partners`` is not
-        known.
+        If the shapes do not match, the batch holds fewer than two cells, environments are floating-point numbers, or
+        ``partners`` is unknown.
 
-    References
-    ----------
-    Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimates and their use are ours.
+    References ---------- Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimates and
+    their use were developed for this package.
 
     Examples
     --------
@@ -140,41 +149,45 @@ def invariance_statistic(
     environments: Environments | Sequence[Environments],
     labels: Tensor | Groups,
 ) -> Tensor:
-    r"""By how much a batch contradicts invariance: the environment's share in standard errors.
+    r"""Measure how strongly a batch contradicts invariance: variance explained by the environment in standard errors.
 
     .. math:: \frac{1}{2S} \sum_s \Bigl(
               \frac{\hat\omega^2_{s,\text{within}}}{\mathrm{sd}(\hat\omega^2_{s,\text{within}})} +
               \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Bigr)
 
-    over both ways of pairing and all representations :math:`s`; over one pairing, where in the other nobody has a
-    partner (wells of which each plate has one a perturbation). Of order one, on either side of zero, where the
-    environment explains nothing; its unit is the same whatever the batch, the number of labels and of environments,
-    and the scale of the features. See :func:`explained_variance`.
+    The sum is over all representations :math:`s`, and over the two pairings of :func:`explained_variance`. If no cell
+    has a partner in one pairing, only the other pairing is used. For example, no cell has a partner within its label if
+    each plate has one well per perturbation and plates are the environments.
 
-    Several environments of a cell stand side by side (its plate, and its position there): the statistic is the mean of
-    what each has by itself, over those of which the batch can tell anything. A position is then compared over all
-    plates, and a plate over all its positions; their cross has no cells to compare where a well holds one row.
+    If the environment explains no variance, the statistic is of order one, positive or negative. Its unit does not
+    depend on the batch size, the numbers of labels and environments, or the scale of the features.
+
+    A cell may have several environments, for example its plate and its position on the plate. The statistic is then the
+    mean of the statistics of all environments for which the batch contains information. Positions are compared over all
+    plates, and plates over all positions. The combination of plate and position could not be compared if each well
+    holds one row.
 
     Parameters
     ----------
     passed
-        Representations of the same cells, each ``(B, D)``: usually all stages on the way to an embedding. An embedding
-        may be blind to the environment because it computes the label from what differs between environments, in two
-        steps; the first of them is seen on the way.
+        Representations of the same cells, each ``(B, D)``: usually the intermediate representations of all stages of
+        the encoder and the embedding. An embedding may be invariant although the encoder uses differences between
+        environments: it can compute the label from them in two steps. The first step is visible in an intermediate
+        representation.
     environments
-        Integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, where they have an order, such as the
-        column of a plate or the time; or a sequence of these, side by side.
+        Integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, for environments with an order, such as the
+        column of a plate or the time; or a sequence of these for several environments per cell.
     labels
         Integer codes, ``(B,)``, or their :class:`Groups`.
 
     Returns
     -------
-    A scalar, in standard errors.
+    The statistic, a scalar, in standard errors.
 
     Raises
     ------
     ValueError
-        See :func:`explained_variance`; or if the sequence is empty.
+        If :func:`explained_variance` raises it, or if the sequence of environments is empty.
 
     Examples
     --------
@@ -190,7 +203,7 @@ def invariance_statistic(
 
 
 def in_errors(explained: Sequence[Explained], design: Design) -> Tensor:
-    """The statistic, of representations one by one."""
+    """Compute the invariance statistic from the results of :func:`explained_by` for each representation."""
     each, resolved = [], []
     for column, pairings in enumerate(design.pairings):
         resolvable = torch.stack([pairing.resolvable for pairing in pairings.values()])
@@ -201,42 +214,42 @@ def in_errors(explained: Sequence[Explained], design: Design) -> Tensor:
 
 
 def _mean_of_resolvable(values: Tensor, resolvable: Tensor) -> Tensor:
-    """Of values that are zero where nothing is resolvable: these say nothing, and are not averaged in as zero."""
+    """Average the values that are resolvable; the other values are zero and are not counted."""
     return values.mean() * (len(resolvable) / resolvable.sum().clamp(min=1))
 
 
 class Between(NamedTuple):
-    """What one pairing of partners sees."""
+    """Estimate from one pairing of cells."""
 
     between: Tensor
-    """Sum of products between cells of a group."""
+    """Sum of products between cells of a group, over groups and features: :math:`T` in :func:`explained_variance`."""
     scatter: Tensor
-    """Its standard deviation where the environment explains nothing; 0 where there is nothing to compare."""
+    """Standard deviation of ``between`` if the environment explains no variance; 0 if there are no cells to compare."""
 
     @property
     def in_errors(self) -> Tensor:
-        """In standard deviations; no gradient flows through these."""
+        """Estimate in units of its standard deviation, which has no gradient."""
         nothing = self.scatter == 0
-        # what is not a number stays that, also where nothing is resolvable
+        # zero, but NaN if the estimate is NaN, so that invalid features remain visible
         zero = 0.0 * self.between.detach()
         return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
     def per_gain(self, pairing: Pairing) -> Between:
-        """In units of what an environment adds that explains all of a feature; no less than a cell."""
+        """Divide the estimate by the effect of an environment that explains all variance, but by at least one cell."""
         gain = pairing.gain.clamp(min=1).to(self.between)
         return Between(self.between / gain, self.scatter / gain)
 
 
 class Explained(NamedTuple):
-    """What environments explain of one representation."""
+    """Estimates for one representation."""
 
     pairings: list[dict[Partners, Between]]
-    """By each environment, from each pairing of partners."""
+    """Estimates per environment (list) and per pairing of cells (dictionary)."""
     n_features: int
 
 
 def explained_by(features: Tensor, design: Design) -> Explained:
-    """What the environments of a batch explain of ``features (B, D)``, at equal label."""
+    """Estimate, for each environment and pairing, the effect on ``features (B, D)`` conditional on the label."""
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
@@ -246,7 +259,7 @@ def explained_by(features: Tensor, design: Design) -> Explained:
         squares = apart.detach().square().mean(1, keepdim=True)
         variance = squares.sum() / design.freedom.clamp(min=1)
         nothing = variance < _ROUNDING
-        # labels differ in how much their cells scatter, and with them what chance does
+        # the variance differs between labels, and the variation by chance depends on it
         of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
         alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
 
@@ -260,7 +273,10 @@ def explained_by(features: Tensor, design: Design) -> Explained:
 
 
 def _standardised(features: Tensor) -> Tensor:
-    """Of mean 0 and variance 1 over the batch; 0 where a feature never changes, beside the others or its mean."""
+    """Standardise features to mean 0 and variance 1 over the batch; constant features become 0.
+
+    A feature is constant if its variance is negligible compared with its squared mean or with the largest variance.
+    """
     mean = features.mean(0)
     f = features - mean
     variance = f.square().mean(0)
@@ -270,31 +286,32 @@ def _standardised(features: Tensor) -> Tensor:
 
 
 def _alike(apart: Tensor, freedom: Tensor) -> Tensor:
-    """Sum of squares of a covariance whose mean variance is 1: the larger, the fewer directions are in use."""
-    # the Gram matrix has the norm of the covariance, if it is smaller
+    """Estimate the squared norm of a covariance with mean variance 1; it is larger if fewer directions are in use."""
+    # the Gram matrix has the same norm as the covariance; the smaller of the two matrices is computed
     products = apart.T @ apart if apart.shape[1] <= len(apart) else apart @ apart.T
     total = products.diagonal().sum()
-    # of few cells, any two are alike by chance
+    # unbiased estimate: random similarities of few cells inflate the norm
     squares = products.square().sum() - total.square() / freedom.clamp(min=1)
     covariance = squares.clamp(min=0) / ((freedom - 1) * (freedom + 2)).clamp(min=1)
     variance = total / (freedom * apart.shape[1]).clamp(min=1)
     return torch.where(variance > 0, covariance / variance.square(), 0.0)
 
 
-# standard errors of a batch, of an interaction that counts no more than as nothing
+# number of standard errors that are subtracted from the interaction of a batch, so that chance counts as 0
 _BY_CHANCE = 2.0
 
 
 class EnvironmentEffects(NamedTuple):
-    """What environments do, scalars. A gradient flows through ``statistic`` alone."""
+    """Effects of environments on representations, scalars. Only ``statistic`` has a gradient."""
 
     statistic: Tensor
-    """In standard errors, see :func:`scbd.nn.invariance_statistic`."""
+    """Invariance statistic in standard errors, see :func:`scbd.nn.invariance_statistic`."""
     interaction: Tensor
-    """Share of the variance, from 0 to 1, of the representation that has most: what environments do to one label and
-    not to another."""
+    """Proportion of variance, from 0 to 1, explained by effects of an environment that differ between labels.
+
+    It is the maximum over representations and over environments."""
     of_last: Tensor
-    """The statistic of the last representation alone."""
+    """Invariance statistic of the last representation alone."""
 
 
 def environment_effects(
@@ -302,29 +319,34 @@ def environment_effects(
     environments: Environments | Sequence[Environments],
     labels: Tensor | Groups,
 ) -> EnvironmentEffects:
-    r"""What environments do to the representations of a batch: how surely, and how differently to labels.
+    r"""Compute how significant the effects of environments on a batch are, and how much they differ between labels.
 
-    With :math:`\omega^2_c = T_c / (g_c D)` of :func:`explained_variance`'s sums of squares, for each pairing :math:`c`
-    of partners, where :math:`g_c` is what an effect of the environment alone would add to :math:`T_c` if it were all of
-    a feature's variance: a batch in which most cells have no partner counts as what it is. Both pairings see what an
-    environment does to all cells alike; those within a label see what it does to that label, too. So
+    Both pairings of :func:`explained_variance` detect effects of an environment on all cells. Pairs within a label also
+    detect effects on this label only. The difference is the **interaction**. For each pairing :math:`c`, let
+    :math:`\omega^2_c = T_c / (g_c D)`, with the sum of squares :math:`T_c` of :func:`explained_variance`. :math:`g_c`
+    is the value that :math:`T_c` would have for a feature whose variance is entirely due to the environment. It
+    corrects for cells without a partner. The interaction that a batch shows beyond chance is
 
-    .. math:: \max_s \bigl( \omega^2_{s, within} - \omega^2_{s, across} - 2\,\mathrm{sd} \bigr)_+
+    .. math:: \max_s \bigl( \omega^2_{s, within} - \omega^2_{s, across} - 2\,\mathrm{sd} \bigr)_+,
 
-    is the **interaction** that a batch shows for sure: the environment changes what a feature says of the label. Such
-    features mislead, also where z_c is blind to the environment, since it may be computed from two of them.
+    with the maximum over representations :math:`s`. A large interaction indicates that the environment changes the
+    relation between a feature and the label. Such features are misleading even if z_c is invariant, since z_c may be
+    computed from two of them.
 
-    Of several environments side by side, it is that of the one which has most.
+    With several environments, the interaction is the maximum over environments.
 
     Parameters
     ----------
     passed, environments, labels
-        See :func:`invariance_statistic`. The last of ``passed`` is the embedding.
+        See :func:`invariance_statistic`. The last element of ``passed`` is the embedding.
 
     Returns
     -------
-    ``statistic``, see :func:`invariance_statistic`; ``interaction``, a share of the variance; and ``of_last``, the
-    statistic of the embedding alone. Scalars; a gradient flows through ``statistic`` alone.
+    - ``statistic``: see :func:`invariance_statistic`;
+    - ``interaction``: a proportion of the variance;
+    - ``of_last``: the statistic of the embedding alone.
+
+    All are scalars. Only ``statistic`` has a gradient.
 
     Raises
     ------
@@ -349,7 +371,7 @@ def environment_effects(
 
 
 def _interaction(explained: Explained, design: Design) -> Tensor:
-    """Of one representation, beyond what chance may be; 0 where no cell has partners of both kinds."""
+    """Return the interaction of one representation beyond chance; 0 if no cell has partners in both pairings."""
     found = []
     for pairings, of_pairing in zip(design.pairings, explained.pairings, strict=True):
         within, across = (of_pairing[name].per_gain(pairings[name]) for name in ("within", "across"))
@@ -359,32 +381,35 @@ def _interaction(explained: Explained, design: Design) -> Tensor:
     return torch.stack(found).max() / explained.n_features
 
 
-# a trend, a bend, and what edges need beside; categories of 24 columns would be 23
+# degree of the polynomials: trend, curvature and edges; indicators of 24 columns would require 23 terms
 _DEGREE = 4
-# of a vector of length one: below it, the others leave rounding of it
+# length of the remainder of a unit vector below which it is linearly dependent on the others, up to rounding
 _DEPENDENT = 1e-4
 
 
 class Numbers:
-    """Where cells stand on a scale: an environment with an order, such as a row, a column, the time, a count of cells.
+    """Environment with an order, given as one number per cell: a row, a column, the time or a count of cells.
 
-    What such an environment does is taken to change slowly along the order: as a polynomial of degree 4 of the ranks
-    within the batch. It sees trends, and edges that differ from the middle; not what goes up and down several times.
-    Only the order counts, so that the scale is of no matter, and a number far off is no more than the last. Of numbers
-    with at most five values, polynomials tell all that their labels would.
+    The effect of such an environment is assumed to change slowly along the order. It is modelled as a polynomial of
+    degree 4 of the ranks within the batch. It detects trends, and edges that differ from the centre. It does not detect
+    effects that rise and fall several times.
+
+    Only the order of values counts. The scale is therefore irrelevant, and an outlier is not different from the last
+    value. For numbers with at most five distinct values, the polynomials contain the same information as one label per
+    value.
 
     Parameters
     ----------
     values
-        A finite number a cell, ``(B,)``, floating point or integer.
+        One finite number per cell, ``(B,)``, floating point or integer.
 
     Attributes
     ----------
     values
-        The same.
+        The values, as given.
     terms
-        Polynomials of the ranks of degree 1 to 4, ``(B, 4)`` float64: each of mean 0 and length 1, and at right angles
-        to the others. Columns of zeros, where there are not as many different values.
+        Polynomials of the ranks of degree 1 to 4, ``(B, 4)`` float64. Each has mean 0 and length 1 and is orthogonal to
+        the others. If there are too few distinct values, the columns of the higher degrees are zero.
 
     Raises
     ------
@@ -393,7 +418,7 @@ class Numbers:
 
     References
     ----------
-    Brubeck, Nakatsukasa and Trefethen (2021), Vandermonde with Arnoldi, SIAM Review: how the terms are made.
+    Brubeck, Nakatsukasa and Trefethen (2021), Vandermonde with Arnoldi, SIAM Review: construction of the terms.
 
     Examples
     --------
@@ -418,11 +443,11 @@ class Numbers:
 
     @classmethod
     def columns(cls, table: Tensor | None) -> list[Numbers]:
-        """Those of each column of a table ``(B, K)``; of `None`, none."""
+        """Return the numbers of each column of a table ``(B, K)``, or an empty list for `None`."""
         return [] if table is None else [cls(column) for column in table.T]
 
     def terms_within(self, groups: Groups) -> Tensor:
-        """The same of each group by itself, ``(B, 4)``: of mean 0 and length 1 over its cells."""
+        """Compute the terms separately for each group, ``(B, 4)``: mean 0 and length 1 over the cells of the group."""
         return _polynomials(self._ranks, groups.sums)
 
     def __len__(self) -> int:
@@ -430,16 +455,17 @@ class Numbers:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks from -1 to 1, of equal values their mean."""
+    """Return the ranks scaled to the range from -1 to 1; equal values have the mean of their ranks."""
     _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
     twice = 2 * counts.cumsum(0) - counts
     return twice[index].to(exact(values.device)) / len(values) - 1
 
 
 def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-    """Orthonormal polynomials of ``(B, 1)`` over cells that ``sums`` are taken of, without the constant, ``(B, 4)``.
+    """Compute orthonormal polynomials of ``x (B, 1)``, of degree 1 to 4, ``(B, 4)``.
 
-    Each is made of the one before, times x.
+    ``sums`` returns the sums over all cells, or over the cells of each cell's group. Each polynomial is computed from
+    the previous one, multiplied by x.
     """
     n = sums(torch.ones_like(x))
     x = x - sums(x) / n
@@ -447,7 +473,7 @@ def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
     for _ in range(_DEGREE):
         new = basis[:, -1:] * x
         length = sums(new.square()).sqrt()
-        for _ in range(2):  # the second time takes off what rounding left
+        for _ in range(2):  # the second orthogonalisation removes rounding errors of the first
             new = new - (basis * sums(basis * new)).sum(1, keepdim=True)
         kept = sums(new.square()).sqrt()
         dependent = kept <= _DEPENDENT * length
@@ -458,19 +484,31 @@ def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
 Environments = Tensor | Groups | Numbers
 Partners = Literal["within", "across"]
 
-# degrees of freedom, of all groups together, that are rounding
+# largest number of degrees of freedom that is only rounding error, relative to 1 + trace of K
 _NO_FREEDOM = 1e-6
 
 
 class Averages:
-    """K averages over each group of several cells: Q = R K R, with R taking each label's mean away.
+    """Averaging over groups of several cells as a quadratic form: Q = R K R, see :class:`Pairing`.
+
+    K replaces each cell by the mean of its group, R subtracts the mean of each label.
 
     Parameters
     ----------
     label, group
-        Of each cell.
+        Label and group of each cell.
     pair
-        Their cross; ``group``, if each lies inside of one label.
+        Combinations of label and group. Give ``group`` itself if each group lies within one label.
+
+    Attributes
+    ----------
+    trace
+        Trace of K: the number of groups of several cells, a scalar.
+    diagonal
+        Diagonal of Q, ``(B, 1)``.
+    own_squares, own_explained
+        Squares of the environments' indicator columns, less the means of labels: per cell, ``(B, 1)``, and the sum that
+        K explains, a scalar.
     """
 
     def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
@@ -480,16 +518,17 @@ class Averages:
         self.trace = self._weight.sum()
         shared = label.sums(n_pair * self._weight) / n_label.square()
         self.diagonal = self._weight - 2 * n_pair * self._weight / n_label + shared
-        # the squared norm of Q, where groups lie inside of one label, a share for each cell
+        # contribution of each cell to the squared norm of Q, for groups within one label
         kept = label.sums((n_group > 1).to(n_label)) / n_label
         self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
         self._table = None if group is pair else label.table(group).float()
-        # of the environment as columns of 0 and 1, at equal label: their squares, and what K explains of these
+        # indicator columns (0 and 1) of the environments, less the means of labels: their squares per cell, and the sum
+        # of squares that K explains
         self.own_squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
         self.own_explained = ((n_group > 1) * self.own_squares).sum() if group is pair else self._of_columns()
 
     def _of_columns(self) -> Tensor:
-        """Squares of the environments' columns, each less its labels' means, between environments."""
+        """Compute the sum of squares between groups of the environments' indicator columns, less label means."""
         assert self._table is not None
         with torch.autocast(self._table.device.type, enabled=False):
             common = self._table / self._table.sum(1, keepdim=True).sqrt()  # (labels, environments)
@@ -503,11 +542,14 @@ class Averages:
             return (each * (n_group.square() - 2 * n_group * alike + overlap)).sum().to(self.trace)
 
     def squares(self, apart: Tensor) -> Tensor:
-        """Sum of squares between groups of ``apart (B, D)``, a number a cell ``(B, 1)``."""
+        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares between groups.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
         return self._weight * (apart * self._group.sums(apart)).sum(1, keepdim=True)
 
     def norm(self, variance: Tensor) -> Tensor:
-        """Squared norm of Q where labels have such variances, ``(B, 1)``."""
+        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
         if self._table is None:
             return (self._inside * variance.square()).sum()
         of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
@@ -515,15 +557,18 @@ class Averages:
         each = torch.where(n_group > 1, 1 / n_group, 0.0)
         mean = (of_label * self._table).sum(0) * each
         diagonal = (of_label / n_label * self._table.square()).sum(0) * each
-        # what groups differ in as labels do
+        # overlap of groups that contain the same labels
         common = self._table * (of_label / n_label).sqrt() * each.sqrt()
-        with torch.autocast(common.device.type, enabled=False):  # nothing may be left of terms that cancel
+        with torch.autocast(common.device.type, enabled=False):  # terms may cancel: full precision is needed
             overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
         return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 
 class Regression:
-    """K is what a regression on smooth functions of a number explains, as averages are of a regression on groups."""
+    """Regression on polynomials of a number as a quadratic form: Q = R K R, see :class:`Pairing`.
+
+    K projects on the polynomials, as K of :class:`Averages` averages over groups. R subtracts the mean of each label.
+    """
 
     def __init__(self, label: Groups, numbers: Numbers) -> None:
         self.trace = numbers.terms.square().sum()
@@ -532,43 +577,64 @@ class Regression:
         self.own_explained = (self._terms.T @ self._terms).square().sum()
 
     def squares(self, apart: Tensor) -> Tensor:
-        """Sum of squares of ``apart (B, D)`` that is explained, a number a cell ``(B, 1)``."""
+        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares that the regression explains.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
         terms = self._terms.to(apart)
         return (apart * (terms @ (terms.T @ apart))).sum(1, keepdim=True)
 
     def norm(self, variance: Tensor) -> Tensor:
-        """Squared norm of Q = R K R where labels have such variances, ``(B, 1)``."""
+        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
         with torch.autocast(variance.device.type, enabled=False):
             return (self._terms.T @ (variance * self._terms)).square().sum()
 
 
 class RegressionWithin:
-    """K is what such a regression explains in each label by itself, where R changes nothing: K is Q."""
+    """Regression on polynomials of a number, separately for each label, as a quadratic form Q = K.
+
+    R, which subtracts the mean of each label, has no effect, since the polynomials have mean 0 within each label.
+    """
 
     def __init__(self, label: Groups, numbers: Numbers) -> None:
         self._label = label
         self._terms = numbers.terms_within(label)
         self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
-        # of length one and at right angles in each label: all of them are explained
+        # the terms are orthonormal within each label, so K explains their squares entirely
         self.trace = self.own_explained = self.diagonal.sum()
 
     def squares(self, apart: Tensor) -> Tensor:
-        """Sum of squares of ``apart (B, D)`` that is explained, a number a cell ``(B, 1)``."""
+        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares that the regressions explain.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
         weighted = [term * apart for term in self._terms.to(apart).split(1, 1)]
         return torch.stack([(own * self._label.sums(own)).sum(1, keepdim=True) for own in weighted]).sum(0)
 
     def norm(self, variance: Tensor) -> Tensor:
-        """Squared norm of Q where labels have such variances, ``(B, 1)``."""
+        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
         return (self.diagonal * variance.square()).sum()
 
 
 class Pairing:
-    """Cells that are compared: how much a batch can tell of what they differ in at equal label.
+    """Comparison of cells with their partners, conditional on the label, as a quadratic form with expectation zero.
 
-    With R taking each label's mean away, and K averaging over groups of cells, or smoothing along a number, the sum of
-    squares that these explain at equal label is the quadratic form Q = R K R. It is above zero by chance, since each
-    cell is like itself. ``own`` is what is taken off for that, a number a cell: what is left, M = Q - R diag(own) R, is
-    zero on average whatever the variances of the cells.
+    R subtracts the mean of each label. K averages over groups of cells, or fits a smooth function of a number. The sum
+    of squares that K explains, conditional on the label, is the quadratic form Q = R K R. It is positive even by
+    chance, since it includes the product of each cell with itself. The vector ``own``, with one number per cell
+    ``(B, 1)``, corrects for this: M = Q - R diag(own) R has expectation zero, whatever the variances of the cells, if
+    the environment has no effect.
+
+    Attributes
+    ----------
+    own
+        Correction per cell, ``(B, 1)``.
+    resolvable
+        Whether the batch contains cells to compare, a boolean scalar.
+    freedom_of_one
+        Degrees of freedom if all labels have the same variance, a scalar; 0 if not resolvable.
+    gain
+        Value of M for a feature whose variance is entirely due to the environment, a scalar; 0 if not resolvable.
     """
 
     def __init__(self, label: Groups, explained: Averages | Regression | RegressionWithin) -> None:
@@ -579,36 +645,48 @@ class Pairing:
         several = 1 - 2 / n_label
         of_many = (diagonal - total / n_label.square()) / torch.where(n_label > 2, several, 1.0)
         self.own = torch.where(partnered, torch.where(n_label > 2, of_many, total / n_label), 0.0)
-        # what M has less of squared norm than Q: inside of labels, a share for each of their cells
+        # squared norm of Q minus that of M, as one contribution per cell; they differ only within labels
         self._less = 2 * self.own * diagonal - self.own.square() * several * partnered
         self._less -= label.sums(self.own).square() / n_label**3
         freedom = self.freedom(torch.ones_like(n_label))
         self.resolvable = freedom > _NO_FREEDOM * (1 + explained.trace)
-        # where all labels scatter alike
+        # degrees of freedom if all labels have the same variance
         self.freedom_of_one = torch.where(self.resolvable, freedom, 0.0)
-        # what an environment adds to M that explains all of a feature; at most a cell each
+        # value of M for a feature whose variance is entirely due to the environment; at most 1 per cell
         gain = explained.own_explained - (self.own * explained.own_squares).sum()
         self.gain = torch.where(
             self.resolvable, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_NO_FREEDOM), 0.0
         )
 
     def between(self, apart: Tensor) -> Tensor:
-        """Products of cells that are compared, ``apart (B, D)`` from their labels' means, summed: zero by chance."""
+        """Compute the quadratic form M, summed over features; its expectation is zero if the environment has no effect.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
         each = self._explained.squares(apart) - self.own * apart.square().sum(1, keepdim=True)
         return each.sum().to(apart.dtype)
 
     def freedom(self, variance: Tensor) -> Tensor:
-        """Squared norm of M where labels have such variances, ``(B, 1)``: degrees of freedom where all have one."""
+        """Compute the squared norm of M with cells weighted by the variance of their label, ``variance (B, 1)``.
+
+        If all variances are one, the result is the number of degrees of freedom.
+        """
         return self._explained.norm(variance) - (self._less * variance.square()).sum()
 
 
 class Design:
-    """What is the same for all representations of a batch: its labels, and one or several environments beside them.
+    """Labels and environments of a batch, with quantities that are the same for all representations.
 
     Attributes
     ----------
+    label
+        Groups of cells with the same label.
+    n_label
+        Number of cells of each cell's label, ``(B, 1)``, float32.
+    freedom
+        Degrees of freedom within labels: the number of cells minus the number of labels.
     pairings
-        Of each environment.
+        Pairings of each environment, a list of dictionaries.
     """
 
     def __init__(self, environments: Environments | Sequence[Environments], labels: Tensor | Groups) -> None:
@@ -638,7 +716,7 @@ class Design:
 
 
 def _check(environments: Environments, labels: Tensor | Groups) -> None:
-    """Raise ``ValueError`` unless both are of the same cells, at least two, and codes are integers."""
+    """Raise ``ValueError`` if lengths differ or are below two, or if environments are floating-point codes."""
     shapes = [tuple(_of_cells(given).shape) for given in (environments, labels)]
     if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
         msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
@@ -655,13 +733,13 @@ def _check(environments: Environments, labels: Tensor | Groups) -> None:
 
 
 def _of_cells(given: Environments) -> Tensor:
-    """One value a cell, ``(B,)``."""
+    """Return one value per cell, ``(B,)``."""
     if isinstance(given, Groups):
         return given.labels
     return given.values if isinstance(given, Numbers) else given
 
 
 def counted(groups: Groups) -> Tensor:
-    """Cells of each cell's group, ``(B, 1)``, as exact as the device can."""
+    """Return the number of cells in each cell's group, ``(B, 1)``, in the device's highest precision."""
     counts = groups.n_others[:, None] + 1
     return counts.to(exact(counts.device))
