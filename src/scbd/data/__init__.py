@@ -1,7 +1,7 @@
-"""Cells and their way to a batch: fields, sources, splits, samplers, the data module.
+"""Reading, storing and splitting screens, and drawing batches of their cells for training.
 
-Names load on first use: screens are written, opened and verified without torch, Lightning or scvi-tools, and tables and
-folders of images are inspected without anndata.
+Names are imported when they are first used. Writing a screen (without resizing), opening and verifying one therefore do
+not import torch, Lightning or scvi-tools, and inspecting tables and folders of images does not import anndata.
 """
 
 from typing import TYPE_CHECKING

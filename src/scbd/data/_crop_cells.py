@@ -1,4 +1,4 @@
-"""Crops of cells in fields of view: fields are arrays, cells are centroids or the labels of a mask."""
+"""Crops of cells, cut from fields of view around given positions or the centroids of segmented labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Edge: TypeAlias = Literal["zeros", "reflect", "drop"]
 Mask: TypeAlias = Literal["neighbours", "background"]
 
 LABEL, AREA = "label", "area"
-# pixels a side of what is read at once: fields of most microscopes are smaller, slides are larger
+# side of a square tile that is read at once, in pixels; most fields of view fit into one tile, slides do not
 _TILE = 4_096
 
 
@@ -41,53 +41,58 @@ def crop_cells(
     edge: Edge = "zeros",
     mask: Mask | None = None,
 ) -> Crops:
-    """Crops of cells in fields of view, around their centroids or those of their labels.
+    """Crop cells from fields of view, around their positions or the centroids of their labels.
 
-    Positions are checked first. Crops are cut when they are asked for: :func:`write_screen` holds a few fields in
-    memory, not all of them.
+    Positions are checked first. Crops are cut only when they are read, so that :func:`write_screen` holds few fields in
+    memory at a time.
 
-    Pixels are counted from 0, and their positions are those of their middles, as in CellProfiler and scikit-image. The
-    pixel in which the centroid lies becomes pixel ``size // 2`` of the crop.
+    Pixels are counted from 0, and a pixel's position is that of its centre, as in CellProfiler and scikit-image. The
+    pixel that contains the centroid becomes pixel ``size // 2`` of the crop.
 
     Parameters
     ----------
     images
-        Fields by name: a mapping of arrays ``(channels, height, width)`` or ``(height, width)`` of numpy, Zarr, dask,
-        h5py or xarray; or one such array.
+        Mapping from names to fields, which are arrays ``(channels, height, width)`` or ``(height, width)`` of numpy,
+        Zarr, dask, h5py or xarray; or one such array.
     cells
-        A row a cell, with the name of its field (but of one field) and its position in pixels; all columns are kept.
-        Of one field, an array ``(N, 2)`` of y and x will do. `None`: a cell for each label.
+        Table with one row per cell. It holds the name of the cell's field (not required for a single field) and its
+        position in pixels. With ``labels``, it holds the cell's ``label``, and the position is optional. All columns
+        are kept. For a single field without ``labels``, an array ``(N, 2)`` of y and x is sufficient. `None`: one cell
+        per label.
     size
-        Height and width of crops, in pixels.
+        Height and width of the crops, in pixels.
     labels
-        Label masks, given like ``images``: integers ``(height, width)``, 0 is background. Cells are then found by field
-        and ``label``, and columns that they lack are added: the centroid, and ``area`` in pixels.
+        Label masks of the fields, given like ``images``: integers ``(height, width)``, where 0 is background. Cells are
+        matched by field and column ``label``. Columns that ``cells`` lacks are added: position of the centroid, and
+        ``area`` in pixels.
     field_key, yx_keys
-        Columns of the cells: name of the field, position.
+        Columns of ``cells`` with the name of the field, and with the position (y and x).
     channels
-        Which, by number and in which order: a mapping names them, ``{"DNA": 0}``, and so does a list of as many names
-        as there are channels.
+        Channels to use and their order, by number. A mapping ``{name: number}``, for example ``{"DNA": 0}``, names
+        them, and so does a list with one name per channel.
     edge
-        Crops that reach over the edge of their field are filled with ``"zeros"``, or with the field mirrored at its
-        last pixel (``"reflect"``), or left out (``"drop"``).
+        Treatment of crops that reach over the edge of their field: the part outside of the field is filled with
+        ``"zeros"`` (the default) or with the field mirrored at its last pixel (``"reflect"``), or these cells are
+        excluded (``"drop"``).
     mask
-        What becomes zero: pixels of other cells' labels (``"neighbours"``), or all but those of the cell's own
-        (``"background"``).
+        Pixels that become zero: those of other cells' labels (``"neighbours"``), or all pixels outside of the cell's
+        own label (``"background"``). Default: no pixels.
 
     Returns
     -------
-    :class:`Crops` in the dtype of the fields, sorted by field. ``to_memory()`` makes an AnnData of a few.
+    :class:`Crops` in the dtype of the fields, sorted by field. For few crops, ``to_memory()`` returns an AnnData.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        If fields differ in channels or dtype, have planes or time points, or do not fit their labels; if a column or
-        channel is not there; if a cell has no field, a position outside of it or none, or a label without pixels.
+        If fields differ in channels or dtype, have several planes or time points, or do not fit their labels; if a
+        column or channel does not exist; or if a cell has no field, no position, a position outside of its field, or a
+        label without pixels.
 
     Warns
     -----
     UserWarning
-        If fields have no labels, where cells are those of labels.
+        If ``cells`` is not given and some fields have no labels.
 
     Examples
     --------
@@ -132,12 +137,28 @@ def crop_cells(
 
 @dataclass(eq=False)
 class _CropSource:
-    """Crops as a source of images: what is asked for of a tile of a field is read together.
+    """Crops as a source of images, which reads the requested cells of a tile of a field together.
 
     Attributes
     ----------
+    fields
+        Fields by name.
+    masks
+        Label masks by name of the field; empty without labels.
+    number
+        Number of each cell's field, ``(N,)``.
+    centres
+        Pixel (y and x) that contains each cell's centroid, ``(N, 2)``.
+    size
+        Height and width of the crops, in pixels.
+    channels
+        Positions of the channels to use.
+    edge, mask
+        See :func:`crop_cells`.
+    own
+        Label of each cell, ``(N,)``; `None` without ``mask``.
     chunk_rows
-        Cells of a tile: one of them costs as much to read as all.
+        Mean number of cells per tile. Reading one cell of a tile takes about as long as reading all its cells.
     """
 
     fields: dict[str, Any]
@@ -162,14 +183,14 @@ class _CropSource:
         check_images(self.shape, self.dtype, "images")
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order.
+        """Return the images of the given rows, in the given order.
 
         Raises
         ------
         IndexError
-            If there is no such row.
+            If a row does not exist.
         ValueError
-            If a field is damaged (which).
+            If a field cannot be read. The message names the field.
         """
         out = target_of(self, rows, out)
         asked = np.arange(self.shape[0])[rows]
@@ -183,7 +204,7 @@ class _CropSource:
         return out
 
     def _cut(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Crops of one tile, ``(n, C, size, size)``."""
+        """Return the crops of cells of one tile, ``(n, C, size, size)``."""
         field = self.fields[name]
         (y, beyond_y), (x, beyond_x) = (
             _windows(centres, self.size, length, reflect=self.edge == "reflect")
@@ -201,9 +222,12 @@ class _CropSource:
 
 
 def _windows(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Along one axis, the pixels of windows, and which of them are beyond the edge and become zero; ``(n, size)``."""
+    """Return the pixels that windows cover along one axis, and which of them lie beyond the edge; each ``(n, size)``.
+
+    With ``reflect``, pixels beyond the edge are replaced by mirrored pixels, and none is marked as beyond the edge.
+    """
     wanted = (centres - size // 2)[:, None] + np.arange(size)
-    if reflect:  # mirrored at the last pixel, which is not repeated
+    if reflect:  # mirror at the last pixel, without repeating it
         period = max(2 * (length - 1), 1)
         folded = wanted % period
         return np.minimum(folded, period - folded), np.zeros(wanted.shape, dtype=bool)
@@ -211,12 +235,19 @@ def _windows(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> t
 
 
 def _pixels(part: Any) -> np.ndarray:
-    """In memory, channels first."""
+    """Load a part of a field into memory, ``(C, height, width)``."""
     part = np.asarray(part)
     return part.reshape(-1, *part.shape[-2:])
 
 
 def _by_name(arrays: Any) -> dict[str, Any]:
+    """Return fields as a dictionary by name; a single array is named "0".
+
+    Raises
+    ------
+    TypeError
+        If a field is a masked array.
+    """
     named = dict(arrays) if isinstance(arrays, Mapping) else {"0": arrays}
     for name, array in named.items():
         check_unmasked(f"Field {name!r}", array)
@@ -224,12 +255,12 @@ def _by_name(arrays: Any) -> dict[str, Any]:
 
 
 def _check_fields(fields: dict[str, Any]) -> int:
-    """How many channels all have.
+    """Check the fields, and return their number of channels.
 
     Raises
     ------
     TypeError, ValueError
-        If they are no fields, or differ.
+        If an object is not a field, if there are no fields, or if fields differ in number of channels or dtype.
     """
     kinds = {}
     for name, field in fields.items():
@@ -251,7 +282,13 @@ def _check_fields(fields: dict[str, Any]) -> int:
 def _table(
     cells: pd.DataFrame | np.ndarray, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
 ) -> pd.DataFrame:
-    """Cells with the names of their fields."""
+    """Return a table of the cells that holds the name of each cell's field.
+
+    Raises
+    ------
+    KeyError
+        If the table does not name the field of each cell and there are several fields.
+    """
     table = cells if isinstance(cells, pd.DataFrame) else pd.DataFrame(cells, columns=list(yx_keys))
     if field_key not in table and len(fields) > 1:
         raise KeyError(missing_key("The table of cells", field_key, table.columns, "field_key"))
@@ -265,7 +302,15 @@ def _labelled(
     field_key: str,
     yx_keys: tuple[str, str],
 ) -> pd.DataFrame:
-    """Cells with the centroids and areas of their labels; without a table all labels."""
+    """Add the centroids and areas of labels to the table of the cells; without a table, create one with all labels.
+
+    Raises
+    ------
+    KeyError
+        If the table has no column ``label``.
+    ValueError
+        If a field lacks an image or a label mask, or if a label has no pixels.
+    """
     names = list(masks) if table is None else table[field_key].unique().tolist()
     for there, what in ((fields, "image"), (masks, "labels")):
         if absent := [name for name in names if name not in there]:
@@ -287,7 +332,13 @@ def _labelled(
 
 
 def _measured(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
-    """Labels of one field with their centroids and areas."""
+    """Return a table of the labels in one field, with their centroids and areas in pixels.
+
+    Raises
+    ------
+    ValueError
+        If the label mask is not of integers, or differs from the field in height or width.
+    """
     if mask.dtype.kind not in "ui" or tuple(mask.shape)[-2:] != tuple(size):
         msg = (
             f"Labels of field {name!r} are {mask.dtype} of shape {tuple(mask.shape)}: give whole numbers, 0 for "
@@ -304,12 +355,12 @@ def _measured(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
 def _placed(
     table: pd.DataFrame, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each cell the number of its field, and the pixel in which its centroid lies.
+    """Return the number of each cell's field ``(N,)``, and the pixel that contains the cell's centroid ``(N, 2)``.
 
     Raises
     ------
     KeyError, ValueError
-        If there is no cell, no position, no such field, or the position is outside of it.
+        If there are no cells, if a position or field is missing, or if a position is outside of its field.
     """
     if not len(table):
         msg = "There are no cells: the table is empty, or the labels are all 0."
@@ -326,6 +377,20 @@ def _placed(
 
 
 def _refuse(bad: np.ndarray | pd.Series, what: str) -> None:
+    """Raise if any cell is marked as invalid.
+
+    Parameters
+    ----------
+    bad
+        Whether each cell is invalid, boolean ``(N,)``.
+    what
+        Defect of the cells, as the predicate of a sentence.
+
+    Raises
+    ------
+    ValueError
+        If any cell is invalid. The message names the first row.
+    """
     bad = np.asarray(bad)
     if bad.any():
         msg = f"{bad.sum():,} of {len(bad):,} cells {what}; the first is in row {np.argmax(bad)}. Correct or drop them."
@@ -333,7 +398,7 @@ def _refuse(bad: np.ndarray | pd.Series, what: str) -> None:
 
 
 def _check_arguments(size: Any, edge: Any, mask: Any, cells: Any, labels: Any) -> None:
-    """Raise if an argument is none of those that are known, or one is missing."""
+    """Raise ``ValueError`` if an argument is invalid, or if a required one is missing."""
     check_choice("edge", edge, Edge)
     check_choice("mask", mask, (*get_args(Mask), None))
     check_count("size", size)

@@ -1,4 +1,4 @@
-"""What `setup_anndata` registers of images, features, labels and numbers, having looked at them once."""
+"""Fields that `setup_anndata` registers: images, features, labels and numbers, with a check of their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import rich.pretty  # scvi-tools shows registries with it, and does not import it
+import rich.pretty  # scvi-tools prints registries with it, but does not import it
 import rich.table
 import torch
 from scvi.data.fields import BaseAnnDataField
@@ -25,28 +25,29 @@ if TYPE_CHECKING:
     from scbd.data._inputs import Channels
     from scbd.data._sources import ImageSource
 
-# cells that are looked at of images and of features that are not in memory: a few of any store are read in no time
+# _IMAGES: number of cells whose pixels are checked if images are not in memory.
+# _ROWS: number of rows of features per block; if features are not in memory, only one block of random rows is checked.
 _IMAGES, _ROWS = 64, 4_096
 
 
 def _shown(name: str, **columns: str) -> rich.table.Table:
-    """What scvi-tools prints of a registry: a row under names of columns."""
+    """Return the table that scvi-tools prints for a registry: names of columns, and one row of values."""
     table = rich.table.Table(*(column.replace("_", " ") for column in columns), title=f"{name} State Registry")
     table.add_row(*columns.values())
     return table
 
 
 class ImageField(BaseAnnDataField):
-    """Images in ``obsm``: registers shape, dtype and channel names, and holds new cells to them.
+    """Field of images in ``obsm``, which registers shape, dtype and channel names, and checks new cells against them.
 
     Parameters
     ----------
     registry_key
         Name of the input in the registry.
     attr_key
-        Key in ``obsm``.
+        Key of the images in ``obsm``.
     channels
-        Those that are taken; by default all but masks.
+        Channels to use. Default: all channels that are not masks.
     """
 
     registry_key: str = ""
@@ -60,11 +61,11 @@ class ImageField(BaseAnnDataField):
         self.inputs = Inputs(image_key=attr_key, channels=channels)
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that the images can be read: presence, type, shape, dtype, names. Reads no pixel."""
+        """Check that the images can be read: presence, type, shape, dtype and names. Pixels are not read."""
         self.inputs.source(adata)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record what the images are, having looked at their pixels once."""
+        """Record shape, dtype and channels of the images, and check their pixels."""
         source, n_stored = self.inputs.source(adata), self.inputs.stored(adata).shape[1]
         names = self.inputs.taken(adata, n_stored)[1]
         say_masks(adata.var, n_stored, self.attr_key, self.inputs.channels)
@@ -76,42 +77,44 @@ class ImageField(BaseAnnDataField):
             "stored": channel_names(adata.var, n_stored, self.attr_key),
             "asked": self.inputs.channels,
             "var_names": adata.var_names.astype(str).tolist(),
-            # what a network has to make do with, see the model's default; it goes where the model goes
+            # the default encoder depends on this machine's accelerator; recorded to keep the encoder on other machines
             "accelerated": torch.accelerator.is_available(),
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Check that new images are of the kind that was registered, which stays what the model takes."""
+        """Check that new images are of the registered kind, and keep the registered entries."""
         source = self.inputs.source(adata_target)
         check_like_registered(source, state_registry, self.attr_key)
         _check_pixels(source, state_registry["channels"], self.attr_key)
         return dict(state_registry)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Number of channels, height and width."""
+        """Return number of channels, height and width."""
         return dict(zip(("n_channels", "height", "width"), state_registry["image_shape"], strict=True))
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Show what the images are."""
+        """Return a table with shape, dtype and channels of the images."""
         shape, channels = " × ".join(map(str, state_registry["image_shape"])), ", ".join(state_registry["channels"])
         return _shown(self.registry_key, image_shape=shape, dtype=state_registry["dtype"], channels=channels)
 
 
 def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> None:
-    """Look at all images in memory, elsewhere at 64 cells that are always the same for so many.
+    """Check that pixels are finite and that no channel is constant.
 
-    What the sample does not meet is met later: statistics of the channels, every training step and every embedding
-    look at the pixels that they read.
+    If images are in memory, all of them are checked for NaN and infinities. Otherwise, 64 random cells are checked. The
+    selection is equal for equal numbers of cells. The other cells are checked when they are read: for the statistics of
+    the channels, in training steps and for embeddings. Constant channels are detected in up to 64 random cells, also if
+    images are in memory.
 
     Raises
     ------
     ValueError
-        If an image holds a NaN or an infinity, naming the rows.
+        If an image holds a NaN or an infinity. The message names the rows.
 
     Warns
     -----
     UserWarning
-        If a channel has the same value in all pixels of the sample.
+        If a channel has the same value in all pixels of the random cells.
     """
     n = source.shape[0]
     rows = np.sort(np.random.default_rng(n).choice(n, min(n, _IMAGES), replace=False))
@@ -137,14 +140,14 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
 
 
 class FeatureField(BaseAnnDataField):
-    """Features in ``X``, a layer or ``obsm``: registers their names and dtype, and finds them again in new tables.
+    """Field of features in ``X``, a layer or ``obsm``, which registers names and dtype, and finds features by name.
 
     Parameters
     ----------
     registry_key
         Name of the input in the registry.
     inputs
-        Where they are.
+        Place of the features.
     """
 
     registry_key: str = ""
@@ -159,11 +162,22 @@ class FeatureField(BaseAnnDataField):
         self.attr_key = inputs.obsm_key if inputs.layer is None else None if inputs.where == "X" else inputs.layer
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that there are features that can be read, each under a name of its own."""
+        """Check that the features can be read, and that their names are unique."""
         _names(adata, self.inputs, self.inputs.source(adata).shape[1])
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record which features vary, having looked at their values once."""
+        """Record the names of the features that vary, and check their values.
+
+        Raises
+        ------
+        ValueError
+            If a value is missing or infinite, or if all features are constant.
+
+        Warns
+        -----
+        UserWarning
+            If constant features are excluded.
+        """
         source = self.inputs.source(adata)
         names = _names(adata, self.inputs, source.shape[1])
         low, high = _range(source, names, self.inputs.where)
@@ -187,36 +201,51 @@ class FeatureField(BaseAnnDataField):
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Check that the features of the model are there, which stay what it takes, and look at their values once."""
+        """Check that new cells have the registered features with finite values, and keep the registered entries."""
         source = known_features(adata_target, self.inputs, state_registry)
         _range(source, state_registry["features"], self.inputs.where)
         return dict(state_registry)
 
     def get_field_data(self, adata: AnnData) -> Any:
-        """The table."""
+        """Return the table of features."""
         return self.inputs.array(adata)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Number of features."""
+        """Return the number of features."""
         return {"n_features": len(state_registry["features"])}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Show the features."""
+        """Return a table with number, names and dtype of the features."""
         names = state_registry["features"]
         return _shown(self.registry_key, features=f"{len(names)}: {head(names)}", dtype=state_registry["dtype"])
 
 
 def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -> ImageSource:
-    """The features that a model was set up with, found by name in a table that may have others and another order.
+    """Return the features that a model was set up with, in the order of the model.
 
-    Arrays in ``obsm`` have no names, and are read by place; a warning says so if those of the model have names.
+    Features are matched by name. The new table may have further features and another order. Arrays in ``obsm`` have no
+    names. Their features are matched by position, with a warning if the features of the model have names.
+
+    Parameters
+    ----------
+    adata
+        New cells.
+    inputs
+        Place of the features.
+    registered
+        Entries that :class:`FeatureField` registered.
 
     Raises
     ------
     KeyError, TypeError
         If there is no table of features, see :meth:`Inputs.source`.
     ValueError
-        If a feature is missing, or a name there twice; of features without names, if there are more or fewer.
+        If a feature is missing, if two features have the same name, or if the number of features without names differs.
+
+    Warns
+    -----
+    UserWarning
+        If the new features have no names, and those of the model have.
     """
     source = inputs.source(adata)
     names, wanted = _names(adata, inputs, source.shape[1]), registered["features"]
@@ -249,12 +278,12 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
 
 
 def _names(adata: AnnData, inputs: Inputs, n: int) -> list[str]:
-    """One a feature; numbers where they have none.
+    """Return the names of the features, or their positions as text if they have no names.
 
     Raises
     ------
     ValueError
-        If two have the same.
+        If two features have the same name.
     """
     names = inputs.names(adata)
     if names is None:
@@ -272,12 +301,15 @@ def _names(adata: AnnData, inputs: Inputs, n: int) -> list[str]:
 
 
 def _range(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest value of each feature: of all rows in memory, elsewhere of 4,096 that are always the same.
+    """Return the lowest and the highest value of each feature, each ``(F,)``.
+
+    If features are in memory, all rows are read. Otherwise, 4,096 random rows are read. The selection is equal for
+    equal numbers of rows.
 
     Raises
     ------
     ValueError
-        If a value is missing or infinite, naming features and rows.
+        If a value is missing or infinite. The message names the features and rows.
     """
     n = source.shape[0]
     if source.in_memory:
@@ -306,7 +338,7 @@ def _range(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarra
 
 
 class _ObsField(BaseAnnDataField):
-    """One or several columns of ``obs``."""
+    """Field of one or several columns of ``obs``."""
 
     registry_key: str = ""
     attr_name = "obs"
@@ -316,52 +348,60 @@ class _ObsField(BaseAnnDataField):
     def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
         self.registry_key = registry_key
         self.columns = as_columns(columns)
-        # of several there is no column, and no one may stand for them
+        # several columns get a joint name that is not a column, so that none of them is mistaken for the label
         self.attr_key = CROSS.join(self.columns)
 
 
 class LabelField(_ObsField):
-    """A categorical label in ``obs``; several columns become one label, their cross.
+    """Field of a categorical label in ``obs``; several columns are combined into one label.
 
     Parameters
     ----------
     registry_key
         Name of the input in the registry.
     columns
-        One column, or several.
+        One column, or several. Each combination of their values that occurs becomes one label.
     """
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that every cell has a label, and that there are at least two different ones."""
+        """Check that every cell has a label, and that there are at least two different labels.
+
+        For perturbations, also check that at least two cells share a label.
+        """
         self._labels(adata)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record the categories."""
+        """Record the columns and the categories."""
         labels = self._labels(adata)
         return {"columns": list(self.columns), "categories": labels.cat.categories.tolist()}
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the registered categories and add new ones behind them: an unseen well is no error.
+        """Keep the registered categories, and append new ones.
 
-        Cells without a label are none either: to be embedded they need none.
+        Unseen labels (for example, of a new well) and missing labels are allowed, because cells can be embedded without
+        labels.
         """
         known = state_registry["categories"]
         _, unknown = label_codes(label_values(adata_target.obs, self.columns, allow_missing=True), known)
         return {"columns": list(self.columns), "categories": known + unknown}
 
     def get_field_data(self, adata: AnnData) -> pd.Series:
-        """Label of each cell, a categorical of length N; what its codes stand for is this table's own affair."""
+        """Return the label of each cell, a categorical of length N.
+
+        The codes of the categories refer to this table only, and not to the registered categories; see :meth:`codes`.
+        """
         return label_values(adata.obs, self.columns)
 
     def codes(self, adata: AnnData, categories: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
-        """Places of the labels among the registered categories, int64 ``(N,)``, and the labels that are not there.
+        """Return codes of the labels in the registered categories, int64 ``(N,)``, and the unregistered labels.
 
-        The order of the table's own categories means nothing, so that these may change between set-up and training.
+        Unregistered labels get the codes after the registered ones. The codes do not depend on the order of the
+        categories in the table, which may change between set-up and training.
         """
         return label_codes(self.get_field_data(adata), categories)
 
     def unknown(self, labels: Sequence[Any]) -> str:
-        """That labels are not among those that were registered."""
+        """Return the error message for labels that were not registered."""
         return (
             f"{self._where} holds {counted(len(labels), 'label')} that the model was not set up with "
             f"({head(map(repr, labels))}), used as {self.registry_key}: exclude these cells, or set up and train a new "
@@ -369,19 +409,29 @@ class LabelField(_ObsField):
         )
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Number of categories."""
+        """Return the number of categories."""
         return {f"n_{self.registry_key}": len(state_registry["categories"])}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Show the categories."""
+        """Return a table with the columns and categories."""
         columns, categories = (", ".join(map(str, state_registry[name])) for name in ("columns", "categories"))
         return _shown(self.registry_key, columns=columns, categories=categories)
 
     @property
     def _where(self) -> str:
+        """Columns of the label as Python code, for messages."""
         return " and ".join(f"obs[{column!r}]" for column in self.columns)
 
     def _labels(self, adata: AnnData) -> pd.Series:
+        """Return the label of each cell.
+
+        Raises
+        ------
+        KeyError
+            If a column is missing.
+        ValueError
+            If a cell has no label, if all labels are equal, or if no two cells share a perturbation.
+        """
         labels = label_values(adata.obs, self.columns)
         if labels.cat.categories.size < 2:
             msg = (
@@ -399,7 +449,7 @@ class LabelField(_ObsField):
 
 
 class NumberField(_ObsField):
-    """Columns of numbers in ``obs``, such as the time, whose order counts.
+    """Field of numeric columns in ``obs``, such as time, whose order is used.
 
     Parameters
     ----------
@@ -410,7 +460,7 @@ class NumberField(_ObsField):
     """
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that every cell has a number, and that they differ."""
+        """Check that every cell has a finite number, and that the numbers of each column vary."""
         self.places(adata)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
@@ -419,20 +469,23 @@ class NumberField(_ObsField):
         return {"columns": list(self.columns)}
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the columns: to be embedded, cells need no numbers."""
+        """Keep the registered columns. Cells are embedded without numbers, so none are required."""
         return dict(state_registry)
 
     def get_field_data(self, adata: AnnData) -> np.ndarray:
-        """Numbers of each cell, float64 ``(N, K)``."""
+        """Return the numbers of each cell, float64 ``(N, K)``."""
         return np.stack([number_values(adata.obs, column) for column in self.columns], axis=1)
 
     def places(self, adata: AnnData) -> np.ndarray:
-        """Place of each number in the order of those of its column, int64 ``(N, K)``: equal ones share one.
+        """Return the rank of each number among the distinct values of its column, int64 ``(N, K)``.
+
+        Ranks begin with 0. Equal numbers have the same rank.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            If a column is missing, holds no numbers, or not one for each cell; or if all are the same.
+            If a column is missing, is not numeric, has a value that is missing or not finite, or has only one distinct
+            value.
         """
         numbers = self.get_field_data(adata)
         for column, values in zip(self.columns, numbers.T, strict=True):
@@ -442,9 +495,9 @@ class NumberField(_ObsField):
         return np.stack([np.unique(values, return_inverse=True)[1] for values in numbers.T], axis=1)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Number of columns."""
+        """Return the number of columns."""
         return {f"n_{self.registry_key}": len(state_registry["columns"])}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Show the columns."""
+        """Return a table with the columns."""
         return _shown(self.registry_key, columns=", ".join(state_registry["columns"]))

@@ -1,4 +1,4 @@
-"""What lies at a path, told without reading much of it, and which function takes it; tables in files."""
+"""Detection of the kind of data at a path, and readers of tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scbd._files import check_file, existing_path, local_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# column that names the file of each row, where several files are read together
+# column that holds the name of each row's file, if several files are read together
 SOURCE = "source"
 IMAGE_FILES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5 = (".h5ad", ".h5sc", ".h5", ".hdf5")
@@ -26,22 +26,22 @@ _SQLITE = (".sqlite", ".sqlite3", ".db")
 _ZARR = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")
-_HEAD = 5
-# rows that are searched for numbers with zeros before them, which are names, when a table or only its head is read
+_HEAD = 5  # number of rows that are read to detect the kind of a table
+# number of rows that are searched for numbers with leading zeros, which are names: of a whole table, and of its head
 _N_SEARCHED, _N_SEARCHED_OF_HEAD = 1_000, 100
 _PADDED = re.compile(r"^0\d+$", re.MULTILINE)
-# folders that archives of a Mac bring along
+# folders that macOS adds to archives, and that hold no data
 _LEFT = ("__MACOSX",)
 
 
 class Kind(NamedTuple):
-    """One of the things that people have."""
+    """Kind of data that users have, with advice on how to read it."""
 
     name: str
     about: str
-    """What it is, as in "x is …"."""
+    """Description that completes the sentence "x is …"."""
     advice: str
-    """How to take it, as in "…: do this"."""
+    """Advice on how to read the data, in the imperative."""
 
 
 _KINDS = {
@@ -80,14 +80,20 @@ _KINDS = {
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """What lies there.
+    """Detect the kind of data at a path, from names of files and, where necessary, from a few rows or attributes.
+
+    Parameters
+    ----------
+    path
+        File or folder on this machine, or address of a Zarr store.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing.
+        If nothing exists at ``path``.
     ValueError
-        If it is a table that cannot be read, a placeholder of Git LFS, or an address of anything but Zarr.
+        If ``path`` is a table that cannot be read, a placeholder of Git LFS, or an address that does not end with
+        ``.zarr``.
     """
     if "://" in os.fspath(path) and os.fspath(path).rstrip("/").endswith(".zarr"):
         return _KINDS["anndata"]
@@ -96,11 +102,12 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
 
 
 def taken_elsewhere(path: str | os.PathLike[str], kind: Kind) -> str:
-    """That this is something else, and which function takes it."""
+    """Return a message that names the kind of the data and advises how to read it."""
     return f"{path} is {kind.about}: {kind.advice}."
 
 
 def _file(path: Path) -> str:
+    """Return the name of the kind of a file."""
     ending = path.suffix.lower()
     if ending == ".npz":
         return "deepprofiler" if _has_features(path) else "arrays"
@@ -111,6 +118,7 @@ def _file(path: Path) -> str:
 
 
 def _table(path: Path) -> str:
+    """Return the name of the kind of a table, from its first rows."""
     first_rows = head_of(path)
     columns = set(map(str, first_rows))
     if "ImageNumber" in columns and ("ObjectNumber" in columns or path.stem.endswith("Image")):
@@ -124,19 +132,21 @@ def image_columns(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _columns_of_images(first_rows: pd.DataFrame) -> list[str]:
+    """Return the columns of a table in which any value ends like the name of an image file."""
     text = first_rows.select_dtypes(exclude=["number", "bool"]).astype(str)
     names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_FILES)).any()
     return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
 
 
 def _folder(path: Path) -> str:
+    """Return the name of the kind of a folder."""
     if (path / "data.mdb").is_file():
         return "lmdb"
     if path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR):
         return _zarr(path)
     found = "unknown"
     for place, files in walked(path):
-        # programs write pictures beside their tables, so that tables come first
+        # CellProfiler and DeepProfiler may store images next to their tables, so tables are tested first
         if any(name.endswith(("Image.csv", "Image.tsv")) for name in files):
             return "cellprofiler"
         if any(name.endswith(".npz") and _has_features(Path(place, name)) for name in files):
@@ -148,7 +158,10 @@ def _folder(path: Path) -> str:
 
 
 def _zarr(path: Path) -> str:
-    """By the attributes of the store's root, of either format; what says nothing is taken for an AnnData."""
+    """Return the name of the kind of a Zarr store, from the attributes of its root in Zarr format 2 or 3.
+
+    A store whose attributes do not name another kind is taken for an AnnData.
+    """
     attributes: dict[str, Any] = {}
     for name, place in {"zarr.json": "attributes", ".zattrs": None}.items():
         found = _json(path / name)
@@ -159,6 +172,7 @@ def _zarr(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """Read a JSON file as a dictionary, which is empty if the file is missing or invalid."""
     try:
         return _mapping(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -170,7 +184,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _has_features(path: Path) -> bool:
-    """Whether an archive of arrays has those of DeepProfiler."""
+    """Return whether an ``.npz`` file holds features of DeepProfiler."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -178,44 +192,52 @@ def _has_features(path: Path) -> bool:
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of a table."""
+    """Return whether the name of a file ends like that of a table."""
     return str(path).lower().endswith(TABLES)
 
 
 def is_parted(path: Path) -> bool:
-    """Whether a folder is one table in parts, which may say in its folders' names what they are of (plate=P1)."""
+    """Return whether a folder holds one table in several parts.
+
+    The folder then ends with ``.parquet``, or contains folders that are named by a column and its value (``plate=P1``).
+    """
     return path.is_dir() and (path.suffix.lower() == ".parquet" or any(path.glob("*=*/")))
 
 
 def tables_in(path: Path) -> list[Path]:
-    """The tables of a folder, if that is what it is; else the path itself."""
+    """Return the tables in a folder of tables. For any other path, return only the path."""
     if not path.is_dir() or is_parted(path) or kind_of(path).name != "tables":
         return [path]
     return [Path(place, name) for place, names in walked(path) for name in names if is_table(name)]
 
 
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """A table as it is written; or a folder of parts, as Spark and pandas write them.
+    """Read a table from a file, or from a folder of parts as written by Spark and pandas.
 
-    Numbers with zeros before them, such as plate ``0012``, are text. So are ``None``, ``NA`` and the like in a column
-    of text; an empty field is missing.
+    A column of a text file is read as text if one of its first 1,000 values is a number with leading zeros, such as
+    plate ``0012``. In columns of text, words such as ``None`` and ``NA`` are kept as text. Empty fields are missing
+    values.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
+    ImportError
+        If the table is in Parquet format and pyarrow is not installed.
     ValueError
-        If it is of another kind or encoding, has two rows of names, is empty, or truncated.
+        If the file is not a table, is not encoded as UTF-8, is not separated by commas (tabs for ``.tsv``), has two
+        header rows, is empty, or is truncated.
     """
     return _read(path, None)
 
 
 def head_of(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """The first few rows of a table, for little more than their price; errors are those of :func:`read_frame`."""
+    """Read only the first rows of a table, without reading the rest; errors are those of :func:`read_frame`."""
     return _read(path, _HEAD)
 
 
 def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
+    """Read a table, or its first ``n_rows`` rows."""
     where = local_path(path)
     if not (is_table(where) or is_parted(where)):
         msg = f"{where} is no table: give one of {', '.join(TABLES)}."
@@ -257,6 +279,7 @@ def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
 
 
 def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
+    """Read a Parquet table, or its first ``n_rows`` rows; a folder is always read whole."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -269,13 +292,28 @@ def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
 
 
 def _padded(rows: pd.DataFrame) -> list[str]:
-    """Return columns with numbers that begin with zeros: names of plates and wells, which differ without the zeros."""
-    # one search per column, a hundred times faster than one per value; every value is text here
+    """Return the columns that hold numbers with leading zeros.
+
+    These are names, for example of plates and wells. Without their zeros, different names could become equal.
+    """
+    # one search per column is a hundred times faster than one per value; all values are text here
     return [name for name in rows if _PADDED.search("\n".join(rows[name]))]
 
 
 def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
-    """Of columns of text all words that are written, also those that pandas takes for missing, such as ``None``."""
+    """Restore words in columns of text that pandas has replaced by missing values, such as ``None``.
+
+    Parameters
+    ----------
+    table
+        Table as read by pandas. Its columns are replaced in place.
+    path
+        File of the table.
+    separator
+        Separator of the columns.
+    n_rows
+        Number of rows that were read. `None`: all.
+    """
     is_missing, kinds = table.isna(), table.dtypes
     places = [
         place
@@ -286,7 +324,7 @@ def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | N
         how = {"keep_default_na": False, "na_values": [""], "dtype": str}
         text = pd.read_csv(path, sep=separator, nrows=n_rows, usecols=places, **how)
         for place, (_, words) in zip(places, text.items(), strict=True):
-            if words.notna().any():  # an empty column stays one of numbers, for what other files have there
+            if words.notna().any():  # empty columns stay numeric: they may hold numbers in other files
                 table[table.columns[place]] = words
     return table
 
@@ -297,7 +335,7 @@ def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
         return False
     first, below, least = rows.iloc[0], rows.iloc[1:], max(2, rows.shape[1] / 2)
     is_word = pd.to_numeric(first, errors="coerce").isna() & (first != "")
-    if is_word.sum() < least:  # nearly always, and without converting all columns
+    if is_word.sum() < least:  # true for nearly all tables, and avoids converting all columns
         return False
     is_number = below.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
     words_above = is_word & (is_number | (below == "")).all() & is_number.any()
@@ -305,17 +343,17 @@ def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
 
 
 def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Folders, from above to below and in the order of their names, each with the names of its files.
+    """Iterate over a folder and its subfolders, with the names of the files in each.
 
-    Links to folders are followed, but not those that lead back to where they lie in. Names that begin with a dot are
-    left out.
+    Folders are visited from top to bottom, in alphabetical order. Links to folders are followed, except links to a
+    folder that contains them. Hidden files and folders (names with a leading dot) are skipped.
 
     Parameters
     ----------
     folder
-        Where to begin.
+        Folder in which to begin.
     above
-        Folders that it lies in, and that are not entered again.
+        Resolved paths of the folders that contain ``folder``, and that are not entered again.
 
     Raises
     ------
@@ -334,14 +372,17 @@ def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Itera
 
 
 def source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
-    """Return the name of each file, with as many of its folders as make names differ, or else with a number.
+    """Return a unique name for each file.
+
+    The name is that of the file. If names are not unique, the names of the folders that contain the files are added,
+    and, if this is not sufficient, a number.
 
     Parameters
     ----------
     plates
         Paths of the files.
     taken
-        Names that no file may get.
+        Names that are already in use.
     """
     paths = [local_path(plate) for plate in plates]
     stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]

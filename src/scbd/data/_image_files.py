@@ -1,4 +1,4 @@
-"""Images in files of their own, TIFF or PNG: one a cell, or one a cell and channel."""
+"""Images in separate TIFF or PNG files: one file per cell, or one per cell and channel."""
 
 from __future__ import annotations
 
@@ -22,49 +22,53 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-# a square that holds the largest image, one that lies in the smallest, or so many pixels
+# target size: the smallest square that contains every image, the largest square that every image contains, or a size
 Fit: TypeAlias = Literal["pad", "crop"] | int | tuple[int, int]
 
-# of Pillow: grey of 8, 16 and 32 bits, and colours, with transparency or without
+# modes of Pillow that are read: grey of 8, 16 and 32 bits, and colours, with or without transparency
 _MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
-# those that stand for another: black and white, and colours by their number in a palette
+# modes of Pillow that are converted: black and white, and colours that are indices of a palette
 _MEANT = {"1": "L", "P": "RGB", "PA": "RGBA"}
-# whole numbers up to here are the same in float32
+# largest integer up to which all integers are exact in float32
 _EXACT = 2**24
-# how a TIFF begins, in either byte order, and of more than 4 GiB
+# first bytes of a TIFF and of a BigTIFF (above 4 GiB), in either byte order
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# tags of a TIFF, and what they say
+# tags of a TIFF: bits per sample, photometric interpretation, samples per pixel, kind of extra samples, sample format
 _BITS, _PHOTOMETRIC, _SAMPLES, _EXTRA, _FORMAT = 258, 262, 277, 338, 339
+# values of the tags PHOTOMETRIC, EXTRA and FORMAT, in this order
 _MIN_IS_WHITE, _PREMULTIPLIED, _SIGNED = 0, 1, 2
 
 
 class FileSource:
-    """Images in TIFF or PNG files, decoded as they are read.
+    """Images in TIFF or PNG files, which are decoded when they are read.
 
-    Paths are those of a table, which anybody may have written: all have to lie in ``folder``, by their names. Links
-    that lie in there are followed. Where files lie all over the machine, give ``"/"``.
+    The paths usually come from a table of unknown origin. Each path must therefore lie in ``folder``; links inside of
+    ``folder`` are followed. Use ``"/"`` as ``folder`` if files lie in many places.
 
-    Pixels are those that are stored; where a TIFF says that 0 is white, white becomes the largest value. Some TIFFs
-    need tifffile to be installed: colours of 16 bits, several channels of floats in one page, numbers with a sign.
+    Pixels are returned as stored. If a TIFF states that 0 is white, values are inverted, so that white is the largest
+    value. Some TIFFs require the package tifffile: colours of 16 bits, several channels of floats in one page, and
+    signed integers.
 
     Parameters
     ----------
     folder
-        What paths are relative to, and do not leave; absolute ones lie in there, too.
+        Folder to which paths are relative. Absolute paths must lie in it, too.
     paths
-        Of each cell the path of its file, or of several: their channels are stacked. Pages and colours of a TIFF, and
-        the colours of a PNG, are channels.
+        Paths of the files of each cell, one sequence per cell. The channels of several files are stacked. Pages and
+        colours of a TIFF, and colours of a PNG, are channels.
     fit
-        What images are padded with zeros to, or cut to about their middle, where they differ in size or are not square:
-        ``"pad"``, a square that holds the largest; ``"crop"``, one that lies in the smallest; or so many pixels. For a
-        word, the heads of all files are read first.
+        Rule by which images that differ in size, or are not square, get one size. They are padded with zeros or cut
+        around their centre: ``"pad"``, to the smallest square that contains every image; ``"crop"``, to the largest
+        square that every image contains; or a number or ``(height, width)`` in pixels. For ``"pad"`` and ``"crop"``,
+        the headers of all files are read first. Default: sizes are not changed.
 
     Raises
     ------
     FileNotFoundError
-        If files are missing (how many, and the first few), before any is read.
+        If files are missing. All paths are checked before any file is read. The message states the number of missing
+        files and the first of them.
     TypeError, ValueError
-        If a path leaves the folder, or the first cell's files are no images of one size and kind.
+        If a path lies outside of ``folder``, or if the files of the first cell are not images of one size and dtype.
     """
 
     in_memory = False
@@ -85,14 +89,14 @@ class FileSource:
         check_images(self.shape, self.dtype, f"{folder}")
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order.
+        """Return the images of the given rows, in the given order.
 
         Raises
         ------
         IndexError
-            If there is no such row.
+            If a row does not exist.
         FileNotFoundError, ValueError
-            If a file is missing, broken, or of another size or kind than the first.
+            If a file is missing or damaged, or if its image differs from the first one in size or dtype.
         """
         out = target_of(self, rows, out)
         for place, row in enumerate(numbers_of(rows, self.shape[0]).tolist()):
@@ -106,11 +110,20 @@ class FileSource:
         return out
 
     def _path(self, row: int, file: int) -> Path:
+        """Return the normalised path of a file of a cell."""
         return Path(os.path.normpath(os.path.join(self._folder, self._paths[row][file])))
 
     def _check_there(self) -> None:
-        """Each folder is looked at once."""
-        roots = self._folder, os.path.realpath(self._folder)  # absolute paths may be written either way
+        """Check that all files exist and lie in the folder. Each directory is listed only once.
+
+        Raises
+        ------
+        FileNotFoundError
+            If files are missing.
+        ValueError
+            If a path lies outside of the folder.
+        """
+        roots = self._folder, os.path.realpath(self._folder)  # an absolute path may contain links or their targets
         listed: dict[str, set[str]] = {}
         missing = []
         for row, several in enumerate(self._paths):
@@ -125,7 +138,7 @@ class FileSource:
                         )
                         raise ValueError(msg)
                     listed[folder] = set(os.listdir(found)) if os.access(found, os.R_OK) else set()
-                # one may be there that a list has in other letters, or in a folder that shows no list
+                # a file system may ignore case, or refuse to list a directory whose files can be read
                 if name not in listed[folder] and not self._path(row, file).is_file():
                     missing.append(f"{self._path(row, file)} (row {row})")
         if missing:
@@ -137,6 +150,13 @@ class FileSource:
             raise FileNotFoundError(msg)
 
     def _image(self, row: int) -> np.ndarray:
+        """Read all channels of a cell, ``(C, H, W)``, at the target size.
+
+        Raises
+        ------
+        ValueError
+            If the files of the cell differ in size or dtype.
+        """
         images = [channels_of(self._path(row, file)) for file in range(len(self._paths[0]))]
         if self._size is not None:
             images = [centred(image, self._size) for image in images]
@@ -147,7 +167,7 @@ class FileSource:
         return np.concatenate(images)
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """Of all files, by their heads."""
+        """Return height and width of the images in all files, from their headers."""
         files = [self._path(row, file) for row in range(len(self._paths)) for file in range(len(self._paths[0]))]
         with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files)) as bar:
             sizes = []
@@ -158,12 +178,19 @@ class FileSource:
 
 
 def fitted_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Height and width that images of these sizes are brought to.
+    """Return height and width of images after padding or cropping.
+
+    Parameters
+    ----------
+    fit
+        ``"pad"``, ``"crop"``, a number of pixels or ``(height, width)``, see :class:`FileSource`.
+    sizes
+        Height and width of each image. Used for ``"pad"`` and ``"crop"`` only.
 
     Raises
     ------
     ValueError
-        If ``fit`` is neither a word that is known nor a size.
+        If ``fit`` is neither one of these words nor a valid size.
     """
     if fit in ("pad", "crop"):
         side = max(map(max, sizes)) if fit == "pad" else min(map(min, sizes))
@@ -176,12 +203,12 @@ def fitted_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def centred(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Images ``(…, h, w)`` on a canvas of zeros ``(…, *size)``.
+    """Place images ``(…, h, w)`` at the centre of a canvas of zeros ``(…, *size)``.
 
-    Pixel ``h // 2``, in which the middle lies, becomes pixel ``size[0] // 2``; likewise in width.
+    Pixel ``h // 2``, the central one, becomes pixel ``size[0] // 2``; likewise along the width.
     """
     out = np.zeros((*images.shape[:-2], *size), images.dtype)
-    # of each axis where the canvas begins in the image, which may be before it
+    # first pixel of the canvas along each axis, in coordinates of the image: negative if the image is padded
     starts = [h // 2 - side // 2 for h, side in zip(images.shape[-2:], size, strict=True)]
     inside = [slice(max(s, 0), max(s + side, 0)) for s, side in zip(starts, size, strict=True)]
     part = images[..., inside[0], inside[1]]
@@ -191,7 +218,13 @@ def centred(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def channels_of(path: Path) -> np.ndarray:
-    """Channels of one file, ``(C, H, W)``."""
+    """Read all channels of an image file, ``(C, H, W)``.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If the file is missing, damaged, of another kind, or has pages of different sizes.
+    """
     with _opened(path) as file:
         pages = None if file is None else _pillow_pages(file, path)
     pages = _tifffile_pages(path) if pages is None else pages
@@ -202,7 +235,7 @@ def channels_of(path: Path) -> np.ndarray:
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Height and width."""
+    """Return height and width of the image in a file, in pixels."""
     with _opened(path) as file:
         if file is not None:
             return file.height, file.width
@@ -211,17 +244,24 @@ def size_of(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image | None]:
-    """Through Pillow; `None` for a TIFF of a kind that Pillow does not know."""
+    """Open an image file with Pillow; yield `None` if it is a TIFF that Pillow cannot open.
+
+    Raises
+    ------
+    ValueError
+        If the file is not an image, or is truncated.
+    """
     check_file(path)
     try:
         with _known(path) or nullcontext() as file:
             yield file
-    except (OSError, SyntaxError, TypeError) as error:  # Pillow has one of each
+    except (OSError, SyntaxError, TypeError) as error:  # Pillow raises all three for damaged files
         msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
         raise ValueError(msg) from error
 
 
 def _known(path: Path) -> Image | None:
+    """Open an image file with Pillow, or return `None` if it is a TIFF that Pillow cannot open."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -234,7 +274,7 @@ def _known(path: Path) -> Image | None:
 
 
 def _pillow_pages(file: Image, path: Path) -> list[np.ndarray] | None:
-    """Channels of each page, ``(C, H, W)``; `None` if Pillow makes others of one than are stored."""
+    """Return the channels of each page, ``(C, H, W)``, or `None` if Pillow would misread a page."""
     from PIL import ImageSequence
 
     pages = []
@@ -247,7 +287,10 @@ def _pillow_pages(file: Image, path: Path) -> list[np.ndarray] | None:
 
 
 def _is_misread(page: Image) -> bool:
-    """Whether Pillow, which says nothing, takes bits, channels or signs of a TIFF's page for others."""
+    """Return whether Pillow misreads a page of a TIFF without an error.
+
+    For some pages, Pillow reduces the number of bits, changes the number of channels, or ignores the sign.
+    """
     tags = getattr(page, "tag_v2", None)
     if tags is None:
         return False
@@ -257,13 +300,19 @@ def _is_misread(page: Image) -> bool:
         or n_samples != len(page.getbands())
         or _PREMULTIPLIED in tags.get(_EXTRA, ())
         or (bits == 8 and _SIGNED in tags.get(_FORMAT, ()))
-        # which it turns for 8 bits alone
+        # Pillow inverts pixels with 0 as white only if they have at most 8 bits
         or (tags.get(_PHOTOMETRIC) == _MIN_IS_WHITE and page.mode not in ("1", "L"))
     )
 
 
 def _tifffile_pages(path: Path) -> list[np.ndarray]:
-    """The same of a TIFF that Pillow does not know, or misreads."""
+    """Return the channels of each page, read with tifffile, for a TIFF that Pillow cannot open or misreads.
+
+    Raises
+    ------
+    ValueError
+        If a required package is not installed, or if the file is damaged.
+    """
     try:
         import tifffile
     except ImportError as error:
@@ -278,14 +327,14 @@ def _tifffile_pages(path: Path) -> list[np.ndarray]:
         with tifffile.TiffFile(path) as file:
             pages = [(page.asarray(maxworkers=1), page) for page in file.pages]
     except (*of_library, OSError, ValueError, KeyError, IndexError, RuntimeError, TypeError) as error:
-        if "imagecodecs" in str(error):  # in the library's words
+        if "imagecodecs" in str(error):  # the error of tifffile names the missing package
             msg = f"{path} is compressed in a way that needs one more package: pip install imagecodecs."
         else:
             msg = f"{path} cannot be read as TIFF, or is truncated ({error})."
         raise ValueError(msg) from error
     found = []
     for pixels, page in pages:
-        # channels that lie apart, depth, height, width, channels that lie together
+        # page.shaped is (separate channels, depth, height, width, interleaved channels)
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])
         if page.photometric == _MIN_IS_WHITE:
             channels = _turned(channels, page.bitspersample, path)
@@ -294,7 +343,13 @@ def _tifffile_pages(path: Path) -> list[np.ndarray]:
 
 
 def _turned(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
-    """White becomes the largest value."""
+    """Invert an image with 0 as white, so that white becomes the largest value.
+
+    Raises
+    ------
+    ValueError
+        If the pixels are not unsigned integers of up to 16 bits.
+    """
     if pixels.dtype.kind != "u" or bits > 16:
         msg = f"{path} says that 0 is white (MinIsWhite) of {pixels.dtype}: save it with 0 as black (MinIsBlack)."
         raise ValueError(msg)
@@ -302,8 +357,14 @@ def _turned(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
 
 
 def _pixels(page: Image, path: Path) -> np.ndarray:
-    """Of one page, in a type that images may have."""
-    stored = str(getattr(page, "tile", ""))  # Pillow makes colours of 16 bits in a PNG such of 8
+    """Return the pixels of a page opened with Pillow, in a dtype that is allowed for images.
+
+    Raises
+    ------
+    ValueError
+        If Pillow would lose half of the bits of a PNG with 16-bit colours, or if the mode of the page is not supported.
+    """
+    stored = str(getattr(page, "tile", ""))  # Pillow reduces 16-bit colours of a PNG to 8 bits
     if page.mode in ("RGB", "RGBA", "LA") and ";16" in stored:
         msg = f"{path} holds colours of 16 bits, of which half would be lost: save it as TIFF, or each channel as PNG."
         raise ValueError(msg)
@@ -316,7 +377,15 @@ def _pixels(page: Image, path: Path) -> np.ndarray:
 
 
 def _as_images(pixels: np.ndarray, path: Path) -> np.ndarray:
-    """In a type that images may have; whole numbers of others become floats, where these hold them."""
+    """Convert pixels to a dtype that is allowed for images.
+
+    Integers of other dtypes become float32. Values from 0 to 2**24 are exact in float32.
+
+    Raises
+    ------
+    ValueError
+        If the pixels have another dtype that is not integer, or integers outside of 0 to 2**24.
+    """
     if pixels.dtype.name in IMAGE_DTYPES:
         return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     if pixels.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Environments that nobody wrote down: groups that cells form at equal label."""
+"""Inference of unrecorded environments: groups that cells form within a perturbation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
 
 INFERRED = "inferred_environment"
-_BLOCK = 4096
-# more cells, and more axes, say no more of a few groups
+_BLOCK = 4096  # number of cells that are read at a time
+# maximum number of cells and of principal axes to learn from; more do not improve the estimate of a few groups
 _MOST_CELLS, _MOST_AXES = 20_000, 30
-_LEAST_CELLS = 10  # of an environment
-# not learned from: whether there are groups is asked of new cells
+_LEAST_CELLS = 10  # minimum number of cells per environment
+# fraction of the cells that are held out of learning, to test whether there are groups
 _TESTED = 0.2
-_SURE = 2.0  # standard errors of the gain
-_STARTS = 3
-_SMALL = 1e-6
+_SURE = 2.0  # minimum gain without a warning, in standard errors of the gain
+_STARTS = 3  # number of random seeds, each with three kinds of initialisation
+_SMALL = 1e-6  # relative size below which differences and variances count as zero
 
 
 class InferredEnvironments(NamedTuple):
-    """What :func:`infer_environments` found.
+    """Result of :func:`infer_environments`.
 
     Examples
     --------
@@ -45,11 +45,18 @@ class InferredEnvironments(NamedTuple):
     """
 
     labels: pd.Series
-    """``"inferred_1"``, the most frequent, and so on, by the index of ``obs``. Infer once, on all cells."""
+    """Inferred environment of each cell, categorical, with the index of ``obs``.
+
+    ``"inferred_1"`` is the most frequent environment, ``"inferred_2"`` the second, and so on. Names of two runs do not
+    correspond to each other: infer once, on all cells.
+    """
     axes: np.ndarray
-    """Where each cell lies on the two axes that tell them apart best, float32 ``(N, 2)``."""
+    """Coordinates of each cell on the two axes that separate the environments best, float32 ``(N, 2)``."""
     gain: float
-    """How much better groups describe new cells than one group does, in nats a cell; about 0 if there are none."""
+    """Mean log-likelihood of held-out cells under the mixture, minus that under a single Gaussian, in nats per cell.
+
+    The gain is about 0 if cells do not form groups.
+    """
 
 
 def infer_environments(
@@ -66,61 +73,69 @@ def infer_environments(
     fit: np.ndarray | None = None,
     seed: int = 0,
 ) -> InferredEnvironments:
-    """Find groups that cells form whatever their perturbation: a day, a stain, a microscope that nobody wrote down.
+    """Infer unrecorded environments, such as imaging days or microscopes, as groups of cells within perturbations.
 
-    Of images, the mean and the standard deviation of each channel are looked at; of features, their 30 principal axes.
-    What cells of a perturbation have in common is taken away, and a mixture of Gaussians that share one covariance is
-    fitted to the rest. So what matters is how far groups lie apart beside what cells of a group differ by, and not
-    which features are large.
+    The method has three steps:
 
-    Groups are all that it can find: cells in two states (of the cell cycle, say) form groups, too, and environments
-    that shift cells by less than these differ among themselves are not found. Make skewed features symmetric first, by
-    a logarithm for example: several Gaussians describe one skewed group better than one does. Look at ``axes`` before
-    you train.
+    1. A cell is described by the mean and the standard deviation of each channel of its image, or by its features.
+    2. The mean of each perturbation (and of each known environment, see ``e_key``) is subtracted. The residuals are
+       scaled to unit variance and projected on up to 30 principal axes, and each axis is scaled to unit variance.
+    3. A mixture of Gaussians with one common covariance is fitted. Groups are therefore separated by the distance of
+       their means relative to the variation within groups, and not by the scale of features.
+
+    Limitations:
+
+    - Groups need not be environments: cells in two states (of the cell cycle, for example) form groups, too.
+    - Environments are not found if they shift cells by less than cells of one environment differ among themselves.
+    - A skewed feature of a single group is described better by several Gaussians than by one. Make skewed features
+      symmetric first, for example by a logarithm.
+
+    Plot ``axes`` before you train a model with the inferred environments.
 
     Parameters
     ----------
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     y_key
-        Column, or columns, of what was done to each cell.
+        Column, or columns, of ``obs`` with the perturbation of each cell.
     n_environments
-        How many to find.
+        Number of environments to infer, at least 2.
     e_key
-        Environments that are known, such as the plate: what their cells have in common is taken away, too, and what
-        is found is a further one.
+        Column, or columns, of known environments, such as the plate. Their means are subtracted, too, so that the
+        inferred environments describe further differences.
     image_key, channels, layer, obsm_key
-        Where the inputs are, see :meth:`scbd.SCBDModel.setup_anndata`. ``obsm_key`` may name an embedding, such as the
-        z_s of a model that was trained on environments inferred before, to refine these.
+        Place of the inputs, see :meth:`scbd.SCBDModel.setup_anndata`. ``obsm_key`` may name an embedding, such as z_s
+        of a model that was trained with inferred environments, to refine these.
     control
-        Learn groups from the cells of this perturbation alone. All cells get one.
+        Value of ``y_key`` for controls. If given, groups are learned from controls only. All cells get an environment.
     fit
-        Cells to learn groups from, boolean ``(N,)``: not those that a model is tested on. All cells get one.
+        Mask of the cells to learn groups from, boolean ``(N,)``. Exclude the cells on which a model is tested. All
+        cells get an environment.
     seed
-        Of the choice of cells and of where the mixture begins.
+        Seed of the choice of cells and of the initialisation of the mixture.
 
     Returns
     -------
-    Labels, axes to draw them by, and what they gain.
+    Labels, axes to plot them, and the gain in log-likelihood, see :class:`InferredEnvironments`.
 
     Raises
     ------
     KeyError, TypeError
-        If a key is missing, or inputs cannot be read.
+        If a key is missing, or if the inputs cannot be read.
     ValueError
-        If there are fewer than ten cells an environment to learn from, inputs are not finite or are the same in all
-        cells, a cell has no label, or ``fit`` is no mask of the cells.
+        If there are fewer than ten cells per environment to learn from, if inputs are not finite or do not vary within
+        perturbations, if a cell has no label, or if ``fit`` is not a boolean mask of the cells.
 
     Warns
     -----
     UserWarning
-        If groups do not describe new cells better than a single one by more than two standard errors: there are none,
-        or cells are too few to tell.
+        If the gain on held-out cells (20 % of the cells) is less than two standard errors. Either there are no groups,
+        or there are too few cells to detect them.
 
     References
     ----------
-    Creager et al. (2021), Environment inference for invariant learning, for the question; groups at equal label by a
-    tied mixture are our answer to it.
+    Creager et al. (2021), Environment inference for invariant learning, poses the problem. The solution, a Gaussian
+    mixture with common covariance within perturbations, is ours.
 
     Examples
     --------
@@ -164,7 +179,14 @@ def infer_environments(
 def _learned(
     adata: AnnData, y_key: str | Sequence[str], n_environments: int, control: Any, fit: np.ndarray | None
 ) -> np.ndarray:
-    """Which cells groups are learned from, boolean ``(N,)``."""
+    """Return which cells groups are learned from, boolean ``(N,)``.
+
+    Raises
+    ------
+    ValueError
+        If ``fit`` is not a boolean mask of the cells, if no cell has the label ``control``, or if there are fewer than
+        ten cells per environment.
+    """
     learned = np.ones(adata.n_obs, dtype=bool)
     if fit is not None:
         check_unmasked("fit", fit)
@@ -186,7 +208,15 @@ def _learned(
 
 
 def _statistics(source: ImageSource, where: str) -> np.ndarray:
-    """Mean and standard deviation of each channel of images; features as they are. float64 ``(N, D)``."""
+    """Return statistics of each cell, float64 ``(N, D)``.
+
+    Of images, these are the mean and the standard deviation of each channel. Features are returned unmodified.
+
+    Raises
+    ------
+    ValueError
+        If a value is NaN or infinite.
+    """
     parts = []
     for start in range(0, source.shape[0], _BLOCK):
         values = source.read(np.arange(start, min(start + _BLOCK, source.shape[0])))
@@ -204,7 +234,17 @@ def _statistics(source: ImageSource, where: str) -> np.ndarray:
 
 
 def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.ndarray:
-    """What is left when means of all groups are taken away, of one grouping after the other until nothing changes."""
+    """Subtract the mean of each group of one or several groupings.
+
+    With several groupings, their means are subtracted in turn until the values converge, in at most 100 iterations.
+
+    Parameters
+    ----------
+    values
+        Statistics of the cells, ``(N, D)``.
+    groupings
+        Codes of the groups of each cell, one array ``(N,)`` per grouping.
+    """
     left = values - values.mean(0)
     scale = np.abs(left).max(0)
     for _ in range(100):
@@ -219,14 +259,41 @@ def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.nd
 
 
 def _least(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Standard deviation at equal label above which a feature varies, by what it was read and cleared of means in."""
+    """Return the standard deviation of each feature within perturbations up to which it counts as constant, ``(D,)``.
+
+    The threshold covers the rounding of the dtype in which values were stored, and the residual of subtracting means.
+    """
     return np.maximum(resolution(dtype) * np.abs(statistics).max(0), _SMALL * np.ptp(statistics, axis=0))
 
 
 def _whitened(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """All cells on the principal axes of some, each of variance 1 there; and the standard deviation that it had."""
+    """Project cells on principal axes, each of unit variance.
+
+    Features are first scaled to unit variance. Constant features are excluded.
+
+    Parameters
+    ----------
+    apart
+        Statistics of all cells without the means of their groups, ``(N, D)``.
+    least
+        Standard deviation of each feature up to which it counts as constant, ``(D,)``.
+    rows
+        Cells from which scales and axes are estimated.
+    where
+        Place of the inputs, for errors.
+
+    Returns
+    -------
+    Coordinates of all cells, ``(N, K)`` with K up to 30; and the standard deviation along each axis before its scaling,
+    ``(K,)``.
+
+    Raises
+    ------
+    ValueError
+        If all features are constant.
+    """
     scale = apart[rows].std(0)
-    varies = scale > least  # each by its own values: some have small units
+    varies = scale > least  # a threshold per feature, because some features have small units
     if not varies.any():
         msg = f"All cells have the same {where} at equal label: there is nothing to tell environments by."
         raise ValueError(msg)
@@ -238,13 +305,28 @@ def _whitened(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str
 
 
 def _mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> GaussianMixture:
-    """The most likely of several mixtures, begun from groups of cells as they are, whitened, and on one axis alone."""
+    """Fit Gaussian mixtures from several initialisations, and return the most likely one.
+
+    Each initialisation is a k-means clustering: of the principal axes in their original scale, of the whitened axes, or
+    of one independent component. Each is repeated with three seeds.
+
+    Parameters
+    ----------
+    space
+        Whitened coordinates of the cells to learn from, ``(N, K)``.
+    spread
+        Standard deviation along each axis before whitening, ``(K,)``.
+    n
+        Number of groups.
+    seed
+        Seed of the clustering and the mixture.
+    """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the best so far is as good a beginning
+        warnings.simplefilter("ignore", ConvergenceWarning)  # unconverged starts are still useful
         for start in range(_STARTS):
             for begun in (space * spread, space, _least_peaked(space, seed + start)):
                 groups = KMeans(n, n_init=2, random_state=seed + start).fit_predict(begun)
@@ -254,7 +336,11 @@ def _mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> Gaussi
 
 
 def _least_peaked(space: np.ndarray, seed: int) -> np.ndarray:
-    """The independent axis that is least like a peak, ``(N, 1)``: of groups on a line, many axes beside hide them."""
+    """Return the independent component with the lowest kurtosis, ``(N, 1)``.
+
+    Groups that lie along one line give this component a flat or bimodal distribution. The remaining axes would hide
+    these groups from a clustering.
+    """
     from scipy.stats import kurtosis
     from sklearn.decomposition import FastICA
 
@@ -263,13 +349,17 @@ def _least_peaked(space: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _gaussian(n: int, **how: Any) -> GaussianMixture:
+    """Create a mixture of ``n`` Gaussians with a common covariance."""
     from sklearn.mixture import GaussianMixture
 
     return GaussianMixture(n, covariance_type="tied", max_iter=200, **how)
 
 
 def _discriminants(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
-    """The two axes on which means lie farthest apart, where cells of a group have variance 1."""
+    """Project cells on the two axes with the largest variance between groups, float32 ``(N, 2)``.
+
+    These are linear discriminants: the variance within groups is 1. With two groups, the second coordinate is 0.
+    """
     toward = mixture.precisions_cholesky_
     center = mixture.weights_ @ mixture.means_
     between = np.sqrt(mixture.weights_)[:, None] * ((mixture.means_ - center) @ toward)

@@ -1,4 +1,4 @@
-"""Inputs of a table, images or features: where they lie, which channels are taken, and which a model knows."""
+"""Inputs of a model in an AnnData: the place of the images or features, and the channels that are used."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# names or numbers of those that are taken, or new names for them
+# channels to use: a sequence of names or numbers, or a mapping {new name: name or number}
 Channels: TypeAlias = Sequence[str | int] | Mapping[str, str | int]
 
-# the layer that is no layer
+# value of ``layer`` that stands for ``adata.X``
 X = "X"
 
 
 class Inputs(NamedTuple):
-    """Where in a table the inputs are: one of these is given."""
+    """Place of the inputs in an AnnData. One of ``image_key``, ``layer`` and ``obsm_key`` is given."""
 
     image_key: str | None = None
-    """Key of ``obsm`` with images."""
+    """Key of the images in ``obsm``."""
     layer: str | None = None
-    """Layer with features, or ``"X"``."""
+    """Layer with the features, or ``"X"`` for ``adata.X``."""
     obsm_key: str | None = None
-    """Key of ``obsm`` with features."""
+    """Key of the features in ``obsm``."""
     channels: Channels | None = None
-    """Of images those that are taken; `None` stands for all but masks."""
+    """Channels of the images to use; `None` stands for all channels that are not masks."""
 
     @classmethod
     def found(
@@ -47,14 +47,31 @@ class Inputs(NamedTuple):
         obsm_key: str | None = None,
         channels: Channels | None = None,
     ) -> Inputs:
-        """As it was said; by default images where ``obsm`` has them, else ``X``.
+        """Determine the place of the inputs from the arguments of ``setup_anndata``.
+
+        Without ``image_key``, ``layer`` and ``obsm_key``, the inputs are the images at the default key of ``obsm`` if
+        it exists, otherwise the features in ``X``.
+
+        Parameters
+        ----------
+        adata
+            Cells.
+        image_key
+            Key of the images in ``obsm``.
+        layer
+            Layer with the features, or ``"X"``.
+        obsm_key
+            Key of the features in ``obsm``.
+        channels
+            Channels of the images to use, by name or number.
 
         Raises
         ------
         KeyError
-            If nothing was said, and there is neither, or there are images under another key.
+            If no place is given, and there are neither images at the default key nor features in ``X``; or if images
+            exist under another key only.
         ValueError
-            If several were said, or channels of features.
+            If several places are given, or if ``channels`` is given but the inputs are features.
         """
         check_anndata(adata)
         said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
@@ -78,23 +95,23 @@ class Inputs(NamedTuple):
 
     @property
     def kind(self) -> InputKind:
-        """Images or features."""
+        """Kind of the inputs: images or features."""
         return FEATURES if self.image_key is None else IMAGES
 
     @property
     def where(self) -> str:
-        """As code."""
+        """Place of the inputs as Python code, for messages: ``obsm['…']``, ``layers['…']`` or ``X``."""
         if self.layer is None:
             return f"obsm[{self.image_key or self.obsm_key!r}]"
         return X if self.layer == X else f"layers[{self.layer!r}]"
 
     def array(self, adata: AnnData) -> Any:
-        """What lies there.
+        """Return the array at this place, unchecked.
 
         Raises
         ------
         KeyError
-            If there is nothing.
+            If the place does not exist.
         """
         if self.layer == X:
             if adata.X is None:
@@ -104,17 +121,20 @@ class Inputs(NamedTuple):
         slot, key = (adata.layers, self.layer) if self.layer else (adata.obsm, self.image_key or self.obsm_key)
         if key not in slot:
             argument = next(name for name, value in self._asdict().items() if value is not None)
-            keys = [known for known in slot if known is not None]  # that is X since anndata 0.13
+            keys = [known for known in slot if known is not None]  # since anndata 0.13, X is the layer None
             raise KeyError(missing_key("layers" if self.layer else "obsm", str(key), keys, argument))
         return slot[key]
 
     def check_there(self, adata: AnnData) -> None:
-        """Raise if cells lack what a model embeds, which cannot be told another key.
+        """Raise if cells lack the inputs that a trained model embeds.
+
+        A trained model reads its inputs from the place with which it was set up. The message therefore advises to store
+        the inputs there.
 
         Raises
         ------
         KeyError
-            If they do.
+            If the place does not exist.
         """
         try:
             self.array(adata)
@@ -128,24 +148,24 @@ class Inputs(NamedTuple):
             raise KeyError(msg) from error
 
     def source(self, adata: AnnData) -> ImageSource:
-        """Ready to be read by row; of images the channels that are taken.
+        """Return the inputs as a source that is read by row; of images, only the channels to use.
 
         Raises
         ------
         KeyError
-            If there is nothing, or no such channel.
+            If the place or a channel does not exist.
         TypeError, ValueError
-            If what lies there is neither images nor features, see :class:`~scbd.data.ArraySource`.
+            If the array holds neither images nor features, see :class:`~scbd.data.ArraySource`.
         """
         stored = self.stored(adata)
         return stored if self.image_key is None else columns_of(stored, self.taken(adata, stored.shape[1])[0])
 
     def taken(self, adata: AnnData, n_channels: int) -> tuple[list[int], list[str]]:
-        """Places and names of channels, see :func:`taken_channels`."""
+        """Return the positions and names of the channels to use, see :func:`taken_channels`."""
         return taken_channels(adata.var, n_channels, self.image_key or "", self.channels)
 
     def stored(self, adata: AnnData) -> ImageSource:
-        """All that lies there; errors are those of :meth:`source`."""
+        """Return the inputs as a source with all stored channels; the errors are those of :meth:`source`."""
         check_anndata(adata)
         array = self.array(adata)
         if isinstance(array, pd.DataFrame):
@@ -160,7 +180,7 @@ class Inputs(NamedTuple):
         return ArraySource(array, self.where, self.kind)
 
     def names(self, adata: AnnData) -> list[str] | None:
-        """Names of features; `None` where they have none."""
+        """Return the names of the features, or `None` if they have no names (images and plain arrays in ``obsm``)."""
         if self.layer is not None:
             return adata.var_names.astype(str).tolist()
         array = self.array(adata)
@@ -168,24 +188,26 @@ class Inputs(NamedTuple):
 
 
 def _keys_of_images(adata: AnnData) -> list[str]:
-    """Keys of ``obsm`` that images may be at."""
+    """Return the keys of ``obsm`` whose arrays have four dimensions, like images."""
     return [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
 
 
 def image_source(adata: AnnData, image_key: str) -> ImageSource:
-    """Images of a table, ready to be read by row, without masks; see :meth:`Inputs.source`."""
+    """Return the images at ``obsm[image_key]`` as a source without masks; see :meth:`Inputs.source`."""
     return Inputs(image_key=image_key).source(adata)
 
 
 def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[str]:
-    """``var['channels']``, else the names of ``var`` if they are as many as channels, else numbers.
+    """Return the names of all stored channels.
 
-    Without that column, ``var`` need not be about images: X may hold genes or features.
+    The names are those in ``var["channels"]``. Without this column, they are the names of ``var`` if ``var`` has one
+    row per channel, otherwise numbers (``channel_0``, …): ``var`` may describe genes or features in ``X`` and not the
+    images.
 
     Raises
     ------
     ValueError
-        If ``var['channels']`` names more or fewer channels than the images have.
+        If ``var["channels"]`` names more or fewer channels than the images have.
     """
     named = "channels" in var
     if len(var) == n_channels:
@@ -198,13 +220,25 @@ def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[st
 def taken_channels(
     var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None
 ) -> tuple[list[int], list[str]]:
-    """Places and names of the channels that were asked for; by default of all but masks.
+    """Return the positions and names of the channels to use.
+
+    Parameters
+    ----------
+    var
+        Table of the channels, or of other variables.
+    n_channels
+        Number of stored channels.
+    image_key
+        Key of the images in ``obsm``, for messages.
+    channels
+        Channels to use. Default: all channels that are not masks.
 
     Raises
     ------
     KeyError, ValueError
-        If one is not there, ``var`` is not about the images, or none is asked for and ``var`` has fewer names than
-        there are channels: which they are of, only a user can say.
+        If a channel does not exist, or if ``var["channels"]`` does not have one name per stored channel. Without
+        ``channels``, also if ``var`` has fewer names than there are stored channels: it is then unclear which channels
+        the names belong to.
     """
     names = channel_names(var, n_channels, image_key)
     if channels is not None:
@@ -216,7 +250,11 @@ def taken_channels(
 
 
 def _cut(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
-    """``adata[:, names]`` cuts ``var``, and no image."""
+    """Return the message for a ``var`` that does not have one row per channel.
+
+    The usual cause is ``adata[:, names]``, which selects rows of ``var`` but does not select channels of images in
+    ``obsm``.
+    """
     names = var["channels"] if what == "channels" else var.index
     return (
         f"var has {len(var)} {what} ({head(names)}), obsm[{image_key!r}] has {n_channels}: adata[:, names] cuts var "
@@ -225,23 +263,25 @@ def _cut(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
 
 
 def chosen_channels(names: Sequence[str], channels: Channels, where: str) -> tuple[list[int], list[str]]:
-    """Places and names of the channels that were asked for, in that order.
+    """Return the positions and names of the requested channels, in the requested order.
 
     Parameters
     ----------
     names
-        Of all channels.
+        Names of all channels.
     channels
-        Names or numbers; a mapping gives new names. Channels that have no names get those of a list that is as long.
+        Channels to use, by name or number. A mapping ``{new name: name or number}`` renames them. If the channels have
+        no names, a list with one new name per channel names them all.
     where
-        What errors call the images.
+        Name of the images in messages.
 
     Raises
     ------
     KeyError
-        If there is no such name.
+        If a name does not exist.
     ValueError
-        If none is asked for, one twice, there is no such number, or several have a name.
+        If no channel is requested, if one is requested twice, if a number is out of range, or if several channels have
+        a requested name.
     """
     asked = [channels] if isinstance(channels, (str, int)) else list(channels)
     if not asked:
@@ -256,7 +296,10 @@ def chosen_channels(names: Sequence[str], channels: Channels, where: str) -> tup
 
 
 def _by_name(names: Sequence[str], channels: Channels) -> Channels:
-    """The same, by name where it is unique: other cells may have fewer channels, under other numbers."""
+    """Replace channel numbers by names, where a name is unique.
+
+    Other cells, on which the choice is applied later, may have fewer channels, and then other numbers.
+    """
 
     def plain(one: str | int) -> str | int:
         if one in names or not _is_number(one) or not 0 <= int(one) < len(names):
@@ -269,6 +312,13 @@ def _by_name(names: Sequence[str], channels: Channels) -> Channels:
 
 
 def _places(names: Sequence[str], asked: Sequence[str | int], where: str) -> list[int]:
+    """Return the positions of the requested channels.
+
+    Raises
+    ------
+    KeyError, ValueError
+        See :func:`chosen_channels`.
+    """
     places = []
     for one in asked:
         found = [place for place, name in enumerate(names) if name == one]
@@ -294,7 +344,7 @@ def _places(names: Sequence[str], asked: Sequence[str | int], where: str) -> lis
 
 
 def say_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
-    """Say which channels are left out, where none are asked for."""
+    """Log a warning that names the masks that are excluded, if ``channels`` is not given."""
     masks = _masks(var, n_channels)
     if masks.any() and channels is None:
         names = channel_names(var, n_channels, image_key)
@@ -303,7 +353,10 @@ def say_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Chan
 
 
 def _masks(var: pd.DataFrame, n_channels: int) -> np.ndarray:
-    """Which channels are masks, as scPortrait says it; none where that leaves no image."""
+    """Return which channels are masks, boolean ``(C,)``.
+
+    scPortrait marks masks in ``var["channel_mapping"]``. If all channels are marked, none is treated as a mask.
+    """
     if "channel_mapping" not in var or len(var) != n_channels:
         return np.zeros(n_channels, dtype=bool)
     masks = (var["channel_mapping"].astype(str) == "mask").to_numpy()
@@ -311,33 +364,46 @@ def _masks(var: pd.DataFrame, n_channels: int) -> np.ndarray:
 
 
 def numbered(n: int) -> list[str]:
-    """How channels are called that have no names."""
+    """Return names for channels without names: ``channel_0``, ``channel_1``, and so on."""
     return [f"channel_{i}" for i in range(n)]
 
 
 def _is_number(channel: str | int) -> bool:
-    """Whether this is a number, which may be text where it comes from a command line."""
+    """Return whether a channel is given by number, which may be text if it comes from the command line."""
     return not isinstance(channel, str) or channel.isdecimal()
 
 
 def _unnamed(names: Sequence[str]) -> bool:
-    """Whether these are no names but numbers, ours or those of pandas."""
+    """Return whether names are only numbers, as generated by :func:`numbered` or by pandas."""
     return [name.removeprefix("channel_") for name in names] == [str(i) for i in range(len(names))]
 
 
 def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str, Any], image_key: str) -> None:
-    """Hold names of channels to those a model was set up with, where both have names.
+    """Compare the channel names of new cells with those that a model was set up with.
+
+    Names are compared only if both the cells and the model have names. Channels are never reordered automatically:
+    ``adata[:, names]`` reorders names but not images, so that the names do not show which of the two was reordered.
+
+    Parameters
+    ----------
+    var
+        Table of the channels of the new cells.
+    n_channels
+        Number of stored channels of the new cells.
+    registered
+        Entries that :class:`~scbd.data._fields.ImageField` registered.
+    image_key
+        Key of the images in ``obsm``, for messages.
 
     Raises
     ------
     ValueError
-        If they are the same in another order. They are not put in order here: ``adata[:, names]`` moves names and
-        leaves images where they are, so that names do not tell which of the two was moved.
+        If the names are equal but in another order.
 
     Warns
     -----
     UserWarning
-        If there are other names.
+        If the names differ.
     """
     stored = channel_names(var, n_channels, image_key)
     found = taken_channels(var, n_channels, image_key, registered.get("asked"))[1]
@@ -355,6 +421,7 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
 
 
 def _check_order(found: list[str], known: list[str], image_key: str) -> None:
+    """Raise ``ValueError`` if channels have the known names in another order."""
     if found == known or sorted(found) != sorted(known):
         return
     msg = (
@@ -373,19 +440,20 @@ def check_like_registered(
     Parameters
     ----------
     source
-        The images.
+        New images.
     registered
-        What ``ImageField`` recorded.
+        Entries that :class:`~scbd.data._fields.ImageField` registered.
     image_key
-        Where they are.
+        Key of the images in ``obsm``, for messages.
     resize
-        Whether the model resizes, and takes other sizes of the same proportions; `None` where that is not known yet,
-        and size is not looked at.
+        Whether the model resizes images. If true, images of another size are accepted if their aspect ratio is equal.
+        `None`: not known yet, the size is not checked.
 
     Raises
     ------
     ValueError
-        If dtype, number of channels, size or proportions differ.
+        If dtype or number of channels differ, if ``resize`` is false and the size differs, or if ``resize`` is true and
+        the aspect ratio differs.
     """
     c, *size = registered["image_shape"]
     if source.shape[1] != c or source.dtype.name != registered["dtype"]:

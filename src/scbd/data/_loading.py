@@ -1,4 +1,4 @@
-"""Sources and samplers become batches: rows as tensors, read ahead, and the Lightning data module."""
+"""Batches of tensors from sources and samplers, read in the background, and the Lightning data module."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ if TYPE_CHECKING:
 
 Stage = Literal["train", "validation", "matched"]
 
-# of a batch, by default
+# default number of cells per batch
 _CELLS = 2048
-# below this many expected positives a cell learns little from a plainly shuffled batch
+# minimum mean number of cells per perturbation in a batch; with fewer, a cell has too few positives to learn from
 _POSITIVES_WANTED = 8
-# training cells that validation cells are compared with: enough to say what they share, few enough to cost little
+# approximate maximum number of training cells with which validation cells are compared: enough for a precise
+# comparison, few enough to be computed quickly
 _MATCHED = 8192
-# bytes that are on their way to a device
+# number of bytes copied to a device at once
 _COPIED_AT_ONCE = 64 * 2**20
 
 
 def read_tensor(source: ImageSource | torch.Tensor, rows: np.ndarray | slice) -> torch.Tensor:
-    """Inputs of these rows as a tensor: on the tensor's device, or pinned where there is a GPU to fetch them.
+    """Read the inputs of the given rows as a tensor.
 
-    Torch keeps pinned memory that is no longer used for the next batch.
+    If ``source`` is a tensor, the result is on its device. Otherwise the result is in main memory, pinned if there is a
+    CUDA GPU to copy it to. Torch reuses pinned memory that is no longer in use for later batches.
     """
     if isinstance(source, torch.Tensor):
         if isinstance(rows, slice):
             return source[rows]
-        # torch gathers int16 everywhere, uint16 only in places
+        # index_select supports int16 on every device, but uint16 only on some
         bits = source.view(torch.int16) if source.dtype == torch.uint16 else source
         return bits.index_select(0, torch.from_numpy(rows).to(bits.device)).view(source.dtype)
     if not torch.cuda.is_available():
@@ -55,16 +57,17 @@ def read_tensor(source: ImageSource | torch.Tensor, rows: np.ndarray | slice) ->
 
 
 def _torch_dtype(source: ImageSource) -> torch.dtype:
+    """Return the torch dtype that corresponds to the dtype of a source."""
     return torch.from_numpy(np.empty(0, source.dtype)).dtype
 
 
 def on_device(source: ImageSource, device: torch.device) -> torch.Tensor:
-    """All inputs of a source, copied to a device in parts.
+    """Copy all inputs of a source to a device, in parts of about 64 MiB.
 
     Raises
     ------
     ValueError
-        If they are larger than the free memory of a GPU.
+        If the inputs are larger than the free memory of the GPU.
     """
     size = int(np.prod(source.shape)) * source.dtype.itemsize
     if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0]:
@@ -82,10 +85,20 @@ def on_device(source: ImageSource, device: torch.device) -> torch.Tensor:
 
 
 class BatchLoader:
-    """Batches of a sampler's rows, read ahead by a background thread: integers until the device.
+    """Batches of the rows that a sampler draws, read ahead by a background thread.
 
-    Its position is the trainer's step, since the sampler was built to start from it; the pair of state methods tells
-    Lightning that it can resume. Arguments are those of :class:`ImageDataModule`, and ``batches`` the rows of each.
+    Images stay in their stored (often integer) dtype until they are on the device. The sampler is built to start from
+    the trainer's step, so that the loader has no state of its own. ``state_dict`` and ``load_state_dict`` exist only to
+    let Lightning recognise that the loader can be resumed.
+
+    Parameters
+    ----------
+    source
+        Source of the inputs, or a tensor with all of them.
+    y, e, numbers
+        Values of all cells, see :class:`ImageDataModule`.
+    batches
+        Sampler of the row numbers of each batch.
     """
 
     def __init__(
@@ -107,59 +120,70 @@ class BatchLoader:
         return prefetch(map(self.batch, self.batches))
 
     def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """Images as stored, codes, and numbers where there are any, of these rows."""
+        """Return the batch of the given rows.
+
+        The dictionary holds ``"inputs"`` in their stored dtype, the codes ``"y"`` and ``"e"``, and ``"numbers"`` if the
+        loader has numbers.
+        """
         found = {"inputs": read_tensor(self._source, rows)}
         return found | {name: torch.from_numpy(values[rows]) for name, values in self._of_cells.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Ignore the state, since the loader has none."""
 
 
 class ImageDataModule(L.LightningDataModule):
     """Batches of images with their perturbation and environment codes.
 
-    Training is one long pass of ``max_steps`` batches (times the batches that gradients are accumulated of); a resumed
-    run goes on with the batch it would have seen next. Validation batches are the same each time: as many whole ones as
-    the validation cells fill, or one of all of them if they are fewer than a batch.
+    Training is a single pass over ``max_steps`` batches (times the number of batches over which gradients are
+    accumulated). A resumed run continues with the batch that would have come next. Validation batches are the same in
+    each validation: as many complete batches as the validation cells fill. If there are fewer validation cells than a
+    batch has, they form one smaller batch.
 
     Parameters
     ----------
     source
-        Images ``(N, C, H, W)``.
+        Source of images ``(N, C, H, W)``.
     y, e
-        Codes, integer ``(N,)``.
+        Codes of perturbation and environment, integers ``(N,)``.
     split
         Training and validation rows.
     numbers
-        Places in the order of what changes slowly, such as the time, int64 ``(N, K)``; batches then have them, too.
+        Rank of each cell in K ordered variables, such as time, int64 ``(N, K)``. If given, batches include these ranks.
     batch_size
-        Cells a batch. `None` takes 2,048, or all training cells if they are fewer.
+        Number of cells per batch. Default: 2,048, or all training cells if there are fewer.
     perturbations_per_batch
-        P of a P × K batch; `None` for plain shuffling; ``"auto"`` shuffles where that gives a cell about eight
-        partners of its perturbation, and draws P × 8 batches otherwise.
+        Number of perturbations P of a P × K batch (:class:`PerturbationSampler`). `None` shuffles plainly. ``"auto"``
+        shuffles plainly if a batch then has on average at least eight cells per perturbation. Otherwise, ``"auto"``
+        draws P × 8 batches, or shuffles plainly if the perturbations have too few cells for these.
     neighbours
-        Draw cells of a perturbation in stretches that follow each other, see :class:`PerturbationSampler`; ``"auto"``:
-        from images that are not in memory, where cells that lie together share labels no more often than by chance.
+        Whether to draw the cells of a perturbation as stretches of consecutive rows, see :class:`PerturbationSampler`.
+        ``"auto"`` does so if the images are not in memory, ``preload`` is `None`, the rows are grouped by perturbation,
+        and consecutive rows of a perturbation share environment, ranks of ``numbers`` and labels of ``mixed_by`` no
+        more often than by chance.
     mixed_by
-        Codes of what should differ between partners beside the environment, such as guide and plate: non-negative
-        int64 ``(N,)`` each. With ``neighbours="auto"``, each must be mixed; asked for one by one, and only then.
+        Codes of further labels that should differ between partners in a batch, in addition to the environment, such as
+        guide and plate; non-negative int64 ``(N,)`` each. Used only with ``neighbours="auto"``. The iterable is
+        consumed only as far as the test needs it.
     max_steps
-        Number of training steps: batches, where gradients are not accumulated.
+        Number of training steps. A step is one batch, unless gradients are accumulated over several batches.
     first_step
-        Steps of runs before, which this one comes after.
+        Number of steps of earlier training runs that this run continues.
     seed
         Seed of the batches.
     preload
-        ``"device"`` puts all images on the device before training, where they fit; batches are then drawn there.
+        ``"device"`` copies all images to the device before training, and draws the batches there; the images must fit
+        into its memory. Default: read each batch when it is needed.
 
     Raises
     ------
     ValueError
-        If a batch is larger than the data, see :class:`PerturbationSampler`.
+        If a batch is larger than the number of training cells, the perturbations cannot fill a batch
+        (:class:`PerturbationSampler`), or an argument is not one of its allowed values.
 
     Examples
     --------
@@ -214,52 +238,62 @@ class ImageDataModule(L.LightningDataModule):
         else:
             msg = f"perturbations_per_batch must be a number, None or 'auto', got {perturbations_per_batch!r}."
             raise ValueError(msg)
-        # built here, so that what cannot work is said before any work is done
+        # built here, so that impossible settings raise an error before any work is done
         self.train_sampler = self._sampler("train", self.batch_size, self.max_steps)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that make one pass over the training cells."""
+        """Number of batches in one pass over the training cells."""
         return self.train_sampler.steps_per_epoch
 
     @property
     def validates(self) -> bool:
-        """Whether there are enough validation cells for a batch, at least two for each device."""
+        """True if there are enough validation cells for a batch: at least two per device."""
         return min(self.batch_size, len(self.split.validation)) >= 2 * self._world().get("world_size", 1)
 
     def setup(self, stage: str) -> None:
-        """Move the images to the trainer's device, if so asked."""
+        """Copy the images to the trainer's device if ``preload="device"``."""
         if self._preload == "device" and self.trainer is not None:
             self._source = on_device(self._at_rest, self.trainer.strategy.root_device)
 
     def teardown(self, stage: str) -> None:
-        """Give the device's memory back."""
+        """Release the copy of the images on the device."""
         self._source = self._at_rest
 
     def train_dataloader(self) -> BatchLoader:
-        """Batches from the trainer's current step to ``max_steps``: as many each as it accumulates gradients of."""
+        """Return the training batches from the trainer's current step to step ``max_steps``.
+
+        If the trainer accumulates gradients over several batches, each step has that number of batches.
+        """
         trainer = self.trainer
         step, of_step = (0, 1) if trainer is None else (trainer.global_step, trainer.accumulate_grad_batches)
         start, end = ((self.first_step + n) * of_step for n in (step, self.max_steps))
         return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """As many whole batches as validation cells fill, the same each time; nothing if fewer than two a device.
+        """Return the validation batches, which are the same in each call.
 
-        Where they are too few for P × K batches they are shuffled plainly, and some have no partner.
+        There are as many complete batches as the validation cells fill. If there are fewer than two validation cells
+        per device, the result is an empty list. If the validation cells are too few for P × K batches, they are
+        shuffled plainly, and some of them have no partner in their batch.
         """
         return self._one_pass("validation")
 
     def matched_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Training cells to compare validation cells with: as many of each perturbation, in batches drawn the same way.
+        """Return batches of training cells with which to compare the validation batches, the same in each call.
 
-        The same each time, and some thousand at most. What differs between the two is what was learned by heart.
-        Nothing, if there are fewer than two a device.
+        For each validation cell, there is one training cell of the same perturbation, as far as the training cells
+        suffice. At most about 8,192 cells are used. Batches are drawn in the same way as validation batches. A
+        difference in the losses between these batches and the validation batches measures overfitting. If there are
+        fewer than two such training cells per device, the result is an empty list.
         """
         return self._one_pass("matched", most=_MATCHED)
 
     def _one_pass(self, stage: Stage, most: int | None = None) -> BatchLoader | list[BatchLoader]:
-        """Over the cells, or about as many of them."""
+        """Return batches for one pass over the cells of a stage, or over about ``most`` of these cells.
+
+        The result is an empty list if there are fewer than two cells per device.
+        """
         world = self._world()
         n, n_devices = len(self._rows(stage)), world.get("world_size", 1)
         batch_size = min(self.batch_size, n // n_devices * n_devices)
@@ -268,18 +302,21 @@ class ImageDataModule(L.LightningDataModule):
         n_steps = n // batch_size if most is None else min(n // batch_size, -(-most // batch_size))
         try:
             sampler = self._sampler(stage, batch_size, n_steps, **world)
-        except ValueError:  # too few cells of a perturbation for P x K batches
+        except ValueError:  # the perturbations have too few cells for P x K batches
             sampler = ShuffleSampler(self._rows(stage), batch_size, n_steps=n_steps, seed=self.seed, **world)
         return self._loader(sampler)
 
     def example_batch(self) -> dict[str, torch.Tensor]:
-        """The first validation batch, or without validation cells the first training batch."""
+        """Return the first validation batch, or the first training batch if there are no validation batches."""
         loader = self.val_dataloader()
         loader = loader if isinstance(loader, BatchLoader) else self._loader(self.train_sampler)
         return loader.batch(loader.batches.batch(0))
 
     def _choose_perturbations_per_batch(self) -> None:
-        """Draw perturbations where plain shuffling would leave cells without partners, and the cells are enough."""
+        """Choose P × 8 batches if plain shuffling gives cells too few partners.
+
+        Plain shuffling is kept if the perturbations have too few cells for P × 8 batches.
+        """
         n_perturbations = len(np.unique(self._y[self.split.train]))
         if self.batch_size / n_perturbations >= _POSITIVES_WANTED:
             return
@@ -290,6 +327,7 @@ class ImageDataModule(L.LightningDataModule):
             self.perturbations_per_batch = None
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
+        """Return the sampler of a stage; ``world`` holds ``rank`` and ``world_size`` of :class:`BatchSampler`."""
         rows = self._rows(stage)
         if self.perturbations_per_batch is None:
             return ShuffleSampler(rows, batch_size, n_steps=n_steps, seed=self.seed, **world)
@@ -305,6 +343,7 @@ class ImageDataModule(L.LightningDataModule):
         )
 
     def _rows(self, stage: Stage) -> np.ndarray:
+        """Return the row numbers of the cells of a stage."""
         if stage == "matched":
             return self._matched
         return self.split.train if stage == "train" else self.split.validation
@@ -314,7 +353,7 @@ class ImageDataModule(L.LightningDataModule):
         return matched_rows(self.split, self._y, self.seed)
 
     def _world(self) -> dict[str, int]:
-        """Which share of every batch is this process's."""
+        """Return the rank of this process and the number of processes, or an empty dictionary without a trainer."""
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
@@ -322,33 +361,38 @@ class ImageDataModule(L.LightningDataModule):
         return BatchLoader(self._source, self._y, self._e, sampler, self._numbers)
 
 
+# number of images resized at once
 _BLOCK = 512
 
 
 def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray | None = None) -> np.ndarray:
-    """Resize images to so many pixels a side (bilinear, antialiased), in their own dtype.
+    """Resize images to a given number of pixels per side (bilinear, antialiased), in their own dtype.
 
-    Models take ``image_size`` and resize as they go, which suits a GPU. On a processor, and for crops much larger than
-    what is trained on, it pays to do it once: an epoch then reads and computes less. Integers are rounded.
+    Models with an ``image_size`` resize each batch after reading it, which suits a GPU. On a CPU, and for crops much
+    larger than the size for training, resizing once is faster, because each epoch then reads and computes less. Values
+    of integer images are rounded.
 
     Parameters
     ----------
     images
         Shape ``(N, C, H, W)``, in memory or memory-mapped; uint8, uint16, float16 or float32.
     image_size
-        Pixels a side; images that are not square want a pair ``(height, width)``, which may stretch them.
+        Number of pixels per side. Images that are not square require a pair ``(height, width)``, which may change their
+        aspect ratio.
     out
-        Array to write to, for example a memory-map; a new one by default.
+        Array to write to, for example a memory map. Default: a new array.
 
     Returns
     -------
-    Shape ``(N, C, image_size, image_size)``, or ``(N, C, height, width)``; dtype of ``images``.
+    Array of shape ``(N, C, image_size, image_size)`` or ``(N, C, height, width)``, with the dtype of ``images``.
 
     Raises
     ------
-    TypeError, ValueError
-        If ``images`` are not images, ``image_size`` is not positive or would squash images that are not square, or
-        ``out`` is of another shape or dtype.
+    TypeError
+        If ``images`` is not a numpy array, is a masked array, or has an unsupported dtype.
+    ValueError
+        If ``images`` has another shape than images, ``image_size`` is not positive, ``image_size`` is a single number
+        for images that are not square, or ``out`` has another shape or dtype than the result.
 
     Examples
     --------
@@ -366,11 +410,11 @@ def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray 
         raise ValueError(msg)
     for start in range(0, n, _BLOCK):
         block = resized(source.read(slice(start, start + _BLOCK)), size)
-        # a weighted mean never leaves the range of its dtype
+        # bilinear interpolation is a weighted mean, so that values stay within the range of the dtype
         out[start : start + _BLOCK] = (block.round_() if source.dtype.kind == "u" else block).numpy()
     return out
 
 
 def resized(images: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
-    """Bilinear and antialiased, float32."""
+    """Resize images to ``(height, width)`` pixels with bilinear, antialiased interpolation, and return float32."""
     return F.interpolate(torch.from_numpy(images).float(), size, mode="bilinear", antialias=True, align_corners=False)

@@ -1,4 +1,4 @@
-"""Tables of features, whoever has measured them: which columns are features, and what becomes of missing values."""
+"""Reader of feature tables: selects the columns that are features, and handles missing values."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 
 Missing: TypeAlias = Literal["drop", "median", "keep"]
 
-# CellProfiler's compartments, and what features of DeepProfiler are called here
+# beginnings of the names of features: CellProfiler's compartments, and "feature_", which we add to DeepProfiler's names
 COMPARTMENTS = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
-# what programs write before the names of columns of plates and wells; those of pooled screens name spots of barcodes
+# prefixes of the names of plate and well columns; "foci" are the barcode spots of pooled screens
 _BEFORE = r"^(image_)?(metadata_)?(foci_)?"
 _PLATE = re.compile(rf"{_BEFORE}plate$", re.IGNORECASE)
-# names of numbers that say where an object lies, which it is, or what it belongs to
+# names of columns of numbers that are not measurements: positions, identifiers and parents of objects
 _ABOUT_OBJECTS = re.compile(
     r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
     r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
     re.IGNORECASE,
 )
-# what columns of plates, wells and sites are called, without the word Metadata before it
+# names of plate, well and site columns, in lower case and without the prefixes of _BEFORE, the preferred name first
 _KEYS = {
     "plate": ("plate", "plate_id", "plate_name", "plate_barcode", "assay_plate_barcode", "barcode"),
     "well": ("well", "well_id", "well_name", "well_position"),
@@ -48,9 +48,9 @@ _KEYS = {
 }
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 _ROW_NUMBERS = re.compile(r"^Unnamed: \d+$")
-# features and rows that lack more than this share of their values are left out
+# maximum fraction of missing values; features and rows with more are excluded
 _MOSTLY_THERE = 0.5
-# where DeepProfiler's files lie
+# names of the columns made from the folders in which DeepProfiler writes its files
 _FOLDERS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 
@@ -62,33 +62,43 @@ def read_profiles(
     on: str | Sequence[str] | None = None,
     missing: Missing = "median",
 ) -> anndata.AnnData:
-    """Features of cells or wells, as pycytominer, CytoTable, DeepProfiler and others write them.
+    """Read features of cells or wells, as written by pycytominer, CytoTable, DeepProfiler and others.
 
-    A column is a feature if its name begins with one of ``features``, unless it is called like a position, a box, a
-    number or a parent of an object; all others go to ``obs``. Features of one value stay;
-    :meth:`~scbd.SCBDModel.setup_anndata` leaves them out, and says so.
+    A column is a feature if its name begins with one of ``features``. Columns whose name indicates a position, bounding
+    box, number or parent of an object are not features. All columns that are not features go to ``obs``. Constant
+    features are kept here; :meth:`~scbd.SCBDModel.setup_anndata` excludes them with a warning.
 
     Parameters
     ----------
     path
-        ``.parquet``, ``.csv``, ``.tsv`` (also ``.csv.gz``, ``.tsv.gz``) with a cell or well a row, or a folder of such;
-        ``.h5ad`` or ``.zarr`` of an AnnData, whose ``X`` are the features; an ``.npz`` of DeepProfiler, or the folder
-        of them, where folders are called by plate and well. Several, such as a file for each plate, are put together;
-        where no column is one of plates, ``obs["source"]`` says which file each row is from, by its name.
+        One of the following, or a list of several, which are concatenated:
+
+        - ``.parquet``, ``.csv``, ``.tsv`` (also ``.csv.gz``, ``.tsv.gz``): a table with one row per cell or well;
+        - a folder of such tables;
+        - ``.h5ad`` or ``.zarr``: an AnnData with features in ``X``;
+        - ``.npz`` of DeepProfiler, or the folder that contains such files in folders named by plate and well.
+
+        If several files are read and no column names the plate, ``obs["source"]`` holds the name of each row's file.
     features
-        Beginnings of the names of features, or whole names. By default those of CellProfiler's compartments, and
-        ``feature_``, as those of DeepProfiler are called here.
+        Beginnings of the names of features, or whole names. Default: CellProfiler's compartments ``Cells_``,
+        ``Cytoplasm_`` and ``Nuclei_``, and ``feature_``, the beginning that is given to features of DeepProfiler.
     table
-        What else is known, such as a plate map: a frame or a file. None of its columns is a feature.
+        Further columns for ``obs``, such as a plate map: a data frame or a file. None of its columns becomes a feature.
     on
-        Columns, of one name in both, by which ``table`` is joined. By default those of plate, well and site that both
-        have, however they are called (``Metadata_Well``, ``well_position``). A1 and A01 are one well, 24277 and 24277.0
-        one plate.
+        Columns by which ``table`` is joined, with the same name on both sides. Default: the plate, well and site
+        columns that are in both tables, whatever their naming style (``Metadata_Well``, ``well_position``). A1 and A01
+        are the same well, 24277 and 24277.0 are the same plate.
     missing
-        Of values that are missing, infinite, or text among numbers. Rows in which a whole compartment is missing are
-        left out, as are features without any value in a plate or file, and features and rows that lack more than half
-        of their values; ``"median"`` then fills in the feature's median, ``"drop"`` leaves out all rows that still
-        lack some. ``"keep"`` does nothing: models refuse such features.
+        Treatment of missing values. Infinite values, and text in a column of numbers, count as missing. ``"drop"`` and
+        ``"median"`` (the default) first exclude, in this order:
+
+        1. features without any value in a whole plate or file;
+        2. rows without any value of a compartment with two or more features (for example, nuclei without a cell);
+        3. features, and then rows, that lack more than half of their values.
+
+        ``"median"`` then replaces each remaining missing value by the median of its feature. ``"drop"`` excludes all
+        rows that still lack a value. ``"keep"`` excludes and replaces nothing, and leaves NaN, which models do not
+        accept.
 
     Returns
     -------
@@ -97,18 +107,21 @@ def read_profiles(
     Raises
     ------
     FileNotFoundError
-        If files are missing (which).
+        If files are missing. The message names the first ones.
     KeyError
-        If ``table`` has none of the columns to join by.
-    TypeError, ValueError
-        If it is of another kind, truncated, or has no feature; if a feature holds no numbers, or two have one name; if
-        ``table`` has several rows for one, or none, or other values in a column of the same name.
+        If ``path`` and ``table`` do not share the columns by which they are to be joined.
+    TypeError
+        If at least half of the values of a feature are not numbers.
+    ValueError
+        If a file is of another kind or truncated, has no feature, or has two columns with the same name; or if
+        ``table`` has several rows for one well (or other key), no row for a row of the features, or other values in a
+        column of the same name.
 
     Warns
     -----
     UserWarning
-        If features, rows or empty files are left out, or values filled in: how many, and the plates or files that are
-        lost; if most columns of numbers are no features.
+        If features, rows, columns of lists or empty files are excluded, or if values are replaced: the number of each,
+        and the plates or files that are lost. If most columns of numbers are not features.
 
     References
     ----------
@@ -133,14 +146,14 @@ def read_profiles(
 
 
 class FeatureTable(NamedTuple):
-    """Features of cells or wells, and everything else that is known of them."""
+    """Features of cells or wells, and all other columns of their table."""
 
     values: np.ndarray
     """Values of the features, float32 ``(N, F)``."""
     names: np.ndarray
     """Names of the features, ``(F,)``."""
     obs: pd.DataFrame
-    """All other columns, N rows."""
+    """Table of all other columns, N rows."""
 
 
 def read_table_of_features(
@@ -151,7 +164,11 @@ def read_table_of_features(
     on: str | Sequence[str] | None = None,
     missing: Missing = "median",
 ) -> FeatureTable:
-    """Read what :func:`read_profiles` puts into an AnnData, without importing anndata, which takes a second."""
+    """Read a table of features like :func:`read_profiles`, but without an AnnData.
+
+    The package anndata, whose import takes about a second, is then only imported for AnnData files. Parameters, errors
+    and warnings are those of :func:`read_profiles`.
+    """
     check_choice("missing", missing, Missing)
     paths = _files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {counted(len(paths) - 1, 'other')}"
@@ -197,7 +214,15 @@ def read_table_of_features(
 
 
 def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """All of them are there, and each once; a folder of tables stands for these."""
+    """List the files to read, with each folder of tables replaced by its tables.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a path does not exist.
+    ValueError
+        If no path is given, or if a path is given twice.
+    """
     given = [local_path(one) for one in ([path] if isinstance(path, (str, os.PathLike)) else path)]
     if not given:
         msg = "There is no file to read: give at least one."
@@ -215,17 +240,22 @@ def _is_empty(path: Path) -> bool:
 
 
 def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """A row a cell or well, and names of columns that are features whatever they begin with."""
+    """Read one file, with one row per cell or well.
+
+    Returns
+    -------
+    The table, and names of columns that are features whatever their name (those in ``X`` of an AnnData).
+    """
     kind = kind_of(path)
     if kind.name in ("profiles", "image_table", "tables"):
         table = _without_row_numbers(read_frame(path).rename(columns=str))
-        # levels of an index are columns like others; the name of a row is none
+        # levels of a named index become columns; an index without a name only names the rows
         return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
     if kind.name == "anndata":
         import anndata
 
         if path.is_file():
-            open_h5(path).close()  # says what is wrong with it
+            open_h5(path).close()  # raises a clear error if the file is damaged
         cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
         return cells.obs.join(cells.to_df()), cells.var_names.tolist()
     if kind.name == "deepprofiler":
@@ -236,7 +266,29 @@ def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def _features(
     table: pd.DataFrame, beginnings: tuple[str, ...], known: set[str], where: str
 ) -> tuple[list[str], list[str]]:
-    """Columns that are features, and those that only begin so, being called like what is no measurement."""
+    """Select the columns that are features.
+
+    Parameters
+    ----------
+    table
+        Table of cells or wells.
+    beginnings
+        Beginnings of the names of features.
+    known
+        Names of columns that are features in any case.
+    where
+        Name of the table in errors.
+
+    Returns
+    -------
+    Names of the features; and names that begin like a feature but indicate a position, box, number or parent of an
+    object.
+
+    Raises
+    ------
+    ValueError
+        If no column is a feature, or if two columns have the same name.
+    """
     if not table.columns.is_unique:
         msg = f"{where} has columns whose name is there twice ({head(table.columns[table.columns.duplicated()])})."
         raise ValueError(msg)
@@ -258,9 +310,10 @@ def _features(
 
 
 def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return words that three or more columns of numbers begin with, and these columns; the most frequent word first.
+    """Return words with which at least three numeric columns begin, each with its columns, the most frequent first.
 
-    Columns that are named like positions, boxes or numbers of objects do not count.
+    Columns whose name indicates a position, bounding box, number or parent of an object are ignored, as are those that
+    begin with "Metadata".
     """
     numbers = [name for name in map(str, table.select_dtypes("number")) if not _ABOUT_OBJECTS.search(name)]
     begun: dict[str, list[str]] = {}
@@ -272,7 +325,7 @@ def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
-    """That most numbers are no features, where it is so."""
+    """Return a warning text if most numeric columns are not features, otherwise an empty list."""
     numbers = obs.select_dtypes("number").columns.difference(about, sort=False).astype(str)
     others = [name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDERS, "Location_Center_"))]
     if len(others) <= len(features):
@@ -285,12 +338,13 @@ def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[s
 
 
 def _holds_lists(column: pd.Series) -> bool:
-    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":  # which is fast, as of text
+    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":  # cheap, unlike the next check
         return False
     return bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
 
 
 def _of_lists(name: str) -> str:
+    """Return advice on a column that holds a list in each row."""
     return (
         f"{name!r} holds a list in each row: make a column of each of its numbers, "
         f"table.join(pandas.DataFrame(table.pop({name!r}).tolist(), table.index).add_prefix('feature_'))"
@@ -298,20 +352,26 @@ def _of_lists(name: str) -> str:
 
 
 def _without_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
-    """Lists are no labels."""
+    """Drop columns of lists from ``obs``, which cannot be labels, and append the reason to ``said``."""
     lists = [name for name in obs if _holds_lists(obs[name])]
     said += [f"left out: {_of_lists(name)}" for name in lists]
     return obs.drop(columns=lists)
 
 
 def _without_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Without the column that ``to_csv`` writes of an index of numbers: it says nothing of the rows."""
+    """Drop the column of row numbers that ``DataFrame.to_csv`` writes for an index without a name."""
     numbers = [name for name in table if _ROW_NUMBERS.match(name) and table[name].dtype.kind in "iu"]
     return table.drop(columns=numbers)
 
 
 def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
-    """Values of features, float32 ``(N, F)``, NaN where there is none."""
+    """Return the values of the features, float32 ``(N, F)``, with NaN for missing and infinite values and for text.
+
+    Raises
+    ------
+    TypeError
+        If at least half of the present values of a feature are text.
+    """
     found, no_numbers, with_text = table[features], [], []
     for place, name in enumerate(features):
         if is_number_type(table[name].dtype):
@@ -331,7 +391,7 @@ def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[st
         raise TypeError(msg)
     if with_text:
         said.append(f"text among numbers counts as missing ({head(sorted(with_text))})")
-    values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # what pandas hands out may be read-only
+    values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # a view may be read-only
     values[~np.isfinite(values)] = np.nan
     return values
 
@@ -345,14 +405,42 @@ def _mended(
     beginnings: tuple[str, ...],
     said: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows and features are kept; what is missing in those is filled in place where that was asked for."""
+    """Select the rows and features to keep, and replace missing values in place.
+
+    Parameters
+    ----------
+    values
+        Values of the features, ``(N, F)``, with NaN where missing. With ``missing="median"``, the missing values that
+        are kept are replaced in place.
+    features
+        Names of the features.
+    missing
+        ``"median"`` or ``"drop"``, see :func:`read_profiles`.
+    where
+        Name of the table in errors.
+    groups
+        Groupings of the rows, by plate or file. A feature without any value in one group is excluded.
+    beginnings
+        Beginnings of the names of features, one per compartment.
+    said
+        List of warnings, to which the changes are appended.
+
+    Returns
+    -------
+    Masks of the rows ``(N,)`` and of the features ``(F,)`` to keep.
+
+    Raises
+    ------
+    ValueError
+        If no row or no feature remains.
+    """
     absent = np.isnan(values)
     lacked = np.zeros(len(features), dtype=bool)
-    for names in groups.values():  # to keep what a plate or file lacks would cost all of its rows
+    for names in groups.values():  # keeping a feature that a plate or file lacks would cost all its rows
         for name in pd.unique(names):
             lacked |= absent[names == name].all(axis=0)
     rows = np.ones(len(values), dtype=bool)
-    for beginning in beginnings:  # nuclei without a cell lack all that was measured of cells
+    for beginning in beginnings:  # nuclei without a cell lack all features of cells
         block = features.str.startswith(beginning) & ~lacked
         incomplete = absent[:, block].all(axis=1) & rows
         if block.sum() > 1 and incomplete.any() and not incomplete.all():
@@ -398,14 +486,23 @@ def _mended(
 
 
 def _tidy(obs: pd.DataFrame) -> pd.DataFrame:
-    """Text as categories, which can be written to any file."""
+    """Convert text columns to categories, and the index to text, so that any file format can store the table."""
     text = [column for column in obs if obs[column].dtype.kind == "O"]
     obs = obs.assign(**{column: obs[column].map(str, na_action="ignore").astype("category") for column in text})
     return obs.set_axis(obs.index.astype(str))
 
 
 def _joined(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:
-    """Rows with what a table knows of them."""
+    """Add the columns of ``table`` to ``obs``, matched by plate, well and site or by the columns ``on``.
+
+    Raises
+    ------
+    KeyError
+        If there are no common columns to match by.
+    ValueError
+        If several rows of ``table`` have the same key, if a row of ``obs`` matches none of them, or if both tables have
+        a column of the same name with different values.
+    """
     table = _without_row_numbers(table.rename(columns=str))
     keys = _shared_keys(obs, table, on, where)
     names = ", ".join(keys.values())
@@ -434,12 +531,18 @@ def _joined(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | No
 
 
 def _said(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
-    """The first of some rows, for a sentence."""
+    """Return the values of the first chosen row, joined as text for a message."""
     return " ".join(rows[np.asarray(chosen)].iloc[0].astype(str))
 
 
 def _shared_keys(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
-    """Columns to join by, and what the table calls them."""
+    """Return the columns to join by: a mapping from names in ``obs`` to names in ``table``.
+
+    Raises
+    ------
+    KeyError
+        If a column of ``on`` is missing, or, without ``on``, if the tables share no plate, well or site column.
+    """
     if on is not None:
         keys = {name: name for name in ([on] if isinstance(on, str) else on)}
         absent = [name for name in keys if name not in obs or name not in table]
@@ -457,14 +560,14 @@ def _shared_keys(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str]
 
 
 def _meanings(table: pd.DataFrame) -> dict[str, str]:
-    """Of plate, well and site the column that says it."""
+    """Map "plate", "well" and "site" to the columns of a table that hold them, if any."""
     plain = {re.sub(_BEFORE, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
     found = {key: [plain[name] for name in names if name in plain] for key, names in _KEYS.items()}
     return {key: names[0] for key, names in found.items() if names}
 
 
 def _alike(values: pd.Series) -> pd.Series:
-    """As text, in one of the ways to write it: A1 and A01 are one, 24277 and 24277.0."""
+    """Return values as text in one spelling: A1 and A01 become A1, 24277 and 24277.0 become 24277."""
 
     def plain(value: Any) -> str:
         text = label_text(value).strip()
@@ -477,10 +580,11 @@ def _alike(values: pd.Series) -> pd.Series:
 
 
 def _deepprofiler(path: Path) -> pd.DataFrame:
-    """A row a cell: features, ``Location_Center_X`` and ``_Y`` in pixels, plate, well and site by the names of folders.
+    """Read features that DeepProfiler wrote, from one file or a folder of files, with one row per cell.
 
-    What the files say themselves of a field (their ``metadata``) is a pickled object, which could run code, and is not
-    read.
+    The columns are the features, ``Location_Center_X`` and ``Location_Center_Y`` in pixels, and plate, well and site,
+    which are taken from the names of folders and files. The ``metadata`` in the files is not read: it is a pickled
+    object, which could run arbitrary code when it is loaded.
     """
     files, root = ([path], path.parent) if path.is_file() else (sorted(path.rglob("*.npz")), path)
     there = [file for file in files if not _is_empty(file)]
@@ -500,6 +604,7 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
 
 
 def _deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
+    """Read the cells of one field of view from a file of DeepProfiler."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             features = archive["features"]
@@ -513,7 +618,7 @@ def _deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
     table = pd.DataFrame(features).add_prefix("feature_")
     if locations.shape[1] >= 2:
         table = table.assign(Location_Center_X=locations[:, 0], Location_Center_Y=locations[:, 1])
-    # plate/well/site.npz, as it writes them, or plate/well_site.npz, as it did before
+    # DeepProfiler writes plate/well/site.npz; earlier versions wrote plate/well_site.npz
     parts = [*name.parent.parts, *([name.stem] if len(name.parts) > 2 else name.stem.rsplit("_", 1))]
     folders = dict(zip(_FOLDERS, parts[-3:], strict=True)) if len(parts) >= 3 else {}
     return table.assign(Metadata_File=name.as_posix(), **folders)

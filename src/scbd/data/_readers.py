@@ -1,4 +1,4 @@
-"""Crops from what people have: AnnData, arrays, image files with their table, the LMDB of a published screen."""
+"""Readers of single-cell crops: AnnData files, numpy arrays, image files with a table, and LMDB databases."""
 
 from __future__ import annotations
 
@@ -46,33 +46,33 @@ if TYPE_CHECKING:
 
     Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
 
-# beside images, what of an AnnData is read
+# parts of an AnnData that are read in addition to its images
 TABLES = ("obs", "var", "uns")
-# bytes from which a Zarr array of ``obsm`` stays on the disk: beside 26 million cells, features fill any memory
+# size in bytes above which a Zarr array of ``obsm`` stays on disk: features of 26 million cells do not fit into memory
 _LARGE = 2**30
-# what pandas calls the first column of a file that gives it no name
+# name that pandas gives to a first column without a name
 _NAMELESS = "Unnamed: 0"
 
 
 @dataclass(frozen=True, eq=False)
 class Crops:
-    """Images that are read by row, and what is known of each.
+    """Images of cells that are read row by row, with a table that describes each cell.
 
     Attributes
     ----------
     images
-        Source of images ``(N, C, H, W)``.
+        Source of the images, shape ``(N, C, H, W)``.
     obs
-        Table of the cells, N rows.
+        Table of the cells, with N rows in the order of the images.
     channels
-        Names of the channels.
+        Names of the C channels.
     name
-        What errors and progress call them.
+        Name of the crops in error messages and progress bars. Default: ``"cells"``.
 
     Raises
     ------
     ValueError
-        If table and images, or names and channels, differ in number.
+        If ``obs`` does not have one row per image, or ``channels`` not one name per channel.
 
     Examples
     --------
@@ -98,42 +98,56 @@ class Crops:
             raise ValueError(msg)
 
     def to_memory(self, image_key: str = IMAGE_KEY) -> AnnData:
-        """All images read into an AnnData, for as few as memory holds; :func:`write_screen` takes any number.
+        """Load all images into an AnnData.
+
+        All images must fit into memory. Use :func:`write_screen` for larger data: it has no such limit.
 
         Parameters
         ----------
         image_key
-            Where in ``obsm`` they are put.
+            Key of ``obsm`` at which the images are stored.
 
         Returns
         -------
-        AnnData with the table, the names of the channels in ``var``, and the images.
+        AnnData with the table in ``obs``, the names of the channels in ``var``, and the images in ``obsm[image_key]``.
         """
         from anndata import AnnData
 
         images = self.images.read(slice(None))
-        obs = self.obs.set_axis(self.obs.index.astype(str))  # AnnData warns of numbers, as pandas makes
+        obs = self.obs.set_axis(self.obs.index.astype(str))  # AnnData warns if names of cells are numbers
         return AnnData(obs=obs, var=channel_table(self.channels), obsm={image_key: images})
 
     def __repr__(self) -> str:
-        """Shape and channels, for a person."""
+        """Return a summary: number, shape and dtype of the images, and the channels."""
         n, *shape = self.images.shape
         size = " × ".join(map(str, shape))
         return f"Crops {self.name!r}: {n:,} of {size} {self.images.dtype} ({', '.join(self.channels)})"
 
 
 def channel_table(channels: Sequence[str]) -> pd.DataFrame:
-    """``var`` of an AnnData with images: the names of their channels."""
+    """Return the ``var`` table of an AnnData with images: one row per channel, with the names of the channels."""
     return pd.DataFrame({"channels": channels}, index=pd.Index(channels).astype(str))
 
 
 def crops_of(adata: AnnData, image_key: str, name: str = "cells", channels: Channels | None = None) -> Crops:
-    """Crops of an AnnData.
+    """Return the images and the table of an AnnData as crops.
+
+    Parameters
+    ----------
+    adata
+        Cells with images.
+    image_key
+        Key of ``obsm`` with the images.
+    name
+        Name of the crops in error messages.
+    channels
+        Channels to use, by name or number. Default: all channels that are not masks.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        If there are no images at ``obsm[image_key]``, no such channel, or ``var`` has fewer names than channels.
+        If ``obsm[image_key]`` does not exist or does not hold images, if a channel does not exist, or if ``var`` has
+        fewer names than the images have channels.
     """
     stored = Inputs(image_key=image_key).stored(adata)
     return _crops_from(stored, adata.obs, adata.var, image_key, name, channels)
@@ -148,7 +162,7 @@ def _crops_from(
 
 
 def some_channels(crops: Crops, channels: Channels | None) -> Crops:
-    """Crops with those channels alone, see :func:`chosen_channels`; all of them by default."""
+    """Return crops with only the given channels, see :func:`chosen_channels`. Default: all channels."""
     if channels is None:
         return crops
     places, names = chosen_channels(crops.channels, channels, crops.name)
@@ -165,41 +179,55 @@ def read_crops(
     root: str | os.PathLike[str] | None = None,
     fit: Fit | None = None,
 ) -> Crops:
-    """Crops of a file or folder, for :func:`write_screen`. Images are not loaded but where the format leaves no choice.
+    """Read crops from a file or folder, ready for :func:`write_screen`.
+
+    Images are read from disk when they are needed. Only the arrays of an ``.npz`` are loaded into memory at once.
 
     Parameters
     ----------
     path
-        What it is, is told by its name:
+        File or folder. Its name and content determine how it is read:
 
-        - ``.h5ad``, or scPortrait's ``.h5sc``: images at ``obsm[image_key]``, of any chunks and compression;
-        - ``.zarr``: an AnnData with images there;
-        - ``.npz``: images at ``image_key`` (or the one array of four dimensions), columns of the table at other keys;
-        - ``.npy``: images, memory-mapped, with ``table``;
-        - ``.csv``, ``.tsv`` or ``.parquet``: a table whose columns name files of images, TIFF or PNG (JPEG and BMP are
-          read, too, but JPEG does not have the pixels that were measured);
-        - a folder of images, one a cell: the folder that an image lies in becomes ``obs["label"]``, those above it
-          ``folder_1``, …; names of files become names of cells; hidden folders are left out;
+        - ``.h5ad``, or ``.h5sc`` of scPortrait: images at ``obsm[image_key]``, of any chunks and compression;
+        - ``.zarr``: an AnnData with images at ``obsm[image_key]``;
+        - ``.npz``: images at ``image_key`` (or the only array of four dimensions); one-dimensional arrays of length N
+          become columns of the table, and an array ``channels`` names the channels;
+        - ``.npy``: images, memory-mapped; pass their table as ``table``;
+        - ``.csv``, ``.tsv`` or ``.parquet``: a table with columns of paths of image files, TIFF or PNG. JPEG and BMP
+          are read, too, but the lossy compression of JPEG changes the measured pixels;
+        - a folder of images, one file per cell: the folder that contains an image becomes ``obs["label"]``, the folders
+          above it become ``folder_1``, and so on, and paths of files become names of cells. Hidden files and folders
+          are skipped;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
-        A frame, or file of one, with a row for each image, in place of the file's own. Where images have names (those
-        of an AnnData's cells, of a folder's files, the UIDs of an LMDB), rows are found by them, in the index or in any
-        column; arrays have none, and rows are in their order. A table without names is that of an AnnData in its
-        order, with a message.
+        Table with one row per image, or the path of its file. It replaces the table that was read from ``path``. The
+        way in which rows are matched to images depends on the images:
+
+        - images with names (names of the cells of an AnnData, paths of the files of a folder, UIDs of an LMDB): rows
+          are matched by name, which may be in the index or in any column;
+        - images of an AnnData and a table without names: row i describes image i, and a message states this;
+        - arrays, which have no names: row i describes image i.
     image_key
-        Where the images are.
+        Key of the images in an AnnData or ``.npz``.
     file_columns
-        Columns with the paths of a table's images; several are stacked as channels.
+        Columns of the table with paths of image files. The files of several columns are stacked as channels.
     channels
-        Which are taken, by name or number, in this order; a mapping gives them new names. By default all but masks,
-        which scPortrait's files tell. Channels without names get those of a list that is as long.
+        Channels to use and their order, by name or number. A mapping ``{new name: name or number}`` renames them. If
+        channels have no names, a list with one name per channel names them. Default: all channels except those that
+        scPortrait marks as masks.
     root
-        Folder that a table's paths are relative to, by default the one where the table lies. A path that leaves it by
-        name is refused, so that a table from elsewhere cannot name any file of this machine; ``"/"`` allows all.
+        Folder to which paths in the table are relative. Default: the folder of the table. A path outside of ``root`` is
+        refused, so that a table from an unknown source cannot open arbitrary files of this machine. ``"/"`` allows all
+        paths.
     fit
-        Crops of different sizes, or that are not square, are padded with zeros or cut about their middle: ``"pad"`` to
-        a square that holds the largest, ``"crop"`` to one that lies in the smallest, a number or ``(height, width)``
-        to so many pixels. By default they must be alike, and stay as they are.
+        Rule by which images of different sizes, or images that are not square, get one size. They are padded with zeros
+        or cut around their centre:
+
+        - ``"pad"``: to the smallest square that contains every image;
+        - ``"crop"``: to the largest square that is contained in every image;
+        - a number, or ``(height, width)``: to this size in pixels.
+
+        By default, sizes are not changed, and images must all have the same size.
 
     Returns
     -------
@@ -208,9 +236,12 @@ def read_crops(
     Raises
     ------
     FileNotFoundError
-        If there is nothing at ``path``.
+        If ``path``, or an image file that a table names, does not exist.
+    ImportError
+        If the format requires a package that is not installed (``lmdb``, ``pyarrow`` or ``hdf5plugin``).
     KeyError, TypeError, ValueError
-        If it is of another kind (which, and what takes it), truncated, or holds no images and table that fit.
+        If the file is of another kind (the message names the function that reads it), if it is truncated, if it holds
+        no images, or if its images and its table do not match.
 
     Warns
     -----
@@ -250,14 +281,14 @@ def read_crops(
 
 
 class CentredSource:
-    """Images on a canvas of another size: padded with zeros, cut, or both.
+    """Images that are padded with zeros or cut around their centre to a given size.
 
     Parameters
     ----------
     source
-        Images.
+        Images, shape ``(N, C, h, w)``.
     size
-        Height and width.
+        Height and width of the result, in pixels.
     """
 
     def __init__(self, source: ImageSource, size: tuple[int, int]) -> None:
@@ -268,14 +299,14 @@ class CentredSource:
         self.chunk_rows = getattr(source, "chunk_rows", 1)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order, free to change."""
+        """Return the images of the given rows, in the given order, as an array that may be modified."""
         out = target_of(self, rows, out)
         out[...] = centred(self.source.read(rows), self.shape[2:])
         return out
 
 
 def _anndata(path: Path, image_key: str, channels: Channels | None) -> Crops:
-    """Memory-mapped or by the offsets of its chunks where that can be done, else read through the library."""
+    """Read crops from an AnnData file: contiguous HDF5 datasets are memory-mapped, others read from disk by row."""
     import zarr
 
     group = opened(path)
@@ -287,12 +318,17 @@ def _anndata(path: Path, image_key: str, channels: Channels | None) -> Crops:
 
 
 def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
-    """An AnnData in HDF5 or Zarr as it is stored.
+    """Open an AnnData file in HDF5 or Zarr for reading, without loading it.
+
+    Parameters
+    ----------
+    path
+        Path of the file or folder, address of a Zarr store, or an open Zarr store.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If there is none; if it is truncated, or of another kind.
+        If nothing exists at ``path``, or if it is truncated or of another kind.
     """
     if isinstance(path, (str, os.PathLike)) and "://" not in str(path):
         path = local_path(path)
@@ -313,12 +349,12 @@ def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
 
 
 def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Images:
-    """The images of a store; of HDF5 memory-mapped, where that can be done.
+    """Return the images of a store, without loading them; a contiguous HDF5 dataset is memory-mapped.
 
     Raises
     ------
     KeyError
-        If there are none.
+        If ``obsm`` has no images at ``image_key``. The message suggests other keys that hold images.
     """
     obsm: Any = group["obsm"] if "obsm" in group else {}
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
@@ -339,7 +375,11 @@ def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Image
 
 
 def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
-    """Parts of an AnnData; of ``obsm`` but what is asked for elsewhere, and large Zarr arrays where they lie."""
+    """Read ``obs``, ``var``, ``uns`` and ``obsm`` of an AnnData file.
+
+    Entries of ``obsm`` that are named in ``on_disk`` are skipped. Zarr arrays of ``obsm`` above 1 GiB are returned
+    unread.
+    """
     import zarr
     from anndata.io import read_elem
 
@@ -351,6 +391,7 @@ def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
 
 
 def _arrays(path: Path, image_key: str) -> Crops:
+    """Read crops from a ``.npy`` or ``.npz`` file."""
     try:
         if path.suffix == ".npy":
             images = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -376,6 +417,7 @@ def _arrays(path: Path, image_key: str) -> Crops:
 
 
 def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops:
+    """Read crops from a table with columns of paths of image files."""
     table = _table(path)
     missing = [column for column in columns if column not in table]
     if missing:
@@ -402,7 +444,10 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
 
 
 def _folder(path: Path, fit: Fit | None) -> Crops:
-    """Each image is a cell, the folder that it lies in its label, those above, if any, further columns."""
+    """Read crops from a folder of images, one file per cell.
+
+    The folder that contains an image becomes the label of the cell. Folders above it, if any, become further columns.
+    """
     found = sorted(
         Path(place, name).relative_to(path)
         for place, names in walked(path)
@@ -423,60 +468,64 @@ def _folder(path: Path, fit: Fit | None) -> Crops:
 
 
 def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
+    """Return a table, read from its file if necessary, with the names of the cells as text in its index."""
     if isinstance(table, pd.DataFrame):
         return table
     found = read_frame(table)
-    if len(found.columns) and found.columns[0] == _NAMELESS:  # obs.to_csv() writes names of cells there
+    if len(found.columns) and found.columns[0] == _NAMELESS:  # where obs.to_csv() writes the names of cells
         found = found.set_index(_NAMELESS).rename_axis(None)
     return found.set_axis(found.index.astype(str))
 
 
 def _unnamed(n: int) -> pd.DataFrame:
+    """Return a table without columns whose rows are named by their number."""
     return pd.DataFrame(index=pd.RangeIndex(n).astype(str))
 
 
 def _labelled(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
-    """With the table in place of their own; arrays have no names, and tables of image files may have none."""
+    """Replace the table of crops by another one, with rows matched by name if the crops have names."""
     found, names = replace(crops, obs=table), crops.obs.index
     named = kind in ("anndata", "image_folder", "lmdb") or not _is_numbered(names)
     if not named:
         return found
-    # files are listed in an order of their own, which nobody knows
+    # the author of a table cannot know the order in which files or keys of a database are listed
     ordered = kind not in ("image_folder", "lmdb")
     return replace(found, obs=_in_order_of(names, table, crops.name, ordered=ordered))
 
 
 def _is_numbered(names: pd.Index) -> bool:
-    """Whether rows have no names, but their numbers."""
+    """Return whether the names of rows are only their numbers, counted from 0."""
     return bool((names.astype(str) == np.arange(len(names)).astype(str)).all())
 
 
 def _in_order_of(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bool) -> pd.DataFrame:
-    """The table's rows in the order of images, and under their names, which its index or a column of it holds.
+    """Sort the rows of a table into the order of the images, and name them like the images.
+
+    Names of images are searched in the index of the table and in all columns of text or integers.
 
     Parameters
     ----------
     names
-        Of the images.
+        Names of the N images.
     table
-        As many rows.
+        Table with N rows.
     path
-        Where the images are.
+        File or folder of the images, for messages.
     ordered
-        Whether images have an order that whoever wrote the table knows: a table that has no names is then taken in it,
-        and a sentence says so.
+        Whether the author of a table can know the order of the images. If so, and if the table has no names, its rows
+        are taken to be in the order of the images, and a message states this.
 
     Raises
     ------
     ValueError
-        If the table has other names, if two of its columns have them in different orders, or if it has none and images
-        are not ordered.
+        If no column holds exactly the names of the images, if two columns hold them in different orders, or if the
+        table has no names and ``ordered`` is false.
     """
     names = names.astype(str)
     if names.equals(table.index.astype(str)):
         return table
     found = {place: rows for place, values in _places(table) if (rows := _rows(names, values)) is not None}
-    if len(found) > 1 and _is_numbered(table.index):  # which pandas has made
+    if len(found) > 1 and _is_numbered(table.index):  # numbers that pandas has generated
         found.pop("the index", None)
     if found:
         (first, rows), *others = found.items()
@@ -496,7 +545,7 @@ def _in_order_of(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bo
 
 
 def _places(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index]]:
-    """What may hold names, as text."""
+    """Iterate over the index and the columns that may hold names of images, as text, each with its description."""
     yield "the index", table.index.astype(str)
     for number, column in enumerate(table):
         if table.dtypes.iloc[number].kind not in "fbmM":
@@ -504,7 +553,7 @@ def _places(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index]]:
 
 
 def _rows(names: pd.Index, values: pd.Index) -> np.ndarray | None:
-    """Of each name its row, if each has one."""
+    """Return, for each name, its position in ``values``; `None` unless both hold the same unique names."""
     if not names.is_unique or values[0] not in names:
         return None
     places = names.get_indexer(values)
@@ -513,27 +562,30 @@ def _rows(names: pd.Index, values: pd.Index) -> np.ndarray | None:
     return rows if (places >= 0).all() and (rows >= 0).all() else None
 
 
-# crops of Funk et al. (2022), and what parts of a key stand between where it names the guide
+# _PUBLISHED: shape and dtype of the crops that Funk et al. (2022) published.
+# _SEPARATOR: between the parts of a key in the other layout of the database, whose keys also name the guide.
 _PUBLISHED: tuple[tuple[int, int, int], str] = ((4, 100, 100), "uint16")
 _SEPARATOR = b";"
 
 
 class LMDBSource:
-    """Images in an LMDB, as optical pooled screens are published: raw bytes, or ``.npy``, one value a cell.
+    """Images in an LMDB database, the format in which some optical pooled screens are published.
+
+    Each value of the database holds the image of one cell, as raw bytes or in the ``.npy`` format.
 
     Parameters
     ----------
     path
         Folder with ``data.mdb``.
     keys
-        Key of each cell.
+        Key of each cell, in the order of the rows.
 
     Raises
     ------
     ImportError
         If ``lmdb`` is not installed.
     FileNotFoundError, ValueError
-        If there is no database, or it is none.
+        If the folder holds no database, or one that cannot be read.
     """
 
     in_memory = False
@@ -547,7 +599,10 @@ class LMDBSource:
         check_images(self.shape, self.dtype, str(path))
 
     def _with_guides(self) -> tuple[tuple[int, int, int], str]:
-        """Form of the crops of the other layout."""
+        """Return shape and dtype of the crops in a database whose keys name the guide.
+
+        These crops have four channels of float32. Height and width are computed from the size of the first value.
+        """
         channels, dtype = _PUBLISHED[0][0], "float32"
         with self._database.begin(buffers=True) as transaction:
             n_bytes = len(transaction.get(bytes(self._keys[0])) or b"")
@@ -555,14 +610,15 @@ class LMDBSource:
         return (channels, side, side), dtype
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order.
+        """Return the images of the given rows, in the given order.
 
         Raises
         ------
         IndexError
-            If there is no such row.
+            If a row does not exist.
         KeyError, ValueError
-            If a key is missing, or its value no crop (which).
+            If a key is missing, or its value does not hold a crop of the expected shape and dtype. The message names
+            the key.
         """
         out = target_of(self, rows, out)
         with self._database.begin(buffers=True) as transaction:
@@ -572,6 +628,7 @@ class LMDBSource:
         return out
 
     def _crop(self, value: Any, key: bytes) -> np.ndarray:
+        """Decode the value of a key, ``(C, H, W)``."""
         shape = self.shape[1:]
         if value is None:
             msg = f"{self._path} has no key {key!r}."
@@ -590,14 +647,14 @@ class LMDBSource:
 
 
 def open_lmdb(path: Path) -> Any:
-    """Open a database for reading.
+    """Open an LMDB database for reading.
 
     Raises
     ------
     ImportError
         If ``lmdb`` is not installed.
     FileNotFoundError, ValueError
-        If there is none, or it is foreign or truncated.
+        If the folder holds no ``data.mdb``, or if ``data.mdb`` is truncated or not an LMDB.
     """
     if not (path / "data.mdb").is_file():
         msg = f"There is no LMDB at {path}: give the folder that holds data.mdb."
@@ -615,12 +672,16 @@ def open_lmdb(path: Path) -> Any:
 
 
 def lmdb_keys(path: Path) -> np.ndarray:
-    """All keys of a database, in its order, which is the one that disks like: bytes, ``(N,)``.
+    """Return all keys of a database, bytes ``(N,)``.
+
+    Keys are in the order in which the database stores them. Reading in this order is fastest.
 
     Raises
     ------
-    ImportError, FileNotFoundError, ValueError
-        See :func:`open_lmdb`; or if it is empty.
+    ImportError, FileNotFoundError
+        See :func:`open_lmdb`.
+    ValueError
+        If the database cannot be read, or is empty.
     """
     with open_lmdb(path) as database, database.begin() as transaction:
         keys = np.array(list(transaction.cursor().iternext(keys=True, values=False)))
@@ -631,14 +692,16 @@ def lmdb_keys(path: Path) -> np.ndarray:
 
 
 def parsed_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
-    """What keys say of their cells: ``plate``, ``well`` (plate and well), ``tile``, ``gene``, under the cell's UID.
+    """Parse the keys of a database into a table of the cells.
 
-    And the guide, ``sgRNA``, where they name it; the UID is then the row of the table beside the database.
+    The columns are ``plate``, ``well`` (plate and well, joined by an underscore), ``tile`` and ``gene``. If keys name
+    the guide, there is a column ``sgRNA``, too. The index holds the UIDs of the cells. In databases whose keys name the
+    guide, the UID is the number of the cell's row in the table that is published with the database.
 
     Raises
     ------
     ValueError
-        If a key is of neither form, see :func:`parsed_key`.
+        If a key has neither of the layouts that :func:`parsed_key` reads.
     """
     found = pd.DataFrame(map(parsed_key, keys), columns=["uid", "plate", "well", "tile", "gene", "sgRNA"], dtype=str)
     found["well"] = found["plate"] + "_" + found["well"]
@@ -648,13 +711,18 @@ def parsed_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
 
 
 def parsed_key(key: bytes) -> list[str]:
-    """UID, plate, well, tile, gene, and the guide or an empty word; a plate's name may hold underscores.
+    """Split a key into UID, plate, well, tile, gene and guide.
+
+    Two layouts are read:
+
+    - ``UID_plate_well_tile_gene_index``, of the cells that Funk et al. published. The guide is then an empty string,
+      and the name of the plate may contain underscores;
+    - ``gene;guide;plate;well;tile;UID``, which the code of Yao et al. (2024) reads.
 
     Raises
     ------
     ValueError
-        If the key is neither ``UID_plate_well_tile_gene_index``, as Funk et al. publish their cells, nor
-        ``gene;guide;plate;well;tile;UID``, as the code of Yao et al. (2024) takes them.
+        If the key has neither layout.
     """
     text = key.decode(errors="replace")
     if _SEPARATOR.decode() in text:

@@ -1,7 +1,8 @@
-"""Which cells meet in a batch. Every batch is a pure function of seed, step and rank: runs resume exactly.
+"""Samplers that draw the cells of each batch.
 
-A contrastive loss learns from the pairs inside a batch, so who meets whom is part of the method. Samplers yield row
-numbers, a whole batch at a time; they hold no state besides the step to start from.
+A contrastive loss compares the cells inside a batch, so that the choice of cells for a batch is part of the method.
+Samplers yield one array of row numbers per batch. A batch depends only on the data, the settings, the seed, the step
+and the rank. A resumed run therefore continues exactly, given the step to start from.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# of cells that lie together: one would read fastest, and make the same cells meet for ever
+# number of stretches of consecutive cells per perturbation: a single stretch would be read fastest, but the same cells
+# would always share a batch
 _STRETCHES = 4
-# standard errors by which neighbours share more labels than by chance; far out, since a table has many labels
+# number of standard deviations above chance at which adjacent cells share a label too often; high, since a table has
+# many labels
 _SURPRISING = 4.0
-# of an order: few, so that many cells share one
+# number of parts into which the range of an ordered variable is divided; few, so that each part has many cells
 _PARTS = 8
 
 
@@ -30,21 +33,22 @@ class BatchSampler(ABC):
     rows
         Row numbers to draw from.
     batch_size
-        Cells in a batch, over all ranks together.
+        Number of cells per batch, over all ranks together.
     n_steps
-        Batches to yield; `None` is one epoch.
+        Total number of steps, including the steps before ``start``. Default: one epoch.
     seed
         Seed of all random choices.
     start
-        Step to start from, when a run is resumed.
+        First step to yield, for a run that is resumed.
     rank, world_size
-        Each rank yields its own equal share of every batch: every ``world_size``-th cell, so that all have cells of
-        all perturbations, and statistics that are taken of a share (BatchNorm's) tell no perturbation.
+        Rank of this process, and number of processes. Each process yields every ``world_size``-th cell of a batch,
+        beginning with cell ``rank``. All processes then have cells of all perturbations, and statistics that a process
+        computes from its own cells (as in BatchNorm) reveal no perturbation.
 
     Raises
     ------
     ValueError
-        If there are fewer rows than a batch, or ranks cannot share a batch equally.
+        If ``batch_size`` is below 2, larger than the number of rows, or not a multiple of ``world_size``.
     """
 
     def __init__(
@@ -85,13 +89,14 @@ class BatchSampler(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers of the joint batch of a step, int64 ``(batch_size,)``."""
+        """Return the row numbers of the batch of a step, over all ranks together, int64 ``(batch_size,)``."""
 
 
 class ShuffleSampler(BatchSampler):
-    """Plain shuffling: each epoch is a fresh permutation, its incomplete last batch is left out.
+    """Batches of randomly shuffled cells.
 
-    A cell may be the only one of its perturbation in a batch; :class:`PerturbationSampler` gives each a partner.
+    Each epoch is a new permutation of the rows. The last batch of an epoch is dropped if it is incomplete. A cell may
+    be the only one of its perturbation in a batch; in batches of :class:`PerturbationSampler`, each cell has a partner.
 
     Examples
     --------
@@ -103,7 +108,7 @@ class ShuffleSampler(BatchSampler):
     _epoch = -1
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers of a step's batch."""
+        """Return the row numbers of the batch of a step, over all ranks together."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
@@ -112,39 +117,46 @@ class ShuffleSampler(BatchSampler):
 
 
 class PerturbationSampler(BatchSampler):
-    """P perturbations by K cells (paper, appendix A): every cell of a batch finds partners of its perturbation.
+    """Batches of P perturbations with K cells each, so that every cell has partners of its perturbation.
 
-    Perturbations are drawn without replacement, each in proportion to its number of cells; ``K = batch_size / P``
-    (rounded up) different cells are drawn from each. A perturbation with fewer than K cells gives all it has, and
-    further perturbations fill the batch: no cell is ever in a batch twice, where it would be its own positive. The last
-    gives what is missing, and never one cell alone: another perturbation has one less then.
-    Perturbations with a single cell are left out, since nothing can be contrasted with them.
+    This is the sampling scheme of the paper (appendix A):
 
-    So a perturbation is in a batch once or not at all, however many cells it has. With 1,000 perturbations and P = 64,
-    controls that are 15 % of the cells are in every batch, and 1.6 % of it: each of them is seen far less often than
-    another cell. That is the paper's scheme; plain shuffling shows all cells equally often.
+    - P perturbations are drawn without replacement, each in proportion to its number of cells.
+    - ``K = batch_size / P`` (rounded up) different cells are drawn from each perturbation.
+    - A perturbation with fewer than K cells contributes all its cells, and further perturbations fill the batch. No
+      cell is twice in a batch, since it would be its own positive.
+    - The last perturbation contributes the cells that are still missing, but at least two cells. If only one cell is
+      missing, another perturbation contributes one cell fewer. If the others have two cells each, a larger perturbation
+      contributes three cells.
+    - Perturbations with a single cell are excluded, since they have no pair to contrast.
+
+    A perturbation contributes at most about K cells to a batch, however many cells it has. Cells of large perturbations
+    are therefore seen less often than other cells. For example, let controls be 15 % of the cells, with 1,000
+    perturbations and P = 64. The controls are then in every batch, but only 1.6 % of its cells are controls. This is
+    the scheme of the paper; :class:`ShuffleSampler` shows all cells equally often.
 
     Parameters
     ----------
     rows
         Row numbers to draw from.
     batch_size
-        Cells in a batch.
+        Number of cells per batch.
     labels
         Perturbation codes of these rows, integers of the same length.
     perturbations_per_batch
-        P. More than there are perturbations means all of them.
+        P. A number larger than the number of perturbations takes all perturbations.
     neighbours
-        Take the K cells as four stretches of cells that follow each other, each anywhere, in place of any K: four reads
-        in place of K from a disk where rows are sorted by perturbation and shuffled inside. Over a run, a cell meets
-        nearly as many others.
+        Draw the K cells as four stretches of consecutive rows at random positions, instead of K independent rows. If
+        rows are stored sorted by perturbation and shuffled within each perturbation, reading a perturbation from disk
+        takes four reads instead of K. Over a run, a cell shares batches with nearly as many different cells.
     **kwargs
         See :class:`BatchSampler`.
 
     Raises
     ------
     ValueError
-        If the perturbations cannot fill a batch with K cells each, or an odd one with pairs.
+        If no perturbation has two cells, if the perturbations cannot fill a batch with K cells each, or if
+        ``batch_size`` is odd and all perturbations have two cells.
 
     Examples
     --------
@@ -190,26 +202,28 @@ class PerturbationSampler(BatchSampler):
             raise ValueError(msg)
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers of a step's batch, grouped by perturbation."""
+        """Return the row numbers of the batch of a step, grouped by perturbation, over all ranks together."""
         rng = np.random.default_rng([self.seed, step])
-        # the smallest of exponential waiting times with rates n is a draw in proportion to n, without replacement
+        # exponential waiting times with rates n, sorted, draw perturbations in proportion to n without replacement
         groups, counts = self._fill(np.argsort(rng.exponential(size=len(self._sizes)) / self._sizes))
         sizes = self._sizes[groups]
         if not self._neighbours:
             cells = [rng.choice(n, size=k, replace=False, shuffle=False) for n, k in zip(sizes, counts, strict=True)]
             return self._rows_of(groups, cells)
         drawn = self._rows_of(groups, _stretches(rng, sizes, counts))
-        # of each perturbation, what lies together goes to the same rank
+        # a rank takes every world_size-th place: order the cells of a perturbation such that consecutive rows go to one
+        # rank
         places = np.lexsort([np.arange(len(drawn)) % self.world_size, np.repeat(np.arange(len(groups)), counts)])
         batch = np.empty_like(drawn)
         batch[places] = drawn
         return batch
 
     def _rows_of(self, groups: np.ndarray, cells: list[np.ndarray]) -> np.ndarray:
+        """Return the row numbers of the drawn cells, given by their positions in each perturbation."""
         return np.concatenate([self._groups[g][some] for g, some in zip(groups, cells, strict=True)])
 
     def _fill(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first perturbations of this order that fill a batch, and how many cells of each: two at least."""
+        """Return the first perturbations of ``order`` that fill a batch, and how many cells (at least two) of each."""
         counts = np.minimum(self._sizes[order], self.cells_per_perturbation)
         n = int(np.searchsorted(np.cumsum(counts), self.batch_size)) + 1
         groups, counts = order[:n].copy(), counts[:n]
@@ -220,7 +234,8 @@ class PerturbationSampler(BatchSampler):
             counts[np.flatnonzero(counts > 2)[-1]] -= 1
             counts[-1] = 2
             return groups, counts
-        # pairs, and one cell too many: three cells of a perturbation in place of two and one
+        # All perturbations have two cells, except the last with one. Drop the last one, and take three cells of a
+        # larger perturbation: one that is in the batch, or else one that replaces another.
         larger, groups = order[self._sizes[order] > 2][0], groups[:-1]
         if larger not in groups:
             groups[-1] = larger
@@ -228,29 +243,33 @@ class PerturbationSampler(BatchSampler):
 
 
 def _stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Draw cells of groups, of each as up to four stretches of neighbours; each cell of a group as often as any.
+    """Draw cells from each group, as up to four stretches of consecutive cells per group.
+
+    All cells of a group are drawn with equal probability.
 
     Parameters
     ----------
     rng
-        Source of the draw.
+        Random generator.
     sizes
-        Cells of each group, int64 ``(G,)``. They are a ring: behind the last comes the first.
+        Number of cells per group, int64 ``(G,)``. Each group is a ring: its first cell follows its last.
     counts
-        How many different ones to draw, at most all, int64 ``(G,)``; five and more in stretches, fewer anywhere.
+        Number of different cells to draw per group, at most the size of the group, int64 ``(G,)``. Up to four cells are
+        drawn one by one, five or more in stretches.
 
     Returns
     -------
-    Of each group the positions in it, a stretch after the other, int64 ``(counts[g],)``.
+    For each group the positions of the drawn cells in the group, stretch after stretch, int64 ``(counts[g],)``.
     """
     number = np.arange(_STRETCHES)
     longest = -(-counts[:, None] // _STRETCHES)
     lengths = np.clip(counts[:, None] - number * longest, 0, longest)
     before = np.cumsum(lengths, axis=1) - lengths
-    # stretches and the cells left between them, in a random order, begin at a random cell
+    # the stretches and the cells that are not drawn are arranged in random order, beginning at a random cell of the
+    # ring
     free = sizes - counts
     slots = np.empty_like(lengths)
-    for i in number:  # as many different slots, by Floyd's algorithm
+    for i in number:  # draw different slots with Floyd's algorithm
         drawn = rng.integers(free + i + 1)
         taken = (slots[:, :i] == drawn[:, None]).any(axis=1)
         slots[:, i] = np.where(taken, free + i, drawn)
@@ -261,24 +280,26 @@ def _stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) 
 
 
 def mixed_neighbours(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
-    """Whether cells of a perturbation lie together, and share no label with the next more often than by chance.
+    """Return whether the cells of a perturbation are adjacent rows that are shuffled with respect to all labels.
 
-    Neighbours are counted that share a label. If rows are shuffled within perturbations, the mean and the variance of
-    that number are known exactly (those of the number of runs). Four standard errors and a pair more are taken as no
-    chance: of a shuffled table, one label in thirty thousand.
+    The test counts the adjacent cells of a perturbation that have the same label. If the rows are shuffled within
+    perturbations, the mean and the variance of this count are known exactly, from the theory of the number of runs. A
+    label fails the test if the count exceeds its mean by more than four standard deviations plus one pair. In a
+    shuffled table, about one label in 30,000 fails by chance.
 
     Parameters
     ----------
     y
         Codes of the perturbation in the order of the rows, int64 ``(N,)``.
     labels
-        Codes of all that should differ between partners: environment, guide, plate; non-negative int64 ``(N,)`` each.
-        They are asked for one by one, up to the first that is not mixed.
+        Codes of the labels that should differ between partners in a batch, such as environment, guide and plate;
+        non-negative int64 ``(N,)`` each. The iterable is consumed only up to the first label that fails the test.
 
     Returns
     -------
-    If so, cells that follow each other are as good as any. If cells of a well lay together, they would be each other's
-    partners, and little would be learned across wells.
+    True if consecutive cells of a perturbation are as suitable for a batch as random ones. If cells of a well were
+    stored together instead, they would be each other's partners, and little would be learned across wells. The result
+    is also False if all perturbations have a single cell.
 
     References
     ----------
@@ -292,19 +313,31 @@ def mixed_neighbours(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
 
 
 def parts_of(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Labels of numbers that are near each other, an eighth of the values each, int64 ``(N,)`` a column.
+    """Yield a label for each column of ranks: the eighth of the range in which each rank lies, int64 ``(N,)``.
 
     Parameters
     ----------
     numbers
-        Places in an order, from 0, int64 ``(N, K)``; `None` has no columns.
+        Rank of each cell in K ordered variables, from 0, int64 ``(N, K)``; `None` if there are no such variables.
     """
     for places in () if numbers is None else numbers.T:
         yield places * _PARTS // (places.max() + 1)
 
 
 def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndarray) -> bool:
-    """Whether a label is, for rows of groups of ``n``, of which ``same`` says where the next is of the same group."""
+    """Return whether adjacent cells of a group share a label no more often than by chance (:func:`mixed_neighbours`).
+
+    Parameters
+    ----------
+    label
+        Codes of the label, non-negative int64 ``(N,)``.
+    same
+        Boolean ``(N - 1,)``: true where a cell and the next are in the same group.
+    group
+        Group of each cell, from 0, int64 ``(N,)``.
+    n
+        Number of cells per group, float.
+    """
     n_codes = int(label.max()) + 1
     pairs, counts = np.unique(group * n_codes + label, return_counts=True)
     squares, cubes = (np.bincount(pairs // n_codes, counts.astype(float) ** power) for power in (2, 3))

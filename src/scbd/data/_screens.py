@@ -1,4 +1,4 @@
-"""Screens on disk: written once, block by block, as one sharded Zarr format with checksums; read by row ever after."""
+"""Screens on disk: Zarr stores with shards and checksums, written once in blocks and read by row."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# rows that are written at once, a file of the store
+# number of bytes in a block of rows, which is written at once as one file of the store
 _BLOCK_BYTES = 64 * 2**20
-# images that are read and converted at once: few enough for a processor's caches, and for memory
+# number of bytes of images that are read and converted at once: few enough for the caches of the CPU and for memory
 _CONVERTED_BYTES = 8 * 2**20
-# how hard to try: what is stored once is read a dozen times, at nearly the same speed
+# compression levels: high, because a screen is written once and read many times, and reading is nearly as fast as at
+# low levels
 _LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
 
 
@@ -71,35 +72,43 @@ def open_screen(
     layer: str | None = None,
     obsm_key: str | None = None,
 ) -> AnnData:
-    """Open an ``.h5ad`` or Zarr store of any size: tables in memory, images or features where they are.
+    """Open an ``.h5ad`` file or a Zarr store of any size, without loading its images or features if possible.
 
-    Images of an uncompressed ``.h5ad`` are memory-mapped, those of a Zarr store are read by :class:`ZarrSource`; those
-    of a compressed ``.h5ad`` are loaded. Write results to another path: writing an opened screen over itself destroys
-    its images.
+    Tables are loaded into memory. Images and features are treated as follows:
+
+    - ``.h5ad`` file without compression or chunks: memory-mapped (:class:`numpy.memmap`).
+    - Zarr store: left on disk as a :class:`zarr.Array`, which models read with :class:`ZarrSource`.
+    - Other ``.h5ad`` file: loaded into memory.
+
+    Write results to another path: writing an opened screen over itself destroys its images.
 
     Parameters
     ----------
     path
-        An ``.h5ad`` file; a ``.zarr`` folder; the URL of a Zarr store (``s3://…``, with fsspec); or a store of Zarr's.
+        Path of an ``.h5ad`` file or a ``.zarr`` folder, URL of a Zarr store (``s3://…``, requires fsspec), or a store
+        object of the zarr package.
     image_key
-        Key in ``obsm`` of the images.
+        Key of the images in ``obsm``.
     layer, obsm_key
-        In place of images: layer with features (``"X"`` for ``X``), or key of ``obsm`` with them.
+        Open features in place of images: name of their layer (``"X"`` for ``X``), or their key in ``obsm``.
 
     Returns
     -------
-    An AnnData without other layers, and without ``X`` unless that has the features. Images or features are a read-only
-    array over a :class:`numpy.memmap`, a :class:`zarr.Array` or an array in memory.
+    AnnData with the images or features. Other layers are not opened, and neither is ``X`` unless it holds the features.
 
     Raises
     ------
-    FileNotFoundError, ValueError, KeyError
-        If there is no such file; if it is truncated or of another kind; if it has no such images or features.
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is truncated or of another kind, or if the features are not a dense array.
+    KeyError
+        If the file has no such images or features.
 
     Warns
     -----
     UserWarning
-        If chunks of a Zarr store hold parts of images, which is slow.
+        If each chunk of the images in a Zarr store holds only a part of an image, which is slow to read.
 
     Examples
     --------
@@ -126,7 +135,24 @@ def open_screen(
 
 
 def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | None) -> AnnData:
-    """The same of features, dense."""
+    """Open the dense features of a store, see :func:`open_screen`.
+
+    Parameters
+    ----------
+    group
+        Opened HDF5 file or Zarr group.
+    path
+        Path of the store, for error messages.
+    layer, obsm_key
+        Place of the features. If ``layer`` is `None`, they are at ``obsm_key``.
+
+    Raises
+    ------
+    KeyError
+        If there are no features at this place.
+    ValueError
+        If the features are not a dense array or a table.
+    """
     from anndata.io import read_elem
 
     place = f"obsm/{obsm_key}" if layer is None else "X" if layer == "X" else f"layers/{layer}"
@@ -151,21 +177,23 @@ def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | Non
 
 
 def open_embedding(path: str | os.PathLike[str]) -> AnnData:
-    """Open what ``embed_to`` has written, or another table of embeddings, in memory.
+    """Load embeddings that ``embed_to`` has written, or that another AnnData file holds, into memory.
 
     Parameters
     ----------
     path
-        A ``.zarr`` folder or an ``.h5ad``.
+        Path of a ``.zarr`` folder or an ``.h5ad`` file.
 
     Returns
     -------
-    AnnData with the cells' table, and the blocks in ``obsm``; metrics read it as it is.
+    AnnData with the table of cells in ``obs`` and the embeddings in ``obsm``. Functions of ``scbd.metrics`` accept it.
 
     Raises
     ------
-    FileNotFoundError, ValueError
-        If there is none; if it is damaged, or of another kind.
+    FileNotFoundError
+        If there is no such file or folder.
+    ValueError
+        If the file is damaged or of another kind.
 
     Examples
     --------
@@ -181,20 +209,20 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
 
 
 def verify_screen(path: str | os.PathLike[str]) -> None:
-    """Read a whole screen or embedding that scbd has written, and compare it with its checksums.
+    """Verify the checksums of a whole screen or embedding that scbd has written.
 
     Parameters
     ----------
     path
-        What :func:`write_screen` or ``embed_to`` wrote.
+        Path of a store written by :func:`write_screen` or ``embed_to``.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing.
+        If there is no such store.
     ValueError
-        If blocks are damaged or missing (which rows of which files), if tables are not what was written, or if there
-        are no checksums.
+        If blocks are damaged or missing (the message names the files and their rows), if the tables differ from what
+        was written, or if the store has no checksums.
 
     Examples
     --------
@@ -241,58 +269,71 @@ def write_screen(
 ) -> AnnData:
     """Write plates of crops into one screen, to be opened with :func:`open_screen`.
 
-    Rows are sorted by perturbation and shuffled inside, across plates: of each perturbation of a batch, the cells are
-    then a few stretches of neighbours, from different wells. Hence all plates are given at once; a plate that comes
-    later is added by writing the old screen and the new plate to a new path.
+    Rows are sorted by perturbation and shuffled within each perturbation, across all plates. For a batch, the cells of
+    a perturbation can then be read as a few stretches of consecutive rows, which come from different wells. All plates
+    must therefore be given at once. To add a plate later, write the old screen and the new plate to a new path.
 
-    The store appears under its name when it is whole. Killed at any moment and called again with the same cells, it
-    goes on where it stopped. Memory holds the tables and, for each core, a block of 64 MiB and what is converted at
-    once. Plates whose rows are stored many together, such as a compressed ``.h5ad``, are first put into a temporary
-    file beside ``path``, uncompressed.
+    The store appears at ``path`` only when it is complete. If writing is interrupted, even by a kill, call the function
+    again with the same cells, and it continues where it stopped.
+
+    Memory holds the tables and, for each core, a block of 64 MiB and the images that are being converted. Plates that
+    store many rows per chunk, such as a compressed ``.h5ad``, are first copied uncompressed to a temporary file in the
+    same folder as ``path``.
 
     Parameters
     ----------
     path
-        A ``.zarr`` folder: files of 64 MiB, a chunk and a checksum an image.
+        Path of the new store, which ends in ``.zarr``. It becomes a folder with files of 64 MiB before compression, in
+        which each image is a chunk with its own checksum.
     plates
-        AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`; one or several. Of several,
-        ``obs["source"]`` says which each cell is from, by the name of the file (a column of that name stays as it is).
-        Columns of dates, intervals or mixed values, such as rows that are 1 on one plate and A on another, are written
-        as text.
+        One plate or several: AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`. If there
+        are several plates, ``obs["source"]`` holds the name of the file of each cell; a plate that already has this
+        column keeps its own values. Columns of dates, intervals or mixed values are written as text. For example, a
+        column is mixed if rows are numbered on one plate and have letters on another.
     y_key
-        Column of the perturbation, or several.
+        Column of ``obs`` with the perturbation, or several columns.
     image_key
-        Key of the images in ``obsm``, where plates have them and in the screen.
+        Key of the images in ``obsm``, in the plates and in the screen.
     channels
-        Which are written, by name or number, in this order; a mapping gives them new names. By default all but masks.
+        Names or numbers of the channels to write, in this order. A mapping from new names to names or numbers renames
+        channels. Default: all channels except masks.
     image_size
-        Resize to so many pixels a side (bilinear, antialiased); crops that are not square want a pair
-        ``(height, width)``, which may stretch them.
+        Resize images to this number of pixels per side (bilinear, antialiased). Crops that are not square require a
+        pair ``(height, width)``, which may change their aspect ratio. Default: do not resize.
     dtype
-        Of the stored images. From one integer dtype or float to another integer dtype, intensities are scaled.
+        Dtype of the stored images. Default: the dtype of the plates. Intensities are scaled if the dtype changes to an
+        integer dtype, but not if it changes to a float dtype.
     intensity_range
-        What becomes the lowest and the highest value then: ``(low, high)``, or one such pair a channel; by default the
-        0.1 and 99.9 % percentiles of each channel in 2,048 random crops (of floats, in 1,024 random pixels of each).
-        Kept in ``uns["scbd_store"]``.
+        Intensities to scale to the lowest and the highest value of the integer dtype: ``(low, high)``, or one such pair
+        per channel. Intensities outside the range are clipped. Default: the 0.1 and 99.9 % percentiles of each channel
+        in about 2,048 random crops (for float images, in 1,024 random pixels per crop). The range is kept in
+        ``uns["scbd_store"]``.
     compression
-        ``"lz4"`` reads fastest, ``"zstd"`` is smaller.
+        Compression of the images: ``"lz4"`` reads fastest, ``"zstd"`` is smaller. Default: no compression.
     seed
-        Seed of the shuffling, and of the sample of intensities.
+        Seed of the shuffling and of the random sample of intensities.
 
     Returns
     -------
-    The screen, as :func:`open_screen` opens it.
+    The screen, opened with :func:`open_screen`.
 
     Raises
     ------
     FileExistsError
-        If there is something at ``path``.
+        If there is a file or folder at ``path``.
     OSError
-        If the disk is too small.
-    KeyError, TypeError, ValueError
-        If plates do not fit together, are given twice or lack ``y_key``, a column cannot be stored, an argument is out
-        of range, an image has NaN or infinite pixels (which), a file cannot be read, or the beginning of another store
-        lies there.
+        If the disk has too little space. This is checked in advance only without compression.
+    KeyError
+        If a plate lacks ``y_key``, the images or a channel.
+    TypeError, ValueError
+        If plates do not fit together or are given twice, a column cannot be stored, an argument is not allowed, an
+        image has NaN or infinite pixels (the message names it), a file cannot be read, or the folder for the incomplete
+        store holds the beginning of a store with other content.
+
+    Warns
+    -----
+    UserWarning
+        If some of the plates have no cell.
 
     Examples
     --------
@@ -354,6 +395,7 @@ def write_screen(
 
 
 def _crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
+    """Return the crops of a plate, restricted to the given channels."""
     if isinstance(plate, Crops):
         return some_channels(plate, channels)
     if isinstance(plate, AnnData):
@@ -364,13 +406,15 @@ def _crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -
 def _wanted(
     plates: Sequence[Crops], image_size: ImageSize | None, dtype: Any, intensity_range: Any
 ) -> tuple[tuple[int, int] | None, np.dtype]:
-    """Size and dtype of stored images; size is `None` where it stays.
+    """Return the size and the dtype of the images to store; the size is `None` if images are not resized.
 
     Raises
     ------
-    TypeError, ValueError
-        If the dtype is not one of images, or does not hold what is stored, the range is none, or not needed, or the
-        size would squash a plate's images.
+    TypeError
+        If the dtype is not a dtype of images.
+    ValueError
+        If the dtype cannot represent the stored values, ``intensity_range`` is malformed or has no effect, or
+        ``image_size`` does not suit the images of a plate.
     """
     stored, n_channels = plates[0].images.dtype, plates[0].images.shape[1]
     wanted = stored if dtype is None else np.dtype(dtype)
@@ -395,13 +439,16 @@ def _wanted(
         except ValueError as error:
             msg = f"{plate.name}: {error}"
             raise ValueError(msg) from error
-    if image_size is not None:  # loads torch before there are threads, each of which is told to use one core of it
+    if image_size is not None:  # load torch before the worker threads start, each of which limits it to one core
         importlib.import_module("scbd.data._loading")
     return None if image_size is None else size, wanted
 
 
 def _check_alike(plates: Sequence[Crops], y_key: str | Sequence[str], *, sized: bool) -> None:
-    """Raise if plates differ in channels, dtype or size, or lack a perturbation."""
+    """Raise if plates differ in channels, dtype or image size, or lack a perturbation.
+
+    The image size is not compared if ``sized`` is true, because the images are then resized.
+    """
     first = plates[0]
     for plate in plates:
         if (plate.channels, plate.images.dtype) != (first.channels, first.images.dtype):
@@ -420,6 +467,7 @@ def _check_alike(plates: Sequence[Crops], y_key: str | Sequence[str], *, sized: 
 
 
 def _check_space(path: Path, n_bytes: int) -> None:
+    """Raise ``OSError`` if the disk has too little space for the part of a store that is not yet written."""
     partial = partial_path(path)
     there = sum(file.stat().st_blocks * 512 for file in partial.rglob("*") if file.is_file())
     free = shutil.disk_usage(path.parent).free
@@ -429,14 +477,18 @@ def _check_space(path: Path, n_bytes: int) -> None:
 
 
 def _by_row(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
-    """The plate; where its rows are stored many together, from a temporary file in which each lies by itself."""
+    """Return the plate with images that can be read by row.
+
+    If the images are stored in chunks of several rows, they are copied to a temporary file without chunks. ``stack``
+    closes the file, which deletes it.
+    """
     source = plate.images
     chunk_rows = getattr(source, "chunk_rows", 1)
     if chunk_rows == 1:
         return plate
     n, *image = source.shape
     step = chunk_rows * max(1, _BLOCK_BYTES // (chunk_rows * math.prod(image) * source.dtype.itemsize))
-    # has no name, and so is gone after a kill
+    # the file has no name, so that the operating system deletes it even after a kill
     file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
     images: np.ndarray = np.memmap(file, source.dtype, "w+", shape=source.shape)
 
@@ -452,21 +504,22 @@ def _by_row(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
 
 @dataclass(frozen=True, eq=False)
 class ScreenPlan:
-    """Where the rows of a screen come from, and what is done to images on the way.
+    """Origin of the rows of a screen, and conversion of their images.
 
     Attributes
     ----------
     plates
         Crops that can be read by row.
     order
-        Of each row of the screen its row of all plates, one after the other.
+        For each row of the screen, the number of the plate row that it is read from. Plate rows are numbered
+        consecutively, one plate after the other.
     shape, dtype
-        Of the stored images, ``(N, C, H, W)``.
+        Shape ``(N, C, H, W)`` and dtype of the stored images.
     image_size
-        That images are resized to; `None` leaves them.
+        Height and width to resize images to; `None` does not resize.
     intensity_range
-        For each channel what becomes the lowest and the highest value of an integer dtype, ``(C, 2)``; `None` where
-        intensities stay as they are.
+        For each channel the intensities that become the lowest and the highest value of the integer dtype, ``(C, 2)``;
+        `None` does not scale intensities.
     """
 
     plates: Sequence[Crops]
@@ -475,36 +528,39 @@ class ScreenPlan:
     dtype: np.dtype
     image_size: tuple[int, int] | None
     intensity_range: np.ndarray | None
-    # most sources are read from one thread at a time, and plates may share one
+    # lock for sources that only one thread may read at a time; plates may share a source
     _turn: Lock = field(default_factory=Lock)
 
     def images(self, rows: slice) -> np.ndarray:
-        """Images of some rows, read from their plates and converted; for several threads at once.
+        """Read the images of some rows of the screen from their plates, and convert them.
+
+        Several threads can call this method at once.
 
         Raises
         ------
         ValueError
-            If an image has NaN or infinite pixels (which), or cannot be read.
+            If an image has NaN or infinite pixels (the message names it), or cannot be read.
         """
         order = self.order[rows]
         images, first = np.empty((len(order), *self.shape[1:]), self.dtype), 0
         for plate in self.plates:
             n, *image = plate.images.shape
             places = np.flatnonzero((order >= first) & (order < first + n))
-            # in the order of the plate's file
+            # read in the order in which the plate is stored
             places = places[np.argsort(order[places])]
             step = max(1, _CONVERTED_BYTES // (math.prod(image) * plate.images.dtype.itemsize))
             for part in (places[start : start + step] for start in range(0, len(places), step)):
                 with nullcontext() if getattr(plate.images, "concurrent", False) else self._turn:
                     raw = plate.images.read(order[part] - first)
                 check_finite(raw, plate, order[part] - first)
-                with np.errstate(over="ignore"):  # where float16 is too small: found next
+                with np.errstate(over="ignore"):  # values too large for float16 become infinite: checked next
                     images[part] = self._converted(raw)
                 check_finite(images[part], plate, order[part] - first)
             first += n
         return images
 
     def _converted(self, images: np.ndarray) -> np.ndarray:
+        """Return images resized, scaled and cast as the screen stores them."""
         if self.image_size not in (None, images.shape[2:]):
             from scbd.data._loading import resized
 
@@ -520,7 +576,11 @@ class ScreenPlan:
         return images.astype(self.dtype, copy=False)
 
     def digest(self, obs: pd.DataFrame) -> str:
-        """What decides the store: all labels, a sample of every plate's pixels, and what is done to them."""
+        """Compute the SHA-256 of what determines the content of the screen.
+
+        It covers the table ``obs``, the order of rows, a sample of pixels of each plate, and the settings of the
+        conversion.
+        """
         digest = hashlib.sha256(digest_cells(None, obs).encode())
         digest.update(self.order.tobytes())
         for plate in self.plates:
@@ -531,12 +591,21 @@ class ScreenPlan:
 
 
 def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
-    """Look at images of some rows of a plate, ``(N, C, H, W)``.
+    """Raise if images have NaN or infinite pixels.
+
+    Parameters
+    ----------
+    images
+        Images ``(N, C, H, W)``.
+    plate
+        Plate of the images, for the message.
+    rows
+        Row numbers of the images in the plate, for the message.
 
     Raises
     ------
     ValueError
-        If one has NaN or infinite pixels (which).
+        If an image has NaN or infinite pixels. The message names the rows and cells.
     """
     if images.dtype.kind != "f":
         return
@@ -548,8 +617,11 @@ def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
 
 
 def _in_order(plates: Sequence[Crops], y_key: str | Sequence[str], seed: int) -> tuple[pd.DataFrame, np.ndarray]:
-    """The table, sorted by perturbation and shuffled inside, and which row of all plates each was."""
-    # at once: what is text on one plate may be numbers on another
+    """Return the table of all plates in the order of the screen, and the ``order`` of :class:`ScreenPlan`.
+
+    Rows are sorted by perturbation and shuffled within each perturbation.
+    """
+    # convert all plates together, since a column may hold text on one plate and numbers on another
     obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
     named = _with_source(obs, plates)
     obs, others = storable(named), stored_names(named.columns)
@@ -564,7 +636,11 @@ def _in_order(plates: Sequence[Crops], y_key: str | Sequence[str], seed: int) ->
 
 
 def _unique_names(plates: Sequence[Crops]) -> pd.Index:
-    """Names of all cells; where they repeat between plates, with the plate's number, and inside of one with another."""
+    """Return unique names of all cells.
+
+    If names are repeated and there are several plates, the number of the plate is appended to each name. Names that are
+    still repeated, within a plate, get a further number.
+    """
     names = [plate.obs.index.astype(str) for plate in plates]
     together = names[0].append(names[1:])
     if len(names) > 1 and not together.is_unique:
@@ -572,12 +648,15 @@ def _unique_names(plates: Sequence[Crops]) -> pd.Index:
     if together.is_unique:
         return together
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Suffix used", UserWarning)  # of names that had one before
+        warnings.filterwarnings("ignore", "Suffix used", UserWarning)  # pandas warns of names with a suffix already
         return make_index_unique(together)
 
 
 def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
-    """The table of all plates, with a column of the file each row is from; one that a plate has itself stays."""
+    """Return the table of all plates with a column that names the file of each row.
+
+    If a plate already has such a column, its values are kept.
+    """
     new = [number for number, plate in enumerate(plates) if SOURCE not in plate.obs]
     if len(plates) == 1 or not new:
         return obs
@@ -592,17 +671,23 @@ def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
     return obs.assign(**{SOURCE: column})
 
 
-# crops of which intensities are sampled, those that are read at once, and pixels that are counted at once
+# number of random crops whose intensities are sampled
 _SAMPLED = 2048
+# percentiles of the intensities that become the lowest and the highest value of an integer dtype
 _PERCENTILES = (0.1, 99.9)
+# number of bytes of crops that are read at once
 _PART_BYTES = 32 * 2**20
+# number of pixels per channel that are counted at once
 _COUNTED = 2**20
-# of each crop of floats, which cannot be counted
+# number of random pixels per crop of floats, whose values are too many for a histogram
 _PIXELS = 1024
 
 
 def _scale(plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int) -> np.ndarray | None:
-    """Lowest and highest intensity of each channel, ``(C, 2)``; `None` where intensities stay as they are."""
+    """Return the lowest and the highest intensity of each channel, ``(C, 2)``, or `None` if intensities are not scaled.
+
+    If they are estimated from the plates, a log line states them.
+    """
     n_channels, stored = plates[0].images.shape[1], plates[0].images.dtype
     if dtype.kind == "f" or dtype == stored:
         return None
@@ -618,21 +703,22 @@ def _scale(plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed:
 
 
 def sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
-    """Extreme percentiles of each channel, ``(C, 2)``; a channel that never varies keeps its one value as the lowest.
+    """Estimate the 0.1 and 99.9 % percentiles of the intensities of each channel, float32 ``(C, 2)``.
 
-    Of whole numbers they are those of all pixels of 2,048 random crops, of floats those of 1,024 random pixels of each.
+    Images of integers use all pixels of about 2,048 random crops. Images of floats use 1,024 random pixels of each of
+    these crops. If both percentiles of a channel are equal, the upper value is set to the lower value plus 1.
 
     Parameters
     ----------
     plates
-        All of one dtype.
+        Crops, all of one dtype.
     seed
-        Of the sample.
+        Seed of the random sample.
 
     Raises
     ------
     ValueError
-        If a crop of the sample has NaN or infinite pixels (which).
+        If a crop of the sample has NaN or infinite pixels (the message names it).
     """
     rng = np.random.default_rng(seed)
     of_pixels = rng.spawn(1)[0]
@@ -661,14 +747,15 @@ def sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
 
 
 def percentiles_of(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
-    """What ``np.percentile`` says of the numbers that were counted, float64 ``(P, C)``.
+    """Compute percentiles from histograms, float64 ``(P, C)``, equal to ``np.percentile`` of the counted numbers.
 
     Parameters
     ----------
     counts
-        Of each channel how often each of the numbers 0, 1, … is there, ``(C, K)``; as many in all channels.
+        Histogram of each channel, ``(C, K)``: ``counts[c, k]`` is how often the number ``k`` occurs in channel ``c``.
+        All channels have the same total.
     percentiles
-        P of them.
+        P percentiles, from 0 to 100.
     """
     places = np.asarray(percentiles) / 100 * (counts[0].sum() - 1)
     upto = counts.cumsum(axis=1)
@@ -680,12 +767,16 @@ def percentiles_of(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarr
 
 
 def _some(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Random pixels of each crop, the same in all its channels; all, where there are no more."""
+    """Return 1,024 random pixels of each crop, at the same positions in all channels of the crop.
+
+    Positions are drawn with replacement. Crops of at most 1,024 pixels are returned whole.
+    """
     n, _, size = pixels.shape
     return pixels if size <= _PIXELS else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _PIXELS)), axis=2)
 
 
 def _count(pixels: np.ndarray, counts: np.ndarray) -> None:
+    """Add the histogram of pixels ``(N, C, number of pixels)`` to ``counts`` in place."""
     step = max(1, _COUNTED // pixels.shape[2])
     for start in range(0, len(pixels), step):
         for channel, of_channel in enumerate(counts):
@@ -693,25 +784,26 @@ def _count(pixels: np.ndarray, counts: np.ndarray) -> None:
 
 
 class BlockStore:
-    """An AnnData in Zarr whose large arrays are written block by block, and gone on with after a kill.
+    """AnnData in Zarr whose large arrays are written block by block, and can be continued after a kill.
 
-    Until it is whole it lies beside its path (:func:`~scbd._files.partial_path`), with a marker for each block that is
-    on the disk; a block without one is written again. Several processes may write different blocks.
+    While the store is incomplete, it lies in a folder next to its final path (:func:`~scbd._files.partial_path`). This
+    folder has a marker file for each block that is on disk. Blocks without a marker are written again. Several
+    processes may write different blocks.
 
     Parameters
     ----------
     path
-        Of the whole store.
+        Final path of the store.
     tables
-        What else is in it, by its slot: ``obs`` and others; tables are :func:`storable`.
+        Other content of the store, by slot: ``obs`` and others. Tables must be :func:`storable`.
     arrays
-        Shape and dtype of each array of ``obsm``, all with the same number of rows.
+        Shape and dtype of each array of ``obsm``, by key. All arrays have the same number of rows.
     block_size
-        Rows of a block, which is a file.
+        Number of rows per block. Each array stores a block as one file.
     digest
-        What decides its content: a store that was begun goes on only if this is the same.
+        Digest of all that determines the content. An incomplete store is continued only if it has the same digest.
     by_row
-        Whether a row is a chunk of its own; else a block is one.
+        True makes each row a chunk of its own, which can be read alone. False makes each block one chunk.
     compression
         ``"lz4"``, ``"zstd"`` or `None`.
     """
@@ -736,16 +828,18 @@ class BlockStore:
         self._n_blocks = -(-self._n // self._block_size)
 
     def rows(self, block: int) -> slice:
-        """Rows of a block."""
+        """Return the rows of a block."""
         return slice(block * self._block_size, min((block + 1) * self._block_size, self._n))
 
     def begin(self) -> np.ndarray:
-        """Write the tables, or look at what is there; which blocks are, boolean ``(n_blocks,)``.
+        """Write the tables, unless an earlier run did, and return which blocks are on disk, boolean ``(n_blocks,)``.
 
         Raises
         ------
-        FileExistsError, ValueError
-            If something else is there, or was begun there.
+        FileExistsError
+            If there is a store with other content at the final path.
+        ValueError
+            If the folder for the incomplete store holds the beginning of a store with other content.
         """
         if self._path.exists():
             if _said(self._path).get("digest") != self._digest:
@@ -755,7 +849,7 @@ class BlockStore:
         store = self._partial / "store"
         if not store.exists():
             shutil.rmtree(self._partial, ignore_errors=True)
-            # under a name of its own, since another process may begin, too
+            # use a unique name first, since another process may begin at the same time
             own = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
             try:
                 (own / "done").mkdir(parents=True)
@@ -774,40 +868,46 @@ class BlockStore:
         return self.done()
 
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
-        """Keep the rows of a block; when this returns, they survive a kill."""
+        """Write the rows of a block; once this method returns, the block survives a kill of the process."""
         for key, array in self._open.items():
             file = self._partial / "store" / _chunk_file(array, block)
-            file.unlink(missing_ok=True)  # half of it
-            with self._turn:  # all cores code one block; more at once would take more memory, and no less time
+            file.unlink(missing_ok=True)  # an interrupted write may have left a part of it
+            with self._turn:  # one block at a time: it occupies all cores, so that several would only take more memory
                 array[self.rows(block)] = values[key]
             with file.open("rb+") as written:
                 os.fsync(written.fileno())
         (self._partial / "done" / str(block)).touch()
 
     def done(self) -> np.ndarray:
-        """Which blocks are there, boolean ``(n_blocks,)``."""
+        """Return which blocks are on disk, boolean ``(n_blocks,)``."""
         return np.array([(self._partial / "done" / str(block)).exists() for block in range(self._n_blocks)])
 
     def finish(self) -> bool:
-        """Give the store its name if it is whole; whether it is."""
+        """Move the store to its final path if all blocks are on disk.
+
+        Returns
+        -------
+        True if the store is complete.
+        """
         if self._path.exists():
             return True
         if not self.done().all():
             return False
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(FileNotFoundError):  # another process has moved it
             os.rename(self._partial / "store", self._path)
         shutil.rmtree(self._partial, ignore_errors=True)
-        for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):  # by a kill at the beginning
+        for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):  # left by a kill in begin
             shutil.rmtree(left, ignore_errors=True)
         return True
 
     def _write_header(self, store: Path) -> None:
+        """Write the tables and create the arrays, without their values, and record the digests as attributes."""
         from anndata.io import write_elem
         from zarr.codecs import BloscCodec, Crc32cCodec
 
         group = zarr.open_group(store, mode="w", zarr_format=3)
         with warnings.catch_warnings():
-            # of how tables will be stored by a later anndata; either way is read
+            # anndata warns that a later version will store tables in another way; scbd reads both
             warnings.filterwarnings("ignore", "zarr v3 autosharding", UserWarning)
             for slot, table in {**self._tables, "obsm": {}}.items():
                 write_elem(group, slot, table)
@@ -826,7 +926,8 @@ class BlockStore:
                 shards=block if self._by_row else None,
                 compressors=compressors,
                 filters=None,
-                # a chunk of nothing else is left out, and nothing that was written should be: no image is like this
+                # Zarr does not store a chunk that holds only the fill value. No image has this value everywhere, so
+                # that all chunks are stored.
                 fill_value=165 if dtype.kind == "u" else np.nan,
                 attributes={"encoding-type": "array", "encoding-version": "0.2.0", STORE_KEY: True},
             )
@@ -835,14 +936,15 @@ class BlockStore:
 
 
 def _blocks_of(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
-    """Arrays of a store that were written by blocks, by their keys in ``obsm``.
+    """Return the arrays in ``obsm`` that scbd has written in blocks, by key.
 
     Parameters
     ----------
     group
-        An AnnData in Zarr; of another kind there are none.
+        AnnData in Zarr. For an AnnData in HDF5, the result is empty.
     fast
-        Through the library that writes and checks a hundred chunks while Zarr's own way does a dozen.
+        Use the zarrs library in place of Zarr's own codecs. It writes and verifies about eight times as many chunks per
+        second.
     """
     if not isinstance(group, zarr.Group) or "obsm" not in group:
         return {}
@@ -852,12 +954,15 @@ def _blocks_of(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
 
 
 def _chunk_file(array: zarr.Array, block: int) -> str:
-    """Of a block, in its store."""
+    """Return the path of the file of a block, relative to its store."""
     return f"{array.path}/{array.metadata.encode_chunk_key((block, *(0 for _ in array.shape[1:])))}"
 
 
 def _said(store: Path) -> dict[str, Any]:
-    """What a store says of itself; nothing, where it is none of ours."""
+    """Return the attributes with which scbd marks a store that it writes.
+
+    The dictionary is empty if there is no store, or if scbd has not written it.
+    """
     with suppress(FileNotFoundError, NotADirectoryError, ValueError):
         said: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
         return said
@@ -865,7 +970,10 @@ def _said(store: Path) -> dict[str, Any]:
 
 
 def _digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
-    """SHA-256 of all files but those of blocks, and the one in which this is written."""
+    """Compute the SHA-256 of all files of a store that do not belong to blocks.
+
+    The root ``zarr.json`` is excluded, because the digest is recorded in it.
+    """
     digest = hashlib.sha256()
     blocks = tuple(f"{array.path}/c/" for array in arrays.values())
     for file in sorted(file for file in store.rglob("*") if file.is_file()):
@@ -875,21 +983,24 @@ def _digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
     return digest.hexdigest()
 
 
-# objects of which pandas makes categories that a store has
+# kinds of objects, named as in pandas, whose categories a store may be able to hold
 _OF_ONE_KIND = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
 
 
-# names that no store can give to a column; a "/" would make a folder
+# names that a column cannot have in a store; a name with a "/" cannot be used either, since it would make a folder
 _RESERVED = ("", ".", "..", "_index")
 
 
 def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
-    """Return a table as a store can hold it.
+    """Convert a table to types and column names that a store can hold.
 
-    Numbers, truth values, text and categories of them do not change. Dates, intervals, mixed values and the like become
-    categories of text, the text of labels (:func:`~scbd._anndata.label_values`), so that a model finds the labels that
-    it was set up with. Columns with a name that no store can hold, such as one with a ``/``, get another one
-    (:func:`stored_names`), and a log line names them. The given table does not change.
+    - Columns of numbers, truth values or text, and of categories of these, keep their values.
+    - Columns of dates, intervals, mixed values and the like become categories of text. The text is the same as that of
+      labels (:func:`~scbd._anndata.label_values`), so that a model finds the labels that it was set up with.
+    - Columns with a name that no store can hold, such as a name with a ``/``, get another name (:func:`stored_names`).
+      A log line names them.
+
+    The given table does not change. It is returned itself if there is nothing to convert.
 
     Parameters
     ----------
@@ -901,7 +1012,8 @@ def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     Raises
     ------
     ValueError
-        If two columns have one name, if a name is not text, or if a column holds values that have no text (which).
+        If two columns have the same name, a name is not text, or a column holds values that cannot be written as text
+        (the message names the column).
     """
     if numbers := [name for name in table.columns if not isinstance(name, str)]:
         msg = f"{slot} has columns whose names are not text ({head(numbers)}): use {slot}.columns.astype(str)."
@@ -917,13 +1029,13 @@ def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     if others:
         pairs = head(f"{name!r} as {other!r}" for name, other in others.items())
         logger.info("%s: columns whose names a file cannot hold are stored under others: %s.", slot, pairs)
-    # of arrays, since names of rows may repeat; a frame of its own, since a view would write to what it shows
+    # build a new frame, since a view would write to the given table; from arrays, since names of rows may be repeated
     held = {others.get(name, name): values.array for name, (_, values) in columns.items()}
     return pd.DataFrame(held, index=pd.Index(table.index))
 
 
 def stored_names(names: Iterable[str]) -> dict[str, str]:
-    """Return another name for each column whose own name no store can hold: ``a_b`` for ``a/b``."""
+    """Return another name for each column whose own name no store can hold, such as ``a_b`` for ``a/b``."""
     taken, found = set(names), {}
     for name in names:
         if "/" not in name and name not in _RESERVED:
@@ -936,19 +1048,19 @@ def stored_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _held(values: pd.Series, where: str) -> pd.Series:
-    """A column in a type that a store has; the same object if it is."""
+    """Return a column in a type that a store can hold; the same object if its type is one already."""
     if isinstance(values.dtype, pd.CategoricalDtype):
         return values if _are_held(values.cat.categories) else _with_texts(values, where)
     if isinstance(values.dtype, np.dtype) and values.dtype != object and values.dtype.kind in "biufc":
         return values
     if isinstance(values.array, (pd.arrays.IntegerArray, pd.arrays.BooleanArray)):
         return values
-    if is_numeric_dtype(values) or is_bool_dtype(values):  # of arrow, sparse, or floats with a mask
+    if is_numeric_dtype(values) or is_bool_dtype(values):  # arrow, sparse, or floats with a mask
         kind = "boolean" if is_bool_dtype(values) else "Int64" if is_integer_dtype(values) else None
         plain = values.astype(kind) if kind else pd.Series(values.to_numpy(np.float64, na_value=np.nan), values.index)
         return cast("pd.Series", plain)
     values = values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
-    if values.dtype != object:  # dates, intervals: in their order
+    if values.dtype != object:  # dates and intervals keep their order
         return _with_texts(values.astype("category"), where)
     kind = infer_dtype(values, skipna=True)
     if kind == "string" and not values.hasnans:
@@ -962,6 +1074,7 @@ def _held(values: pd.Series, where: str) -> pd.Series:
 
 
 def _are_held(categories: pd.Index) -> bool:
+    """Return whether a store can hold categories of this type."""
     if isinstance(categories.dtype, pd.StringDtype):
         return True
     if categories.dtype == object:
@@ -970,21 +1083,23 @@ def _are_held(categories: pd.Index) -> bool:
 
 
 def _with_texts(labels: pd.Series, where: str) -> pd.Series:
-    """Categories as text, in their order."""
+    """Return a categorical column with its categories as text, in their order."""
     _check_values(labels.cat.categories, where)
     texts = list(map(_text, labels.cat.categories.tolist()))
     if len(set(texts)) == len(texts):
         return labels.cat.rename_categories(texts)
-    return labels.astype(object).map(_text, na_action="ignore").astype("category")  # 1 and "1" are one
+    return labels.astype(object).map(_text, na_action="ignore").astype("category")  # 1 and "1" have the same text
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):  # Python's own text of one has the types of numbers in it
+    """Return the text of a value, as in labels."""
+    if isinstance(value, list):  # str() of a list would include the types of numbers
         return f"[{', '.join(map(_text, value))}]"
     return label_text(value)
 
 
 def _check_values(values: Iterable[Any], where: str) -> None:
+    """Raise ``ValueError`` if a value of a column cannot be written as text."""
     unfit = next((value for value in values if not _has_text(value)), None)
     if unfit is not None:
         msg = (
@@ -995,7 +1110,7 @@ def _check_values(values: Iterable[Any], where: str) -> None:
 
 
 def _has_text(value: Any) -> bool:
-    """Whether text stands for all of it, and is the same in the next process."""
+    """Return whether the text of a value represents it completely, and is the same in another process."""
     if isinstance(value, (list, tuple)):
         return all(map(_has_text, value))
     is_table = hasattr(value, "__array__") and np.ndim(value) > 0

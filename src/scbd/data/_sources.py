@@ -1,4 +1,4 @@
-"""Where the inputs of cells are: one small protocol, read by row from memory, HDF5 and Zarr; and read ahead."""
+"""Sources of images or features that are read by row from memory, HDF5 or Zarr, and reading in the background."""
 
 from __future__ import annotations
 
@@ -30,12 +30,28 @@ Result = TypeVar("Result")
 
 IMAGE_DTYPES = ("uint8", "uint16", "float16", "float32")
 FEATURE_DTYPES = ("float16", "float32", "float64")
-# what a store of ours says of itself, and of its arrays
+# attribute with which scbd marks the Zarr stores that it writes and the arrays in them
 STORE_KEY = "scbd_store"
 
 
 def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
-    """Raise if what has this shape and dtype cannot be images."""
+    """Raise if an array of this shape and dtype cannot hold images.
+
+    Parameters
+    ----------
+    shape, dtype
+        Shape and dtype of the array.
+    where
+        Name of the array in error messages.
+
+    Raises
+    ------
+    ValueError
+        If the array is not four-dimensional, has an axis of length 0, or seems to have its channels last
+        (:func:`channels_last`).
+    TypeError
+        If the dtype is not one of ``IMAGE_DTYPES``, or does not have the byte order of this machine.
+    """
     if len(shape) != 4:
         msg = (
             f"{where} has shape {shape}, images must be 4-D: (cells, channels, height, width). "
@@ -57,17 +73,40 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
 
 
 def channels_last(first: int, second: int, third: int) -> bool:
-    """Whether these are height, width and channels rather than channels, height and width.
+    """Return whether an image shape looks like (height, width, channels) rather than (channels, height, width).
 
-    No crop is so narrow and has so many channels, be it as many as it is high (squares, turned), or 16 and more of at
-    most five pixels' width. Small crops (3 × 3), strips, and squares of any number of channels are let through.
+    The channels look last if two conditions hold:
+
+    - The third axis is at most half as long as the shorter of the first two.
+    - The first two axes are equally long (a square image), or the third axis has at most 5 entries and the first two
+      have at least 16 each.
+
+    Images with channels first hardly ever have such a shape: it would take as many channels as rows of pixels, or 16
+    and more channels in an image at most 5 pixels wide. Small crops (3 × 3 pixels), narrow strips, and square images
+    with any number of channels are accepted as channels first.
     """
     narrow = 2 * third <= min(first, second)
     return narrow and (first == second or (third <= 5 and min(first, second) >= 16))
 
 
 def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
-    """Raise if what has this shape and dtype cannot be a table of features."""
+    """Raise if an array of this shape and dtype cannot hold a table of features.
+
+    Parameters
+    ----------
+    shape, dtype
+        Shape and dtype of the array.
+    where
+        Name of the array in error messages.
+
+    Raises
+    ------
+    ValueError
+        If the array is not two-dimensional, or has an axis of length 0.
+    TypeError
+        If the values are not numbers, the dtype is not one of ``FEATURE_DTYPES``, or it does not have the byte order of
+        this machine.
+    """
     if len(shape) != 2:
         msg = f"{where} has shape {shape}, features must be 2-D: (cells, features)."
         raise ValueError(msg)
@@ -83,17 +122,17 @@ def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
 
 
 def _shown(dtype: np.dtype) -> str:
-    """Name of a dtype; with its byte order, where that is what is wrong with it."""
+    """Return the name of a dtype, with its byte order if that is not the byte order of this machine."""
     return dtype.name if dtype.isnative else f"{dtype.name}, in a foreign byte order ({dtype.str})"
 
 
 class InputKind(NamedTuple):
-    """Images or features: how they are told from what cannot be read, and what to do about that."""
+    """Kind of inputs (images or features): its check, and the advice to give for arrays that cannot be read."""
 
     check: Callable[[tuple[int, ...], np.dtype, str], None]
-    """Raises if what has this shape and dtype is not of this kind."""
+    """Function that raises if a shape and dtype are not of this kind; its third argument is the name for messages."""
     to_memory: str
-    """How to have an array that can be read by row."""
+    """Advice in error messages: how to obtain an array that can be read by row."""
 
 
 IMAGES = InputKind(check_images, "load it into a numpy array, or open the file with scbd.data.open_screen")
@@ -103,53 +142,64 @@ FEATURES = InputKind(
 
 
 class ImageSource(Protocol):
-    """Inputs of cells that can be read by row: images or features; ``read(rows)`` returns the rows as asked.
+    """Protocol for inputs of cells, images or features, that are read by row with ``read(rows)``.
 
-    A source is read from one thread at a time, unless it has a true attribute ``concurrent``. One whose rows are
-    stored many together has their number in an attribute ``chunk_rows``.
+    By default, only one thread at a time reads a source. A source that several threads can read at once has an
+    attribute ``concurrent`` that is true. A source whose storage chunks hold several rows each has an attribute
+    ``chunk_rows`` with the number of rows per chunk.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W) of images, (N, F) of features."""
+        """Shape ``(N, C, H, W)`` of images, or ``(N, F)`` of features."""
         ...
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored."""
+        """Dtype of the stored inputs."""
         ...
 
     @property
     def in_memory(self) -> bool:
-        """Whether rows that lie together are read no faster than others."""
+        """True if all inputs are in memory, where adjacent rows are read no faster than scattered rows."""
         ...
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of these rows, in this order, ``(len(rows), …)``, as stored and free to change.
+        """Read the inputs of the given rows, in the given order.
 
-        They are written to ``out`` where it is given (contiguous, of that shape and dtype), else to a new array.
+        Parameters
+        ----------
+        rows
+            Row numbers or a slice.
+        out
+            Contiguous array to write to, of shape ``(len(rows), …)`` and the dtype of the source. Default: a new array.
+
+        Returns
+        -------
+        Inputs ``(len(rows), …)`` in the stored dtype. The caller may modify the array.
         """
         ...
 
 
 class ArraySource:
-    """Images, or features, in an array, in memory or memory-mapped.
+    """Images or features in a numpy array, in memory or memory-mapped.
 
     Parameters
     ----------
     images
-        Shape ``(N, C, H, W)``, dtype uint8, uint16, float16 or float32.
+        Images of shape ``(N, C, H, W)`` and dtype uint8, uint16, float16 or float32. With ``kind`` for features, an
+        array of shape ``(N, F)`` and dtype float16, float32 or float64.
     where
-        How an error should call the array, for example ``"obsm['single_cell_images']"``.
+        Name of the array in error messages, for example ``"obsm['single_cell_images']"``.
     kind
-        Whether these are images or features.
+        Kind of inputs: images (default) or features.
 
     Raises
     ------
     TypeError
-        If it is not a numpy array, a masked one, or of a dtype that is not read.
+        If ``images`` is not a numpy array, is a masked array, or has an unsupported dtype.
     ValueError
-        If it is not four-dimensional, has no cells, channels or pixels, or its channels come last.
+        If ``images`` has the wrong number of dimensions, has an axis of length 0, or has its channels last.
 
     Examples
     --------
@@ -170,46 +220,67 @@ class ArraySource:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W), or (N, F)."""
+        """Shape ``(N, C, H, W)`` of images, or ``(N, F)`` of features."""
         return self._images.shape
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored."""
+        """Dtype of the array."""
         return self._images.dtype
 
     @property
     def in_memory(self) -> bool:
-        """Unless memory-mapped."""
+        """True unless the array is memory-mapped."""
         owner: Any = self._images
         while isinstance(owner, np.ndarray):
             owner = owner.base
         return not isinstance(owner, mmap.mmap)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of these rows, in this order, as stored and free to change.
+        """Read the inputs of the given rows, in the given order, into an array that the caller may modify.
+
+        Parameters
+        ----------
+        rows
+            Row numbers or a slice.
+        out
+            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+
+        Returns
+        -------
+        Inputs ``(len(rows), …)`` in the stored dtype.
 
         Raises
         ------
         IndexError
-            If there is no such row.
+            If a row number is out of range.
         """
         out = target_of(self, rows, out)
-        # take would first make a contiguous copy of a view, all of it
+        # np.take would first copy the whole array if it is a view that is not contiguous
         if isinstance(rows, slice) or not self._images.flags.c_contiguous:
             out[...] = self._images[rows]
             return out
-        # twice as fast as fancy indexing: with "clip" numpy writes straight to `out`, and nothing is left to clip
+        # np.take is twice as fast as fancy indexing, because with mode="clip" numpy writes directly to `out`. No row
+        # number is ever clipped, since target_of has checked their range.
         return np.take(self._images, rows, axis=0, out=out, mode="clip")
 
 
 def target_of(source: ImageSource, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:
-    """Where these rows are to be read to, having checked that they exist.
+    """Return the array to read the given rows into, after checking that the row numbers are in range.
+
+    Parameters
+    ----------
+    source
+        Source that will be read.
+    rows
+        Row numbers or a slice.
+    out
+        Array supplied by the caller; `None` allocates a new one.
 
     Raises
     ------
     IndexError
-        If there is no such row.
+        If a row number is out of range.
     """
     n, *image_shape = source.shape
     if not isinstance(rows, slice) and len(rows) and not (0 <= rows.min() and rows.max() < n):
@@ -219,17 +290,20 @@ def target_of(source: ImageSource, rows: np.ndarray | slice, out: np.ndarray | N
 
 
 def count_rows(rows: np.ndarray | slice, n: int) -> int:
-    """How many of ``n`` rows are asked for."""
+    """Return the number of rows that row numbers or a slice select from ``n`` rows."""
     return len(range(*rows.indices(n))) if isinstance(rows, slice) else len(rows)
 
 
 def numbers_of(rows: np.ndarray | slice, n: int) -> np.ndarray:
-    """Rows of ``n`` by their numbers."""
+    """Return the row numbers that row numbers or a slice select from ``n`` rows."""
     return np.arange(*rows.indices(n)) if isinstance(rows, slice) else rows
 
 
 def non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
-    """Rows whose inputs hold a NaN or an infinity; integers are not read at all."""
+    """Return the numbers of rows whose inputs contain NaN or infinity.
+
+    Inputs of an integer dtype are always finite, and are not read. Other inputs are read in blocks of ``block`` rows.
+    """
     if source.dtype.kind != "f":
         return np.empty(0, dtype=np.int64)
     starts = range(0, source.shape[0], block)
@@ -238,14 +312,14 @@ def non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
 
 
 class ColumnSource:
-    """Some columns of features ``(N, F)``, or channels of images ``(N, C, H, W)``, wherever they lie.
+    """Selected columns of features ``(N, F)``, or selected channels of images ``(N, C, H, W)``, from any source.
 
     Parameters
     ----------
     source
-        Features or images.
+        Source of features or images.
     columns
-        Places of those to read, K integers.
+        Positions of the K columns or channels to read, integers.
     """
 
     def __init__(self, source: ImageSource, columns: Sequence[int] | np.ndarray) -> None:
@@ -257,25 +331,39 @@ class ColumnSource:
         self.chunk_rows = getattr(source, "chunk_rows", 1)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Features or images of these rows, in this order, free to change."""
+        """Read the selected columns or channels of the given rows, in the given order.
+
+        Parameters
+        ----------
+        rows
+            Row numbers or a slice.
+        out
+            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+
+        Returns
+        -------
+        Inputs ``(len(rows), …)`` in the stored dtype.
+        """
         out = target_of(self, rows, out)
         return np.take(self.source.read(rows), self._columns, axis=1, out=out, mode="clip")
 
 
 def columns_of(source: ImageSource, columns: Sequence[int]) -> ImageSource:
-    """Those columns; the source itself where they are all that it has, in its order."""
+    """Return a source of the given columns, or the source itself if these are all its columns, in order."""
     return source if list(columns) == list(range(source.shape[1])) else ColumnSource(source, columns)
 
 
 def open_h5(path: Path) -> h5py.File:
-    """An HDF5 file, to be read.
+    """Open an HDF5 file for reading.
 
     Raises
     ------
-    FileNotFoundError, ValueError
-        If there is none; if it is not HDF5, or truncated.
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is not HDF5, is truncated, or is a placeholder of Git LFS.
     ImportError
-        If it was compressed by a filter of hdf5plugin, which is not installed.
+        If the file was compressed with a filter of hdf5plugin, and hdf5plugin is not installed.
     """
     check_file(path)
     try:
@@ -287,7 +375,7 @@ def open_h5(path: Path) -> h5py.File:
     file.visititems(lambda _, item: filters.update(_filters_of(item)))
     if not all(map(h5py.h5z.filter_avail, filters)):
         try:
-            import hdf5plugin  # noqa: F401  # brings its filters along
+            import hdf5plugin  # noqa: F401  # importing it registers its filters
         except ImportError as error:
             file.close()
             msg = f"{path} was compressed by a filter that HDF5 does not have by itself: pip install hdf5plugin."
@@ -296,7 +384,7 @@ def open_h5(path: Path) -> h5py.File:
 
 
 def _filters_of(item: h5py.Dataset | h5py.Group) -> list[int]:
-    """Numbers of the filters that a dataset passes."""
+    """Return the identifiers of the HDF5 filters (such as compression) of a dataset; of a group, an empty list."""
     if not isinstance(item, h5py.Dataset):
         return []
     created = item.id.get_create_plist()
@@ -304,36 +392,37 @@ def _filters_of(item: h5py.Dataset | h5py.Group) -> list[int]:
 
 
 def mapped(dataset: h5py.Dataset) -> np.ndarray | None:
-    """A read-only array over the bytes of a dataset; `None` where they do not lie in one stretch as they are.
+    """Return a read-only memory-mapped array of a dataset, or `None` if the dataset cannot be mapped.
 
-    As long as it lives the file is open, and HDF5 refuses to write to it.
+    A dataset can be mapped if its values lie uncompressed and contiguous in the file. As long as the array exists, the
+    file stays open, and HDF5 refuses to write to it.
     """
     offset = dataset.id.get_offset() if dataset.chunks is None and not dataset.external else None
     if offset is None:
         return None
     array = np.memmap(dataset.file.filename, dataset.dtype, mode="r", offset=offset, shape=dataset.shape)
     array.file = dataset.file  # type: ignore[attr-defined]
-    # a plain array: AnnData writes none of another type
+    # a plain array, since AnnData cannot write a np.memmap
     return array.view(np.ndarray)
 
 
 class HDF5Source:
-    """Images in an HDF5 dataset of any chunks and compression, read through its library.
+    """Images in an HDF5 dataset with any chunks and compression, read with h5py.
 
-    Every chunk that holds some of the rows is decompressed once. Where a chunk spans many rows, a few random ones cost
-    as much as all of them.
+    A read decompresses each chunk that contains requested rows once. If a chunk holds many rows, reading a few random
+    rows costs as much as reading all of them.
 
     Parameters
     ----------
     images
-        Shape ``(N, C, H, W)``, of an open file.
+        Dataset of shape ``(N, C, H, W)`` in an open file.
     where
-        How an error should call it, and its file.
+        Name of the dataset and its file in error messages.
 
     Raises
     ------
     TypeError, ValueError
-        If it does not hold images, see :class:`ArraySource`.
+        If the dataset does not hold images, see :class:`ArraySource`.
     """
 
     in_memory = False
@@ -346,14 +435,25 @@ class HDF5Source:
         self._images, self._where = images, where
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Images of these rows, in this order, as stored and free to change.
+        """Read the images of the given rows, in the given order, into an array that the caller may modify.
+
+        Parameters
+        ----------
+        rows
+            Row numbers or a slice.
+        out
+            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+
+        Returns
+        -------
+        Inputs ``(len(rows), …)`` in the stored dtype.
 
         Raises
         ------
         IndexError
-            If there is no such row.
+            If a row number is out of range.
         ValueError
-            If the file is damaged there.
+            If the file is damaged where these rows are stored.
         """
         out = target_of(self, rows, out)
         rows = numbers_of(rows, self.shape[0])
@@ -361,7 +461,7 @@ class HDF5Source:
             return out
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
-        # rows of one chunk, and neighbours, are read at once
+        # rows of the same chunk, and adjacent rows, are read with one call
         apart = (np.diff(wanted) > 1) & (np.diff(wanted // self.chunk_rows) != 0)
         for start, stop in _runs(apart):
             first, last = int(wanted[start]), int(wanted[stop - 1])
@@ -377,34 +477,42 @@ class HDF5Source:
         return out
 
 
-# bytes of an index of a shard: offset and length of a chunk, and behind all of them their checksum
+# A shard ends with an index of its chunks. Sizes in bytes: an entry (offset and length of one chunk), and the checksum
+# that follows all entries.
 _ENTRY, _CHECKSUM = 16, 4
+# offset in the index of a chunk that is not stored
 _EMPTY = np.uint64(2**64 - 1)
-# chunks this close to each other are fetched at once
+# maximum gap, in bytes, between chunks that are read with one call
 _GAP = 2**16
 
 
 class ZarrSource:
-    """Images, or features, in a Zarr array.
+    """Images or features in a Zarr array.
 
-    Where it lies in a folder, its chunks hold whole rows and their coding is common (none, lz4, zstd, blosc, gzip),
-    chunks are found by each shard's index and read as bytes, many times as fast as through Zarr; else through Zarr.
-    Checksums of compressed rows are tested as they are read; those of others by :func:`verify_screen` alone, since
-    testing takes longer than reading.
+    Chunks are read as bytes directly from the files, many times faster than with Zarr, if all of these conditions hold:
+
+    - The array is in a local folder, in Zarr format 3 and in the byte order of this machine.
+    - Each chunk holds whole rows.
+    - The compression is a common one (none, lz4, zstd, blosc or gzip).
+
+    Otherwise, the array is read with Zarr.
+
+    Reading verifies the checksums of compressed rows. For uncompressed rows that are one chunk each, verification would
+    take longer than reading, so that only :func:`verify_screen` verifies their checksums.
 
     Parameters
     ----------
     images
-        Shape ``(N, C, H, W)``.
+        Array of shape ``(N, C, H, W)``. With ``kind`` for features, an array of shape ``(N, F)``.
     where
-        How an error should call it.
+        Name of the array in error messages.
     kind
-        Whether these are images or features.
+        Kind of inputs: images (default) or features.
 
     Raises
     ------
     TypeError, ValueError
-        If it does not hold images, see :class:`ArraySource`.
+        If the array does not hold inputs of this kind, see :class:`ArraySource`.
 
     Examples
     --------
@@ -424,27 +532,39 @@ class ZarrSource:
         self.dtype: np.dtype = images.dtype
         self._images, self._where = images, where
         self.chunk_rows: int = images.chunks[0]
-        """How many rows a chunk has; one of them costs as much to read as all."""
+        """Number of rows per chunk; reading one row costs as much as reading all rows of its chunk."""
         self._chunks_per_shard = 1 if images.shards is None else images.shards[0] // images.chunks[0]
         local = isinstance(images.store, LocalStore) and images.metadata.zarr_format == 3
         self._undo = _undone(images) if local and images.chunks[1:] == images.shape[1:] else None
         if self._undo is not None:
             self._files = _Files(Path(images.store.root) / images.path)  # type: ignore[attr-defined]
         self._indices: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # a store of ours leaves no chunk out: what is missing is lost, and not meant to be empty
+        # Zarr does not store chunks that hold only the fill value. Stores written by scbd have no such chunks, so that
+        # a missing chunk of these stores is lost data.
         self._complete = STORE_KEY in images.attrs
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of these rows, in this order, as stored and free to change.
+        """Read the inputs of the given rows, in the given order, into an array that the caller may modify.
+
+        Parameters
+        ----------
+        rows
+            Row numbers or a slice.
+        out
+            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+
+        Returns
+        -------
+        Inputs ``(len(rows), …)`` in the stored dtype.
 
         Raises
         ------
         IndexError
-            If there is no such row.
+            If a row number is out of range.
         FileNotFoundError
             If a shard is missing from a store that scbd has written.
         ValueError
-            If a file is truncated, or a checksum wrong (which, and which rows).
+            If a file is truncated, or a checksum is wrong. The message names the file and the rows in it.
         """
         out = target_of(self, rows, out)
         if self._undo is None:
@@ -470,6 +590,7 @@ class ZarrSource:
         return out
 
     def _read_shard(self, number: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        """Read rows of one shard, given in ascending order, into the positions ``places`` of ``out``."""
         if number not in self._indices:
             self._indices[number] = self._read_index(number)
         offsets, lengths = self._indices[number]
@@ -480,7 +601,7 @@ class ZarrSource:
             rows, places, chunks = rows[~empty], places[~empty], chunks[~empty]
         if not len(rows):
             return
-        # behind what is stored as it is, nothing or a checksum
+        # uncompressed chunks of one row each, with or without a checksum at the end
         if self.chunk_rows == 1 and self._undo in ([_copied], [_checked, _copied]):
             self._read_plain(self._key(number), offsets[chunks], lengths[chunks], places, out)
         else:
@@ -489,7 +610,10 @@ class ZarrSource:
     def _read_plain(
         self, key: str, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> None:
-        """Neighbours that stay neighbours are read at once, to where they belong."""
+        """Read uncompressed chunks of one row each straight into ``out``, without verifying their checksums.
+
+        Chunks that are adjacent in the file and in ``out`` are read with one call.
+        """
         size = out[:1].nbytes
         flat = out.data.cast("B")
         passed_over = memoryview(bytearray(int(lengths[0]) - size))
@@ -511,7 +635,7 @@ class ZarrSource:
         places: np.ndarray,
         out: np.ndarray,
     ) -> None:
-        """Chunks that lie close are fetched at once, and decoded one by one."""
+        """Read chunks and decode them one by one; chunks that lie close together in the file are read with one call."""
         edges = list(_runs(np.diff(chunks) != 0))
         wanted = chunks[[start for start, _ in edges]]
         starts, ends = offsets[wanted], offsets[wanted] + lengths[wanted]
@@ -533,7 +657,10 @@ class ZarrSource:
                     out[places[start:stop]] = chunk[rows[start:stop] % self.chunk_rows]
 
     def _read_index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the chunks of a shard their offsets and lengths; an empty one has length 0."""
+        """Return the offset and the length, in bytes, of each chunk of a shard, int64 ``(chunks_per_shard,)`` each.
+
+        A chunk that is not stored, because it holds only the fill value, has length 0.
+        """
         n, key = self._chunks_per_shard, self._key(number)
         try:
             if self._images.shards is None:
@@ -556,7 +683,10 @@ class ZarrSource:
 
 
 def _undone(array: zarr.Array) -> list[Callable] | None:
-    """What makes rows of the bytes of a chunk, the last step to an array; `None` if it takes Zarr to do that."""
+    """Return the functions that decode the bytes of a chunk, in order, or `None` if only Zarr can decode the array.
+
+    Each function takes the result of the one before. The last function also takes the array to write the rows to.
+    """
     import numcodecs
     from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
@@ -582,23 +712,23 @@ def _undone(array: zarr.Array) -> list[Callable] | None:
 
 
 def _name_of(choice: Any) -> str:
-    """Of one of Zarr's choices: members of enumerations until its version 3.3, plain text in 3.4."""
+    """Return the text of one of Zarr's options, which is an enumeration member up to Zarr 3.3 and text from 3.4 on."""
     return str(getattr(choice, "value", choice))
 
 
 def _checked(data: bytes | memoryview) -> memoryview:
-    """All but the last four bytes, which are the checksum of the rest (CRC-32C).
+    """Return the data without its last four bytes, after verifying that these are the checksum (CRC-32C) of the rest.
 
     Raises
     ------
     ValueError
-        If they are not.
+        If the checksum is wrong.
     """
     from numcodecs.checksum32 import CRC32C
 
     view = memoryview(data)
     body, stored = view[:-_CHECKSUM], int.from_bytes(view[-_CHECKSUM:], "little")
-    # of a view of bytes it takes arrays alone
+    # CRC32C.checksum accepts an array, but not a memoryview
     if CRC32C.checksum(np.frombuffer(body, np.uint8)) != stored:
         msg = "a checksum is wrong"
         raise ValueError(msg)
@@ -606,20 +736,28 @@ def _checked(data: bytes | memoryview) -> memoryview:
 
 
 def _copied(data: bytes | memoryview, out: np.ndarray) -> None:
+    """Copy the uncompressed bytes of a chunk into an array."""
     out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
 
 
 def _runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Stretches of places between which nothing is apart, as start and stop; ``(n - 1,)`` for n places."""
+    """Yield the start and stop of each run of positions that belong together.
+
+    Parameters
+    ----------
+    apart
+        Boolean ``(n - 1,)`` for ``n`` positions: true where a position and the next belong to different runs.
+    """
     edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(apart) + 1]
     yield from zip(edges[:-1], edges[1:], strict=True)
 
 
 class _Files:
-    """Files of a folder, read by ranges of bytes; the last few hundred are kept open."""
+    """Files of a folder, read by ranges of bytes; up to 256 of them are kept open."""
 
+    # maximum number of open files
     _MOST = 256
-    # of one system call; Linux takes 1,024
+    # maximum number of buffers per system call; Linux accepts 1,024
     _TARGETS = 512
 
     def __init__(self, folder: Path) -> None:
@@ -627,20 +765,22 @@ class _Files:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def path(self, key: str) -> Path:
-        """Of a file."""
+        """Return the path of a file."""
         return self._folder / key
 
     def size(self, key: str) -> int:
-        """Number of bytes."""
+        """Return the size of a file in bytes."""
         return self.path(key).stat().st_size
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """So many bytes from ``start``; a negative one counts from the end.
+        """Read ``length`` bytes from position ``start``; a negative ``start`` counts from the end of the file.
 
         Raises
         ------
-        FileNotFoundError, EOFError
-            If there is no such file, or it is shorter.
+        FileNotFoundError
+            If there is no such file.
+        EOFError
+            If the file ends before the last requested byte.
         """
         descriptor = self._descriptor(key)
         if start < 0:
@@ -652,7 +792,15 @@ class _Files:
         return data
 
     def read_into(self, key: str, start: int, targets: Sequence[memoryview]) -> None:
-        """Fill one target after the other with bytes from ``start``, without a copy; errors are those of `read`."""
+        """Fill the targets one after the other with bytes from position ``start`` on, without an intermediate copy.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        EOFError
+            If the file ends before the last requested byte.
+        """
         descriptor = self._descriptor(key)
         for first in range(0, len(targets), self._TARGETS):
             some = list(targets[first : first + self._TARGETS])
@@ -664,7 +812,7 @@ class _Files:
                 start += n
                 while some and n >= len(some[0]):
                     n -= len(some.pop(0))
-                if n:  # a system call reads at most 2 GiB
+                if n:  # filled in part, since a system call reads at most 2 GiB
                     some[0] = some[0][n:]
 
     def _descriptor(self, key: str) -> int:
@@ -681,22 +829,25 @@ class _Files:
             os.close(descriptor)
 
 
-# enough that pictures which were corrected, exchanged or rescaled differ somewhere, few enough to be read in no time
+# number of cells whose inputs enter a digest: enough to detect images that were corrected, exchanged or rescaled, and
+# few enough to be read quickly
 _SAMPLED = 64
-# rows whose hashes are in memory at once
+# number of rows whose hashes are in memory at once
 _HASHED = 65_536
 
 
 def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
-    """SHA-256 of a table, all of it, and of the pixels of 64 cells that are always the same for so many cells.
+    """Compute the SHA-256 of a whole table of cells and of the inputs of up to 64 cells.
+
+    The 64 cells are drawn at random, with the number of cells as the seed. They are therefore the same in each call.
 
     Parameters
     ----------
     source
-        Images ``(N, C, H, W)`` of the rows of the table; `None` for none.
+        Source of the images or features of the cells; `None` if there are no inputs to include.
     table
-        What is known of each cell; rows in another order, or columns of another name, are another table. Values count,
-        not the codes of a categorical, nor its unused categories.
+        Table with one row per cell, including its index. Reordering rows or renaming a column changes the digest.
+        Categorical columns count by their values: codes and unused categories do not change the digest.
 
     Returns
     -------
@@ -717,27 +868,31 @@ def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
 
 
 def _alone(column: pd.Series) -> pd.Series:
-    """Without the categories of other rows: names of millions would all be hashed with every part."""
+    """Return a column without the categories that do not occur in it.
+
+    Otherwise all categories, which may be millions of names, would be hashed again with each part of the table.
+    """
     return column.cat.remove_unused_categories() if isinstance(column.dtype, pd.CategoricalDtype) else column
 
 
+# marks the end of the items in the queue of prefetch
 _END = object()
-# more would only wait for the one that reads
+# maximum number of worker threads; more of them would only wait for the thread that is reading
 _MOST_WORKERS = 16
 
 
 def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
-    """Iterate over items in order, made by a background thread that is up to ``ahead`` items in front.
+    """Iterate over items that a background thread produces in order, up to ``ahead`` items in advance.
 
-    An exception of the iterable is raised where its item would have come. When the iteration is closed early, the
-    thread ends with the item at hand. A worker process would cost more than it gives: gathering is done by libraries
-    that hold Python's lock for none of that time.
+    An exception that the iterable raises is raised here in place of its item. If the iteration is closed early, the
+    thread finishes its current item and ends. A thread suffices: the libraries that gather rows release Python's global
+    interpreter lock, so that a separate process would cost more than it gains.
     """
     made: queue.Queue = queue.Queue(ahead)
     left = threading.Event()
 
     def hand_over(item: object) -> bool:
-        """Wait for room; false when nobody is there any more."""
+        """Put an item into the queue as soon as there is room; return false if the iteration has been closed."""
         while not left.is_set():
             try:
                 made.put(item, timeout=0.1)
@@ -752,7 +907,7 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
                 if not hand_over((item, None)):
                     return
             hand_over((_END, None))
-        except BaseException as error:  # noqa: BLE001 whatever it is, it belongs to the one who iterates
+        except BaseException as error:  # noqa: BLE001 any exception is raised again where the items are iterated
             hand_over((_END, error))
 
     thread = threading.Thread(target=make, name="scbd-prefetch", daemon=True)
@@ -771,13 +926,15 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
 
 
 def worked_on(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
-    """Results of all items in their order, made by threads of which each uses one core, at least two and at most 16.
+    """Apply a function to all items in several threads, and yield the results in the order of the items.
 
-    An exception is raised where its result would have come. Then, and when the iteration is closed early, what has been
-    begun is finished, and nothing else begun.
+    There is one thread per core, but at least 2 and at most 16 threads. Each thread limits torch to one core.
+
+    An exception is raised in place of its result. After an exception, or if the iteration is closed early, calls that
+    have begun are finished, and no others are begun.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # two, since one works while another waits for the disk
+    # at least two threads, so that one works while another waits for the disk
     n_workers = min(max(cores, 2), _MOST_WORKERS)
     with torch_threads_kept(), ThreadPoolExecutor(n_workers, "scbd-worker", one_torch_thread) as pool:
         yield from pool.map(work, items)

@@ -1,4 +1,4 @@
-"""Training, validation and test cells: stratified at random, whole environments or perturbations, or by a column."""
+"""Splits into training, validation and test cells: stratified, by environment, by perturbation, or from a column."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+# accepted values of a split column, in lower case, and the part that each stands for
 _NAMES = {
     "train": "train",
     "training": "train",
@@ -29,7 +30,9 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the three parts, each int64; disjoint, together not necessarily all cells.
+    """Row numbers of the training, validation and test cells of a data set.
+
+    No cell is in two parts. Cells may be in none of the parts. The parts are stored as sorted row numbers, int64.
 
     Parameters
     ----------
@@ -39,8 +42,10 @@ class Split:
     Raises
     ------
     ValueError
-        If there is no training cell, a cell is in two parts or twice in one, a row number is negative or not whole, or
-        masks differ in length.
+        If there is no training cell, a cell occurs in two parts or twice in one, a row number is negative or not an
+        integer, or masks differ in length.
+    TypeError
+        If a part is a masked array.
 
     Examples
     --------
@@ -74,24 +79,24 @@ class Split:
             raise ValueError(msg)
 
     def __repr__(self) -> str:
-        """Numbers of cells, for a person."""
+        """Return the number of cells in each part as text."""
         parts = {name: len(getattr(self, name)) for name in ("train", "validation", "test")}
         counts = ", ".join(f"{name} {n:,}" for name, n in parts.items())
         return f"Split of {sum(parts.values()):,} cells: {counts}"
 
     def seen(self, values: ArrayLike, part: Literal["validation", "test"] = "test") -> np.ndarray:
-        """Which cells of a part have a value (a perturbation, an environment) that occurs among training cells.
+        """Return a mask of the cells of a part whose perturbation (or environment) occurs among the training cells.
 
         Parameters
         ----------
         values
-            Of all cells, ``(N,)``.
+            Perturbation, environment or another label of each cell of the data set, ``(N,)``.
         part
             ``"test"`` or ``"validation"``.
 
         Returns
         -------
-        Mask of the rows of that part, in their order.
+        Boolean mask over the rows of that part, in their order.
 
         Raises
         ------
@@ -106,6 +111,15 @@ class Split:
 
 
 def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
+    """Return a part of a split as sorted row numbers, int64.
+
+    Raises
+    ------
+    TypeError
+        If the part is a masked array.
+    ValueError
+        If the part is neither a one-dimensional array of integers nor a mask, or if a row number is negative.
+    """
     check_unmasked(f"The {name} part of a split", given)
     if pd.api.types.is_bool_dtype(given):
         return np.flatnonzero(np.asarray(given, dtype=bool))
@@ -124,20 +138,29 @@ def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
 
 
 def split_by_column(obs: pd.DataFrame, column: str) -> Split:
-    """Take the split from a column of ``train``, ``validation`` (or ``val``) and ``test``; others are left out.
+    """Read a split from a column whose values are ``train``, ``validation`` and ``test``.
+
+    Upper case, ``training``, ``val`` and ``valid`` are accepted as well. Cells with any other value are in no part.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells.
+    column
+        Name of the column.
 
     Raises
     ------
     KeyError
         If there is no such column.
     ValueError
-        If no cell is ``train``.
+        If no cell is in the training part.
 
     Warns
     -----
     UserWarning
-        If there are other values, which may be typing errors. Cells without a value, or with ``"left out"``, are left
-        out in silence.
+        If there are other values, which may be typing errors. Missing and empty values, and the value
+        ``scbd._anndata.LEFT_OUT``, raise no warning.
     """
     if column not in obs:
         raise KeyError(missing_key("obs", column, obs.columns, "split"))
@@ -157,7 +180,7 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
             "are 'train', 'validation' and 'test'; cells that are meant to be excluded have no value."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
-    # the last one is for cells without a value, whose code is -1
+    # the last entry is for cells without a value, since their code -1 indexes it
     number = {"train": 1, "validation": 2, "test": 3}
     part = np.array([*(number.get(name or "", 0) for name in names), 0], dtype=np.int8)[codes]
     del codes
@@ -172,20 +195,22 @@ def stratified_split(
     seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Split:
-    """Split at random such that each stratum is divided in the same proportions, to within one cell.
+    """Split cells at random such that each stratum is divided in the same proportions, to within one cell.
 
-    A stratum too small to be divided falls on one side at random, so that the expected sizes are exact.
+    A stratum that is too small to be divided falls into one part at random. The expected sizes of the parts are
+    therefore exact.
 
     Parameters
     ----------
     strata
-        One or several label arrays of length ``N``; cells are stratified by their combination (usually y and e).
+        One or several label arrays of length ``N``. A stratum is a combination of these labels (usually y and e).
     train_size, validation_size
-        Fractions; what they leave is the test part. ``validation_size=None`` takes all of the rest.
+        Fractions of cells for training and validation. The remaining cells are the test part. Default of
+        ``validation_size``: all cells that are not for training.
     seed
-        Seed of the split.
+        Seed of the random split.
     rows
-        Restrict the split to these rows.
+        Row numbers of the cells to split. Default: all cells.
 
     Raises
     ------
@@ -206,15 +231,15 @@ def stratified_split(
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(strata[0]) if rows is None else np.asarray(rows))
     stratum = _codes(strata)[shuffled]
-    # numbered as they come
+    # renumber the strata from 0, in the order of their first cells
     stratum = pd.factorize(stratum)[0].astype(np.int32, copy=False)
     sizes = np.bincount(stratum)
-    # systematic sampling: cells of a stratum stand at equal distances on [0, 1), the first at a random place
+    # systematic sampling: the cells of a stratum are placed at equal distances on [0, 1), the first at random
     position = _counted(stratum, sizes)
     position += rng.random(len(sizes))[stratum]
     position /= sizes[stratum]
     del stratum
-    # the epsilon keeps 0.9 + (1 - 0.9) from leaving a cell behind
+    # the epsilon absorbs rounding errors: 0.9 + (1 - 0.9) must not be so small that a cell falls into the test part
     is_train, is_kept = position < train_size, position < train_size + validation_size + 1e-9
     del position
     return Split(train=shuffled[is_train], validation=shuffled[is_kept & ~is_train], test=shuffled[~is_kept])
@@ -228,25 +253,25 @@ def hold_out_environments(
     validation_size: float = 0.1,
     seed: int = 0,
 ) -> Split:
-    """Test on whole environments that training and validation never see.
+    """Split cells such that the test part consists of whole environments, unseen in training and validation.
 
     Parameters
     ----------
     environments
-        Environment of each cell.
+        Environment of each cell, ``(N,)``.
     held_out
         Environments of the test part.
     strata
-        Further labels to stratify training and validation by, besides the environment.
+        Further labels by which training and validation are stratified, in addition to the environment.
     validation_size
-        Fraction of the other environments' cells.
+        Fraction of the cells of the other environments that are used for validation.
     seed
-        Seed of the split.
+        Seed of the random split into training and validation.
 
     Raises
     ------
     ValueError
-        If a held-out environment does not occur, a cell has none, or none is left to train on.
+        If a held-out environment does not occur, a cell has no environment, or no environment remains to train on.
 
     Examples
     --------
@@ -271,42 +296,45 @@ def hold_out_perturbations(
     held_out_environments: Sequence[object] = (),
     seed: int = 0,
 ) -> Split:
-    """Test on perturbations that training and validation never see, and on whole environments besides.
+    """Split cells such that test cells have a perturbation or an environment that is unseen in training.
 
     ========================  =====================  ========================
-    perturbation              kept environments      held-out environments
+    perturbation              other environments     held-out environments
     ========================  =====================  ========================
-    to train on, or ``keep``  train                  test
-    of validation             validation             left out
-    held out                  test                   test
+    training, or in ``keep``  train                  test
+    validation                validation             in no part
+    test                      test                   test
     ========================  =====================  ========================
 
-    :meth:`Split.seen` tells the parts of the test cells apart. Validation has perturbations of its own, so that models
-    are chosen by what they do to perturbations that they were not trained on.
+    :meth:`Split.seen` distinguishes the test cells whose perturbation or environment was seen in training. Validation
+    cells have perturbations of their own, so that models are selected by their results on perturbations they were not
+    trained on.
 
     Parameters
     ----------
     labels
-        Perturbation of each cell, ``(N,)``. Controls whose label is their position are held out by position: those of
-        the test part are negatives that nothing was fitted on.
+        Perturbation of each cell, ``(N,)``. Controls that are labelled with their position are held out by position,
+        like perturbations. Controls in the test part then serve as negatives on which no model was fitted.
     held_out
-        Perturbations to test on; drawn at random by default.
+        Perturbations to test on. Default: drawn at random.
     share, validation_share
-        Of all perturbations but those of ``keep``, how many are drawn for testing and for validation: each at least
-        one, or none where the share is 0.
+        Fractions of perturbations to draw for the test part and for the validation part, relative to all perturbations
+        that are not in ``keep``. At least one perturbation is drawn for a part, unless its fraction is 0. ``share`` has
+        no effect if ``held_out`` is given.
     keep
         One perturbation or several that are never held out, such as the control.
     environments
         Environment of each cell, ``(N,)``.
     held_out_environments
-        Environments of the test part.
+        Environments of the test part. Default: none.
     seed
-        Seed of the draw.
+        Seed of the random draw.
 
     Raises
     ------
     ValueError
-        If a share is no number from 0 to 1, a name does not occur, a cell has no label, or nothing is left to train on.
+        If a fraction is not a number from 0 to 1, a name does not occur, a perturbation is both held out and in
+        ``keep``, a cell has no label, or no perturbation or environment remains to train on.
 
     Examples
     --------
@@ -349,16 +377,22 @@ def hold_out_perturbations(
 
 
 def matched_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """For each validation cell, in their order, another training cell of its label, as long as there are some.
+    """Draw one training cell with the same label for each validation cell, without replacement.
+
+    If a label has fewer training cells than validation cells, the last of its validation cells get no training cell.
 
     Parameters
     ----------
     split
         Training and validation rows.
     labels
-        Codes, non-negative integers ``(N,)``.
+        Codes of the labels of all cells, non-negative integers ``(N,)``.
     seed
-        Of which ones.
+        Seed of the random draw.
+
+    Returns
+    -------
+    Row numbers of training cells, in the order of the validation cells for which they were drawn.
     """
     train = np.random.default_rng(seed).permutation(split.train)
     of_train, of_validation = labels[train], labels[split.validation]
@@ -370,7 +404,7 @@ def matched_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
-    """One number for each combination of labels, int32 ``(N,)``."""
+    """Return one integer code per combination of labels, int32 ``(N,)``."""
     codes = np.zeros(len(strata[0]), dtype=np.int32)
     for labels in strata:
         check_unmasked("A stratum", labels)
@@ -384,7 +418,15 @@ def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _counted(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """How many of its group stand before each, float64 ``(N,)``."""
+    """Return for each cell the number of earlier cells in its group, float64 ``(N,)``.
+
+    Parameters
+    ----------
+    groups
+        Group of each cell, non-negative integers ``(N,)``.
+    sizes
+        Number of cells per group.
+    """
     order = np.argsort(groups, kind="stable")
     counted = np.empty(len(groups))
     counted[order] = np.arange(len(groups))
@@ -393,7 +435,14 @@ def _counted(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequence[object], n: int) -> np.ndarray:
-    """Mask of cells in held-out environments, ``(n,)``."""
+    """Return a mask of the cells in held-out environments, boolean ``(n,)``.
+
+    Raises
+    ------
+    ValueError
+        If environments are held out but not given, a name does not occur, a cell has no environment, the number of
+        cells differs from ``n``, or all environments are held out.
+    """
     if environments is None:
         if len(held_out):
             msg = "held_out_environments needs environments, with a value for each cell."
@@ -411,7 +460,15 @@ def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequ
 
 
 def _known(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of values and the values, whose order does not depend on that of the cells."""
+    """Return the code of each value, and the sorted distinct values.
+
+    Because the values are sorted, the codes do not depend on the order of the cells.
+
+    Raises
+    ------
+    ValueError
+        If a cell has no value.
+    """
     check_unmasked(name, given)
     codes, values = pd.factorize(np.asarray(given), sort=True)
     missing = np.flatnonzero(codes < 0)
@@ -422,7 +479,16 @@ def _known(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.nda
 
 
 def _places(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -> np.ndarray:
-    """Where names stand among values; a number has one name, as text, too."""
+    """Return the positions of names in an array of distinct values.
+
+    Names and values are compared as text, in which whole numbers have one form: 1 equals 1.0. The last argument
+    completes the error message "No cell …".
+
+    Raises
+    ------
+    ValueError
+        If a name does not occur.
+    """
     place_of = {label_text(value): place for place, value in enumerate(values)}
     places = np.array([place_of.get(label_text(name), -1) for name in names], dtype=np.int64)
     if (places < 0).any():
