@@ -1,4 +1,7 @@
-"""Numbers about embeddings. Stands on numpy, pandas and scikit-learn; imports neither scvi-tools nor a model."""
+"""Scores of embeddings: probes, mixing of environments, retrieval, gene relationships, effects and explained variance.
+
+The package is built on numpy, pandas, scipy and scikit-learn. It imports neither scvi-tools nor a model.
+"""
 
 from scbd.metrics._benchmark import benchmark, rank, styled, summarise
 from scbd.metrics._effects import perturbation_effects

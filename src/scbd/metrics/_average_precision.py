@@ -1,7 +1,8 @@
-"""Average precision of one query among a gallery, and what random orders give.
+"""Average precision of single queries, and its distribution over random orders.
 
-Items that are equally near have no order. Scores here are the mean over all their orders, so that they follow from
-positions in the embedding alone: where all rows are the same vector, every score is that of chance.
+Items that are equally similar to a query have no order. The average precision is therefore averaged over all orders of
+such ties, so that it depends on the embedding alone and not on the order of the rows. If all rows are the same vector,
+every query has the average precision that is expected by chance.
 """
 
 from __future__ import annotations
@@ -15,31 +16,35 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# cosines that differ by less are equal: far above the rounding of a product, far below what noise moves them by
+# decimals to which cosines are rounded before they are compared: far coarser than the rounding error of a matrix
+# product, far finer than the differences that noise in the data causes
 _DECIMALS = 9
-# positives that are compared with all negatives, where to sort these would take longer
+# maximum number of positives that are compared with each negative; with more, it is faster to sort the negatives
 _FEW = 16
-# cosines held at a time, and numbers drawn at a time
+# maximum number of cosines, or of random numbers, that are held in memory at once
 _BLOCK = 1 << 22
-# a score that was reached by another sum of the same fractions
+# scores that differ by less are equal: sums of the same fractions in another order differ by rounding errors
 _ROUNDING = 1e-12
 
 
 class Scores(NamedTuple):
-    """Of queries that have something to find, and something else to tell it from."""
+    """Average precision of all queries that have at least one positive and one negative."""
 
     rows: np.ndarray
-    """Their rows, ``(Q,)``."""
+    """Row numbers of the queries, ``(Q,)``."""
     average_precision: np.ndarray
-    """float64 ``(Q,)``."""
+    """Average precision of each query, float64 ``(Q,)``."""
     n_positives: np.ndarray
-    """``(Q,)``."""
+    """Number of positives of each query, ``(Q,)``."""
     n_negatives: np.ndarray
-    """``(Q,)``."""
+    """Number of negatives of each query, ``(Q,)``."""
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1, float64; a row of zeros stays one, and its cosine to any other is 0."""
+    """Return the rows scaled to length 1, as float64.
+
+    A row of zeros stays a row of zeros, so that its cosine with any other row is 0.
+    """
     unit = x.astype(np.float64)
     length = np.sqrt(np.einsum("nd,nd->n", unit, unit))
     unit /= np.where(length > 0, length, 1)[:, None]
@@ -53,18 +58,25 @@ def score_queries(
     positives: Callable[[int], np.ndarray],
     negatives: Callable[[np.ndarray], np.ndarray],
 ) -> Scores:
-    """Average precision of each query by cosine, block by block.
+    """Compute the average precision of each query, with all items ranked by their cosine with the query.
+
+    Queries without a positive or without a negative are omitted from the result. Cosines are computed for a block of
+    queries at a time, which limits memory.
 
     Parameters
     ----------
     unit
         Rows of length 1, ``(N, D)``.
-    queries, gallery
-        Row numbers ``(Q,)`` and ``(G,)``.
+    queries
+        Row numbers of the queries, ``(Q,)``.
+    gallery
+        Row numbers of the items that may be negatives, ``(G,)``.
     positives
-        From the row of a query to the rows that it should find; these need not be in the gallery.
+        Function from the row number of one query to the row numbers of its positives, the items that should be ranked
+        first. Positives need not be in the gallery.
     negatives
-        From rows of queries ``(B,)`` to a mask ``(B, G)`` of those of the gallery that it should not find.
+        Function from the row numbers of several queries ``(B,)`` to a boolean mask ``(B, G)``. The mask marks the items
+        of the gallery that are negatives of each query.
     """
     against = unit[gallery]
     found: list[tuple[int, float, int, int]] = []
@@ -87,14 +99,14 @@ def score_queries(
 
 
 def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
-    """Mean precision at the positives, expected over all orders of what is equal.
+    """Compute the mean precision at the positives, averaged over all orders of equal similarities.
 
     Parameters
     ----------
     positives
-        Similarities to what should be found, ``(P,)``, at least one.
+        Similarities of the query to its positives, ``(P,)``, at least one.
     negatives
-        Similarities to what should not, ``(M,)``.
+        Similarities of the query to its negatives, ``(M,)``.
     """
     ranked = np.sort(positives)[::-1]
     above, at_least = _counts_from(ranked, negatives)
@@ -108,7 +120,7 @@ def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
 
 
 def _counts_from(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many values are above each threshold, and how many are not below it."""
+    """Count the values above each threshold, and the values at or above each threshold."""
     if len(thresholds) <= _FEW:
         counts = [(np.count_nonzero(values > limit), np.count_nonzero(values >= limit)) for limit in thresholds]
         above, at_least = np.array(counts).T
@@ -120,12 +132,15 @@ def _counts_from(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray
 
 
 def chance(n_positives: int, n_negatives: int) -> float:
-    """Average precision of a random order, expected."""
+    """Compute the expected average precision of a random order."""
     return _among_equals(n_positives, n_negatives, 0, 0) / n_positives
 
 
 def _among_equals(n_positives: int, n_negatives: int, positives_above: int, all_above: int) -> float:
-    """Precision summed over the positives of a group of equal similarities, expected over its orders."""
+    """Sum the expected precision at the positives of one group of equal similarities, over all orders of the group.
+
+    ``positives_above`` and ``all_above`` are the numbers of positives, and of all items, with a higher similarity.
+    """
     n = n_positives + n_negatives
     before = np.arange(n)
     found = positives_above + 1 + before * (n_positives - 1) / max(1, n - 1)
@@ -133,14 +148,17 @@ def _among_equals(n_positives: int, n_negatives: int, positives_above: int, all_
 
 
 class Null:
-    """Average precision of random orders, drawn once for each number of positives and negatives.
+    """Null distribution of the average precision, from random orders.
+
+    The distribution depends on the numbers of positives and of negatives only. Scores are drawn once for each pair of
+    these numbers, and are then reused.
 
     Parameters
     ----------
     n_permutations
-        Random orders of each.
+        Number of random orders for each pair of numbers.
     seed
-        Of them; those of one pair of numbers do not depend on which others are drawn.
+        Seed of the random orders. The orders of one pair do not depend on the other pairs that are drawn.
     """
 
     def __init__(self, n_permutations: int, seed: int) -> None:
@@ -148,10 +166,18 @@ class Null:
         self._drawn: dict[tuple[int, int], np.ndarray] = {}
 
     def p_value(self, score: float, n_positives: ArrayLike, n_negatives: ArrayLike) -> float:
-        """How often the mean over some queries is at least this high.
+        """Return the p value of a mean average precision over several queries, against random orders.
 
-        Queries of one perturbation find each other and are far from independent. Their null scores are therefore added
-        in rising order, as if they were one and the same: p is rather too large than too small.
+        Queries of one perturbation retrieve each other, so that their scores are far from independent. The null scores
+        of each query are therefore sorted before they are added over queries, as if all queries had the same rank in
+        their null distributions. This makes the p value conservative: too large rather than too small.
+
+        Parameters
+        ----------
+        score
+            Mean average precision of the queries.
+        n_positives, n_negatives
+            Numbers of positives and of negatives of each query.
         """
         pairs, counts = np.unique(
             np.stack([np.asarray(n_positives), np.asarray(n_negatives)], axis=1), axis=0, return_counts=True
@@ -161,7 +187,7 @@ class Null:
         return float((1 + self._n - below) / (1 + self._n))
 
     def _scores(self, n_positives: int, n_negatives: int) -> np.ndarray:
-        """In rising order, ``(n_permutations,)``."""
+        """Return the scores of the random orders, sorted in ascending order, ``(n_permutations,)``."""
         key = n_positives, n_negatives
         if key not in self._drawn:
             rng = np.random.default_rng([self._seed, *key])
@@ -172,7 +198,8 @@ class Null:
 
 
 def _random_scores(n_positives: int, n_negatives: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    # of positives at random places of a line, a negative falls into a gap as often as that is long: nothing is shuffled
+    # positives at random places divide the unit interval into gaps, and a negative falls into a gap with a probability
+    # equal to its length: drawing these counts replaces shuffling
     gaps = rng.dirichlet(np.ones(n_positives + 1), n)
     before = rng.multinomial(n_negatives, gaps)[:, :-1].cumsum(axis=1)
     found = np.arange(1, n_positives + 1)
@@ -180,5 +207,5 @@ def _random_scores(n_positives: int, n_negatives: int, n: int, rng: np.random.Ge
 
 
 def rounded(cosine: np.ndarray) -> np.ndarray:
-    """Cosines without the rounding of their product, in place: what is equally near compares equal."""
+    """Round cosines in place, so that equal similarities compare equal in spite of rounding errors of their product."""
     return np.round(cosine, _DECIMALS, out=cosine)

@@ -1,6 +1,7 @@
-"""All scores of several embeddings in one tidy frame; and that frame made shorter: over seeds, as ranks, as a table.
+"""All scores of several embeddings in one tidy frame, and summaries of this frame: over seeds, as ranks, as a table.
 
-``METRICS`` is the only place to touch for a new score: what computes it, how it is read, what it needs, and its words.
+A new score needs a new entry in ``METRICS`` only: the entry holds its function, how it is interpreted, the arguments
+that it needs, and its title.
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ from scbd.metrics._table import Embedding, Embeddings, label_names, named_embedd
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# cells that probes and mixing are of, drawn at random
+# maximum number of cells for probes and mixing; a random subset is used if there are more
 _MAX_CELLS = 100_000
+# coverage of confidence intervals
 _LEVEL = 0.95
-# chance of the areas of a curve that no label is hit by
+# AUROC of a classifier without information
 _EVEN = 0.5
+# fraction of all pairs of genes in each tail of their cosines, for the recall of known relations
 _TAIL = 0.05
-# draws that differ by less are equal
+# bootstrap samples whose range is below this value are equal
 _ROUNDING = 1e-12
 _NO_DRAWS = np.empty(0)
-# of biology in a rank, as in Luecken et al. (2022)
+# weights of biology and of batch in the overall rank, as in Luecken et al. (2022)
 _WEIGHTS = {"biology": 0.6, "batch": 0.4}
 _SIDES = {"biology": "biology", "batch": "batch", "shape": "other"}
 _ARROWS = {"higher": "↑", "lower": "↓", "nearer to chance": "→", "": ""}
 _ARROW_WORDS = {"↑": "higher is better", "↓": "lower is better", "→": "nearer to chance is better"}
 _CHANCE = "chance"
 _MOST_DIGITS = 6
-# wide tables scroll on their own, and not the page; names of scores break where they must
+# a wide table scrolls by itself instead of widening the page, and long names of scores break into lines
 _TABLE_STYLES = [
     {"selector": "", "props": "display: block; width: fit-content; max-width: 100%; overflow-x: auto"},
     {"selector": "caption", "props": "caption-side: bottom; text-align: left"},
@@ -64,27 +67,32 @@ _TABLE_STYLES = [
 
 
 class Scored(NamedTuple):
-    """A score."""
+    """Score of an embedding, with the value expected by chance and with bootstrap samples."""
 
     value: float
     chance: float = np.nan
-    """What an embedding that says nothing gets in the same design, or NaN."""
+    """Score of an embedding without information in the same design, or NaN."""
     draws: np.ndarray = _NO_DRAWS
-    """The score of other complexes, perturbations or cells, as if drawn again ``(R,)``; empty where not asked for."""
+    """Bootstrap samples over complexes, perturbations or cells, ``(R,)``; empty if no samples were requested."""
     n_units: float = np.inf
-    """How many there are of what is drawn."""
+    """Number of units that are resampled; the effective number if units differ in size."""
     is_mean: bool = False
-    """Whether it is a mean of what is drawn, or nearly so: how sure it is, Student's t says."""
+    """True if the score is, at least nearly, a mean over the resampled units. Student's t then gives its interval."""
     is_share: bool = False
-    """Whether it is the share of what is drawn that is right: how sure 0 and 1 are, the binomial distribution says."""
+    """True if the score is a fraction of correct units. The binomial distribution then gives the interval of 0 or 1."""
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Ends of the confidence interval; NaN where nothing was drawn, or one unit is all there is.
+        """Return the lower and the upper end of the confidence interval.
 
-        Resamples of a mean give its standard error, never their own quantiles: of few units, no resample is beyond the
-        largest of them, and an F1 loses labels that were not drawn, so that its resamples are low. Where no resample
-        differs from another they give none: a share of 0 or 1 then has the bound of Clopper and Pearson, and all else
-        NaN.
+        Both ends are NaN if there are no bootstrap samples, or only one unit. The method depends on the score:
+
+        - Score that is not a mean: quantiles of the bootstrap samples, widened for few units.
+        - Score that is a mean: value plus and minus its standard error times a quantile of Student's t. The standard
+          error comes from the bootstrap samples. Their quantiles are not used, for two reasons: with few units, no
+          resampled mean exceeds the value of the largest unit; and resampled F1 scores are too low, because some labels
+          are not drawn.
+        - Score that is a mean, with equal bootstrap samples: the bound of Clopper and Pearson for a fraction of 0 or 1,
+          otherwise NaN.
         """
         if not len(self.draws) or self.n_units <= 1:
             return np.nan, np.nan
@@ -96,13 +104,13 @@ class Scored(NamedTuple):
         return self.value - wide, self.value + wide
 
     def minus(self, other: Scored) -> Scored:
-        """The difference, over the same resamples."""
+        """Return the difference from another score, sample by sample."""
         return self._replace(
             value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws, is_share=False
         )
 
     def p_value(self) -> float:
-        """Of a difference that is 0 in truth, two-sided."""
+        """Return the two-sided p value of the hypothesis that this score, a difference, is 0."""
         if not len(self.draws) or self.n_units <= 1:
             return np.nan
         if not self.is_mean:
@@ -112,7 +120,7 @@ class Scored(NamedTuple):
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
 
     def _exact(self, level: float) -> tuple[float, float]:
-        """Ends of the interval of a share of which all units, or none, are right."""
+        """Return the ends of the exact interval of a fraction that is 0 or 1; NaN for all other scores."""
         if not self.is_share or self.value not in (0, 1):
             return np.nan, np.nan
         most = 1 - ((1 - level) / 2) ** (1 / self.n_units)
@@ -120,33 +128,39 @@ class Scored(NamedTuple):
 
     @property
     def _error(self) -> float:
-        """Standard error: draws of n units have the variance of their mean, but for the factor (n - 1) / n."""
+        """Standard error of a mean.
+
+        The bootstrap variance of a mean of n units is too small by the factor (n - 1) / n, which is corrected here.
+        """
         return float(np.std(self.draws) * np.sqrt(self.n_units / (self.n_units - 1)))
 
 
 class Metric(NamedTuple):
-    """A score, or several that are read alike; their names are that of the metric and their own."""
+    """One score, or several scores that are interpreted in the same way.
+
+    The full name of a score is the name of the metric, followed by the score's own name.
+    """
 
     function: Callable[[Cells], dict[str, Scored]]
-    """Scores by their own names; ``""`` for one that is called as the metric is."""
+    """Function that returns the scores by their own names; ``""`` if the score has the name of the metric."""
     side: Literal["biology", "batch", "shape"]
-    """What it tells of."""
+    """Property of the embedding that the scores describe."""
     better: Literal["higher", "lower", "nearer to chance", ""]
-    """Which way is good; empty where neither is."""
+    """Direction of better scores; empty if neither direction is better."""
     needs: tuple[str, ...] = ()
-    """Arguments of :func:`benchmark` that it is computed with, where all are given."""
+    """Arguments of :func:`benchmark` that the metric needs; it is computed if all of them are given."""
     title: Mapping[str, str] = {}
-    """Words for its scores, by their own names."""
+    """Titles of its scores, by their own names."""
     headline: tuple[str, ...] = ()
-    """Those that a short table shows."""
+    """Own names of the scores that a short table shows."""
 
 
 @dataclass
 class Cells:
-    """An embedding that is scored, with what was asked for, see :func:`benchmark`."""
+    """Embedding to be scored, with the arguments of :func:`benchmark`."""
 
     table: AnnData
-    """``obs``, and the embedding as ``obsm["x"]``."""
+    """Table with ``obs``, and with the embedding as ``obsm["x"]``."""
     y_key: str | None
     e_key: str | Sequence[str] | None
     guide_key: str | None
@@ -161,9 +175,9 @@ class Cells:
     e: np.ndarray | None
     """Environment of each cell, ``(N,)``."""
     groups: np.ndarray | None
-    """What the probe of the perturbation holds out as a whole, ``(N,)``."""
+    """Group that the probe of the perturbation holds out as a whole, for each cell, ``(N,)``."""
     drawn: dict[str, int]
-    """``n_bootstrap`` and ``seed``."""
+    """Arguments of the resampling: ``n_bootstrap`` and ``seed``."""
 
     @property
     def x(self) -> Any:
@@ -180,7 +194,7 @@ def _directions(cells: Cells) -> dict[str, Scored]:
 
 
 def _known_relations(cells: Cells) -> dict[str, Scored]:
-    """Area, recall and average precision of the relations of each network."""
+    """Compute the area, the recall and the average precision of the known relations in each network."""
     profiles = aggregate(cells.table, "x", gene_key=str(cells.y_key), guide_key=cells.guide_key, control=cells.control)
     n_bootstrap, seed = cells.drawn["n_bootstrap"], cells.drawn["seed"]
     found: dict[str, Scored] = {}
@@ -206,7 +220,7 @@ def _perturbation(cells: Cells) -> dict[str, Scored]:
 
 
 def _mechanisms(cells: Cells) -> dict[str, Scored]:
-    """How well perturbations find others of their mechanism or target."""
+    """Compute how well perturbations retrieve others with the same mechanism or target."""
     found: dict[str, Scored] = {}
     how: dict[str, Any] = {"y_key": cells.y_key, "control": cells.control or (), "seed": cells.drawn["seed"]}
     for label in cells.labels:
@@ -323,13 +337,19 @@ def _joined(name: str, score: str) -> str:
 
 
 def metric_of(score: str) -> Metric:
-    """How a score of a frame is read: that of the metric with the longest name that its own begins with."""
+    """Return the metric that a score of a frame belongs to.
+
+    It is the metric with the longest name among those that the name of the score begins with. An unknown score gets a
+    metric without a direction.
+    """
     names = [name for name in METRICS if score == name or score.startswith((f"{name}_", f"{name} ("))]
     return METRICS[max(names, key=len)] if names else Metric(lambda _: {}, side="shape", better="")
 
 
 def measure_name(score: str) -> str:
-    """A score of a frame in words, with the name of its network behind them; else its name without underscores.
+    """Return the title of a score, followed by the name of its network in parentheses.
+
+    A score without a title keeps its name, with spaces in place of underscores.
 
     Examples
     --------
@@ -362,73 +382,89 @@ def benchmark(
 ) -> pd.DataFrame:
     """Score embeddings for biology and for batch effects.
 
-    What is asked for decides what is measured: ``y_key`` gives a probe of the perturbation, with ``net`` relationships,
-    with ``label_key`` retrieval of mechanisms and the like, with ``replicates`` that of replicates; ``e_key`` gives
-    probes of the environment and its mixing. Probes and mixing are of 100,000 random cells where there are more.
+    The arguments decide which scores are computed:
+
+    - ``y_key``: probe of the perturbation
+    - ``y_key`` and ``net``: known relations between genes
+    - ``y_key`` and ``label_key``: retrieval of perturbations with the same mechanism or target
+    - ``y_key``, ``e_key``, ``control`` and ``replicates``: retrieval of replicates
+    - ``e_key``: probes of the environment, and mixing of environments
+
+    ``y_key`` or ``e_key`` is required. The effective rank is always computed. Probes and mixing use 100,000 random
+    cells if there are more.
 
     Parameters
     ----------
     adata
         Embedded cells that the embedding was not trained on.
     embeddings
-        Keys of ``obsm``; or names of representations with their key, or with several keys, such as those of several
-        training seeds. In place of a key, an array, or the path of a file that ``embed_to`` wrote of these cells.
-        Reduce wide features (of CellProfiler) to 64 principal components first, as the paper does.
+        Keys of ``obsm``; or a mapping from the name of a representation to its key, or to several keys, for example one
+        per training seed. In place of a key, an array, or the path of a file that ``embed_to`` wrote for these cells.
+        Reduce wide features (for example of CellProfiler) to 64 principal components first, as the paper does.
     y_key, e_key, guide_key
         Columns of ``obs`` with the perturbation, the environment, and the guide.
     group_key
-        What the probe of the perturbation holds out as a whole: a column of ``obs``, several for their cross, or `None`
-        to split cells one by one. A probe that saw other cells of a well can recognise the well, and so its gene. By
-        default, ``"auto"``, environments are held out where most hold one perturbation, guides where these belong to
-        one, and otherwise nothing; see :func:`label_probe`.
+        Groups of cells that the probe of the perturbation holds out as a whole: a column of ``obs``, several columns
+        for their cross, or `None` to split cells one by one. A probe that was trained on other cells of a well can
+        recognise the well, and infer the perturbation from it. The default ``"auto"`` holds out environments if most
+        cells lie in an environment with a single perturbation, otherwise guides if most cells have a guide of a single
+        perturbation, otherwise nothing. See ``groups`` of :func:`label_probe`.
     control
-        Value of ``y_key`` for unperturbed cells, or several, or `None`: see :func:`aggregate`.
+        Value or values of ``y_key`` for unperturbed cells, or `None`: see :func:`aggregate`.
     net
-        Frame with ``source`` and ``target``, values of ``y_key``; or several by name, which their rows then have. Leave
-        large sets out, which pairs mostly measure.
+        Frame with columns ``source`` and ``target``, which hold values of ``y_key``; or a mapping from names to such
+        frames. Names appear in the names of scores. Remove large sets of genes first: they contribute most of the
+        related pairs, and otherwise dominate the scores.
     label_key
         Columns of ``obs`` with the mechanism or target of a perturbation, see :func:`retrieval`.
     replicates
-        Whether rows are wells that should find their replicates in other environments, see
-        :func:`replicate_retrieval`; or the columns with their position on a plate, which gives a floor, too. Needs
-        ``y_key``, ``e_key`` and ``control``. Not for millions of cells.
+        `True` if rows are wells that should retrieve their replicates in other environments, see
+        :func:`replicate_retrieval`. Or the columns with the position of a well on its plate, which adds a floor. Needs
+        ``y_key``, ``e_key`` and ``control``. Too slow for millions of cells.
     kinds
-        Probes of the environment, see :func:`label_probe`. Environments that a linear probe cannot predict may still
-        differ in their variance, which ``"quadratic"`` detects.
+        Types of classifiers for the probes of the environment, see :func:`label_probe`. Environments that a linear
+        probe cannot predict may still differ in their variance, which ``"quadratic"`` detects.
     n_neighbors
-        Of the mixing metrics.
+        Number of neighbours of the mixing scores.
     n_bootstrap
-        Resamples for confidence intervals, such as 200: of complexes for relations, of whole mechanisms for their
-        retrieval, of perturbations for that of replicates, of what was held out for the F1 and accuracy of probes. They
-        say what other complexes or cells would have given, not another training seed, and of probes nothing about other
-        cells to learn from. The F1 loses labels that are not drawn: of labels with few cells, read the accuracy.
+        Number of bootstrap samples for confidence intervals, for example 200; 0 computes no intervals. The resampled
+        units are complexes (known relations), groups of perturbations with linked mechanisms (retrieval of mechanisms),
+        perturbations (retrieval of replicates), or held-out cells or groups (F1 and accuracy of probes). The intervals
+        describe variation over these units. They do not describe variation over training seeds or, for probes, over
+        training cells. Bootstrap samples lack some labels, which lowers their F1: with few cells per label, use the
+        accuracy.
     reference
-        A representation that all are compared with, over the same resamples: its keys with theirs in their order, or
-        its only key with all.
+        Representation that all others are compared with, over the same bootstrap samples; needs ``n_bootstrap``. If it
+        has several keys, its first key is compared with the first key of each representation, and so on. If it has one
+        key, this key is compared with all keys.
     seed
-        Seed of probes, subsets and resamples.
+        Seed of probes, subsets and bootstrap samples.
 
     Returns
     -------
-    Tidy frame, one row a score and embedding: ``metric``, ``representation``, ``key``, ``value``, ``chance`` (what an
-    embedding that says nothing gets in the same design, or NaN), ``better`` (``"higher"``, ``"lower"``, ``"nearer to
-    chance"``, or empty). With ``n_bootstrap`` also ``low`` and ``high``, a 95 % interval, or NaN. With ``reference``
-    also ``difference``, ``difference_low``, ``difference_high`` and ``p_value``. ``effective_rank`` is the number of
-    directions in use, 0 for a point.
+    Tidy frame with one row per score and embedding, and these columns:
+
+    - ``metric``, ``representation`` and ``key``: names of the score and of the embedding
+    - ``value``: the score; ``effective_rank`` is the number of directions that the embedding uses, 0 for a single point
+    - ``chance``: score of an embedding without information in the same design, or NaN
+    - ``better``: ``"higher"``, ``"lower"``, ``"nearer to chance"``, or empty
+    - ``low`` and ``high``, with ``n_bootstrap`` only: ends of the 95 % confidence interval, or NaN
+    - ``difference``, ``difference_low``, ``difference_high`` and ``p_value``, with ``reference`` only: difference from
+      the reference, its 95 % confidence interval, and its two-sided p value
 
     Raises
     ------
     ValueError
-        If there are no cells, nothing is asked for, something lacks its key, a file is of other cells, a reference has
-        no resamples, or see the metrics.
+        If there are no cells, neither ``y_key`` nor ``e_key`` is given, an argument lacks another one that it needs, a
+        file holds other cells, ``reference`` is given without ``n_bootstrap``, or a score raises it.
     KeyError
         If a key is missing.
 
     Warns
     -----
     UserWarning
-        If perturbations and environments nest so that the probe of the perturbation may read the environment, or
-        replicates are scored of perturbations that were trained on.
+        If perturbations and environments are nested, so that the probe of the perturbation may recognise the
+        environment instead; or if replicates are scored of perturbations that were seen in training.
 
     Examples
     --------
@@ -470,7 +506,7 @@ def _is_given(value: Any) -> bool:
 
 
 def _check_asked(given: Mapping[str, Any]) -> None:
-    """Raise unless something is asked for, with the columns that it needs."""
+    """Raise unless ``y_key`` or ``e_key`` is given, and each optional argument has the columns that it needs."""
     if given["y_key"] is None and given["e_key"] is None:
         msg = "Nothing to measure: give e_key or y_key."
         raise ValueError(msg)
@@ -483,7 +519,19 @@ def _check_asked(given: Mapping[str, Any]) -> None:
 
 
 def check_reference_of(reference: str | None, representations: Sequence[str], n_bootstrap: int) -> None:
-    """Raise unless each of these, the representation of every embedding, has one of the reference's beside it."""
+    """Raise unless every embedding can be compared with an embedding of the reference.
+
+    A reference needs bootstrap samples. It has either one key, or as many keys as every other representation.
+
+    Parameters
+    ----------
+    reference
+        Name of the reference representation; `None` if there is no reference.
+    representations
+        Name of the representation of each embedding.
+    n_bootstrap
+        Number of bootstrap samples.
+    """
     if reference is None:
         return
     if not n_bootstrap:
@@ -502,7 +550,7 @@ def check_reference_of(reference: str | None, representations: Sequence[str], n_
 def _frame(
     measured: Sequence[tuple[Embedding, dict[str, dict[str, Scored]]]], n_bootstrap: int, reference: str | None
 ) -> pd.DataFrame:
-    """One row a score."""
+    """Return the report of :func:`benchmark`: a frame with one row per score and embedding."""
     others = [scores for embedding, scores in measured if embedding.representation == reference]
     places: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
@@ -512,7 +560,7 @@ def _frame(
             row = {"metric": _joined(name, own), "representation": representation, "key": key, "value": score.value}
             row |= {"chance": score.chance, "better": METRICS[name].better}
             if n_bootstrap:
-                # whatever is drawn again is a share
+                # all scores that have bootstrap samples lie between 0 and 1
                 row |= dict(zip(("low", "high"), np.clip(score.interval(_LEVEL), 0, 1), strict=True))
             if others:
                 apart = score.minus(others[min(place, len(others) - 1)][name][own])
@@ -524,17 +572,17 @@ def _frame(
 
 
 def nets_by_name(net: pd.DataFrame | Mapping[str, pd.DataFrame] | None) -> Mapping[str, pd.DataFrame]:
-    """Networks as :func:`benchmark` takes them; one alone has no name."""
+    """Return networks as a mapping from names to frames; the name of a single network is empty."""
     return net if isinstance(net, Mapping) else {} if net is None else {"": net}
 
 
 def of_net(metric: str, name: str) -> str:
-    """What a metric of the network of this name is called."""
+    """Return the name of a metric followed by the name of its network in parentheses."""
     return f"{metric} ({name})" if name else metric
 
 
 def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **how: Any) -> dict[str, Scored]:
-    """F1, area and accuracy of :func:`scbd.metrics.label_probe`."""
+    """Compute F1, AUROC and accuracy of :func:`scbd.metrics.label_probe`, with bootstrap samples of F1 and accuracy."""
     found = probed(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
     chance = {"f1": found.scores["chance_f1"], "auroc": _EVEN}
     draws = found.resampled(n_bootstrap, seed) if n_bootstrap else {}
@@ -547,7 +595,7 @@ def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **
 
 
 def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
-    """Mean average precision of :func:`scbd.metrics.retrieval`; how many perturbations are called."""
+    """Return the mean average precision of a retrieval, and the fraction of perturbations with a significant score."""
     return {
         "map": mean_score(found.table, n_bootstrap, seed, found.units),
         "called": Scored(found.n_called / len(found.table)),
@@ -555,7 +603,7 @@ def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
 
 
 def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
-    """The same of :func:`scbd.metrics.replicate_retrieval`, with floor and cross-position where positions are known."""
+    """Return the scores of a replicate retrieval, with its floor and cross-position scores where they were computed."""
     scores = retrieval_scores(found, n_bootstrap, seed)
     if len(found.floor_table):
         scores["floor"] = mean_score(found.floor_table, n_bootstrap, seed)
@@ -566,48 +614,63 @@ def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
 
 
 def _floor_corrected_chance(found: Retrieval) -> float:
-    """Of noise: not 0 where perturbations and positions of controls have unequal numbers of wells to find."""
+    """Compute the floor-corrected score of noise.
+
+    It is not 0 if perturbations and positions of controls have unequal numbers of wells to retrieve.
+    """
     floor = float(found.floor_table["chance"].mean())
     return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
 
 
 def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> Scored:
-    """Mean of perturbations, and of as many units of them drawn with replacement; each is one by default."""
+    """Return the mean average precision over the rows of a table, with bootstrap samples over units.
+
+    Each sample draws units with replacement, as many as there are. ``units`` are integer codes or labels of the rows;
+    by default each row is a unit of its own.
+    """
     values, rng = table["average_precision"].to_numpy(), np.random.default_rng(seed)
     _, codes = np.unique(np.arange(len(values)) if units is None else units, return_inverse=True)
     size, total = np.bincount(codes), np.bincount(codes, values)
     drawn = rng.integers(len(size), size=(n_bootstrap, len(size)))
     draws = total[drawn].sum(axis=1) / size[drawn].sum(axis=1)
-    # a few large units among small ones are as few as they weigh
+    # effective number of units: it is lower than their number if some units are much larger than others
     n_units = float(size.sum() ** 2 / (size**2).sum())
     return Scored(float(values.mean()), float(table["chance"].mean()), draws, n_units, is_mean=True)
 
 
 def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFrame:
-    """Mean and standard deviation over the keys of each representation (training seeds).
+    """Compute the mean and the standard deviation over the keys (training seeds) of each representation.
 
     Parameters
     ----------
     frame
-        From :func:`benchmark`; several such frames may be concatenated. Folds of a key are
-        averaged first: they share most of what was learned from, and are no seeds.
+        Result of :func:`benchmark`, or several such frames concatenated. If a key has folds, they are averaged first,
+        because models of different folds share most of their training cells and are not independent like seeds.
     reference
-        A representation that the others are compared with, key by key: those of as many seeds as it, in their order, or
-        all with its one. The differences are then tested by a paired t test over seeds. A reference with one key counts
-        as known exactly, and has to be without seeds, as components of pixels are: of one that is trained, its one run
-        may be lucky, and p values are too small. Give it as many seeds.
+        Representation that the others are compared with by a paired t test over seeds. It has either as many keys as
+        the representation that is compared with it, which are paired in their order, or a single key. A single key is
+        treated as known exactly. Use a single key only for a representation without seeds, for example principal
+        components of pixels. The single run of a trained model may be better than its average run by chance, which
+        makes p values too small.
 
     Returns
     -------
-    Frame ``metric, representation, mean, sd, n, chance``; ``n`` is the number of keys, and ``sd`` is NaN for a single
-    one. Where the score of a key, or of one of its folds, is NaN, so is the mean: the runs of which there is a score
-    are the lucky ones. With ``reference`` also ``difference``, ``difference_sd`` and ``p_value``, the last two NaN for
-    a single key.
+    Frame with one row per metric and representation, and these columns:
+
+    - ``metric`` and ``representation``
+    - ``mean``: mean over keys. It is NaN if the score of any key, or of any fold, is NaN: a mean of the remaining
+      scores would favour the runs that succeeded.
+    - ``sd``: standard deviation over keys; NaN for a single key
+    - ``n``: number of keys
+    - ``chance``: mean score of an embedding without information
+    - ``difference``, ``difference_sd`` and ``p_value``, with ``reference`` only: mean and standard deviation of the
+      difference from the reference, and the p value. ``difference_sd`` and ``p_value`` are NaN for a single key.
 
     Raises
     ------
     ValueError
-        If the reference is not there, or has another number of keys than a representation that is compared with it.
+        If the reference is missing, or if it has several keys, but another number than a representation that is
+        compared with it.
 
     Examples
     --------
@@ -628,23 +691,23 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
 
 
 def _a_row_a_key(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame itself, or where it has folds, their means."""
+    """Return a frame with one row per key: the frame itself, or the mean over folds if the frame has folds."""
     if "fold" not in frame:
         return frame
     key = ["metric", "representation", "key"]
-    # frames of several seeds may have one key: a fold that comes again is of another run
+    # concatenated frames of several seeds may share a key: a fold that occurs again belongs to another run
     run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
     of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
     return of_run.agg({"value": _mean_of_all, "chance": "mean"}).reset_index()
 
 
 def _mean_of_all(values: pd.Series) -> float:
-    """NaN where one of them is: pandas would leave it out."""
+    """Return the mean of all values, or NaN if any value is NaN, which pandas would skip."""
     return float(values.mean(skipna=False))
 
 
 def _against(frame: pd.DataFrame, metric: str, representation: str, reference: str) -> tuple[float, float, float]:
-    """Mean and deviation over seeds of the difference from a reference, and the p value of a paired t test."""
+    """Return mean, standard deviation and p value (paired t test over seeds) of the difference from a reference."""
     of_metric = frame[frame["metric"] == metric].groupby("representation", sort=False)["value"]
     values = {name: value.to_numpy(dtype=float) for name, value in of_metric}
     check_reference(reference, values)
@@ -663,45 +726,51 @@ def _against(frame: pd.DataFrame, metric: str, representation: str, reference: s
 
 
 def paired_p_value(mean: float, sd: float, n: int) -> float:
-    """Of a two-sided t test; 1 where all differences are zero."""
+    """Return the two-sided p value of a paired t test, from mean and standard deviation of ``n`` differences.
+
+    The p value is 1 if all differences are 0, and 0 if all differences are equal but not 0.
+    """
     if sd == 0:
         return 1.0 if mean == 0 else 0.0
     return float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))
 
 
 def check_reference(reference: str, names: Any) -> None:
-    """Raise a ValueError that names the representations there are, if this is none of them."""
+    """Raise a ``ValueError`` that lists the representations, if the reference is not one of them."""
     if reference not in names:
         msg = f"reference={reference!r} is no representation here; there are: {', '.join(names)}."
         raise ValueError(msg)
 
 
 def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits: int = 2) -> Any:
-    """Show a report as a table that fits a page: metrics as rows, embeddings as columns, the best in bold.
+    """Format a report as a table that fits a page: metrics as rows, embeddings as columns, the best in bold.
 
-    Rows are grouped into biology (should be high), batch (should be near chance) and others. An arrow behind each name
-    says which way is better; the last column is what an embedding without information gets. Several keys of a
-    representation (training seeds) are shown as ``mean ± sd``. Where the page is narrow, the table scrolls by itself.
+    Rows are grouped into biology (should be high), batch (should be near chance) and other scores. An arrow after each
+    name shows which direction is better. The last column is the score of an embedding without information. A
+    representation with several keys (training seeds) is shown as ``mean ± sd``. A table wider than the page has its own
+    scroll bar.
 
     Parameters
     ----------
     frame
-        From :func:`benchmark`.
+        Result of :func:`benchmark`.
     metrics
-        Rows, as they are called in ``frame["metric"]``. By default one a question, so that the table stays short;
-        ``frame["metric"].unique()`` are all. Within a group they stay in this order.
+        Rows of the table, by their names in ``frame["metric"]``; ``frame["metric"].unique()`` lists all of them. By
+        default a short selection of the main scores. The given order is kept within a group.
     digits
-        Decimal places, from 0 to 6; of scores of ten and more one less, such as for ``effective_rank``.
+        Number of decimal places, from 0 to 6. Scores of 10 and more, for example of ``effective_rank``, have one
+        decimal place less.
 
     Returns
     -------
-    :class:`pandas.io.formats.style.Styler`, whose ``data`` is the frame of texts: index ``(group, metric)``, a column a
-    representation, and ``chance``.
+    :class:`pandas.io.formats.style.Styler`. Its ``data`` is the frame of texts, with the index ``(group, metric)``, one
+    column per representation, and the column ``chance``.
 
     Raises
     ------
     ValueError
-        If the frame lacks a metric, ``digits`` is no number from 0 to 6, or a representation is called ``"chance"``.
+        If the frame lacks a metric, ``digits`` is not a whole number from 0 to 6, or a representation is called
+        ``"chance"``.
 
     Examples
     --------
@@ -722,7 +791,7 @@ def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits:
         msg = "A representation is called 'chance', as is the last column of the table: give it another name."
         raise ValueError(msg)
     sides = {metric: list(_SIDES).index(metric_of(metric).side) for metric in mean}
-    order = sorted(mean, key=sides.__getitem__)  # stable: within a group as they were
+    order = sorted(mean, key=sides.__getitem__)  # a stable sort keeps the order within each group
     badness = pd.DataFrame({metric: _badness(mean, chance, metric) for metric in order}, index=mean.index).T
     best = badness.eq(badness.min(axis=1), axis=0)
     text = pd.DataFrame(
@@ -745,7 +814,7 @@ def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits:
 
 
 def _score_text(value: float, sd: float, digits: int) -> str:
-    """Such as 0.93 or 0.93 ± 0.02; nothing of NaN."""
+    """Return a score as text, for example 0.93 or 0.93 ± 0.02; the text is empty for NaN."""
     if np.isnan(value):
         return ""
     places = max(digits - 1, 0) if abs(value) >= 10 else digits
@@ -753,31 +822,36 @@ def _score_text(value: float, sd: float, digits: int) -> str:
 
 
 def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFrame:
-    """Representations in order, each score on a scale from 0 to 1.
+    """Rank representations by the weighted mean of biology and batch scores, each on a scale from 0 to 1.
 
-    Of biology, 0 is what chance gives and 1 the best there is here; of batch, 0 is the worst there is here and 1 what
-    chance gives: an embedding that knows nothing of environments. Biology counts 0.6 and batch 0.4, as in published
-    benchmarks of integration (Luecken et al., 2022). A rank hides what it is made of, and moves with what else is
-    compared: read the scores first. A score without a chance is not ranked by. A score that an embedding lacks, or that
-    is NaN of any key, counts as the worst there is of it here. What has collapsed to a point comes last, where the
-    frame has ``effective_rank``, be it ranked by or not.
+    A score of **biology** is scaled so that chance is 0 and the best of these representations is 1. A score of
+    **batch** is scaled so that the worst of these representations is 0 and chance is 1, which is the score of an
+    embedding without information about environments. The weights are 0.6 for biology and 0.4 for batch, as in published
+    benchmarks of integration (Luecken et al., 2022).
+
+    A rank hides the scores that it combines, and depends on the representations that are compared: read the scores
+    first.
+
+    Scores without a value for chance are not used. If an embedding lacks a score, or if the score is NaN for any key,
+    the worst value of this score among the representations is used. If the frame has ``effective_rank``, embeddings
+    that have collapsed to a point come last, whether or not ``effective_rank`` is among ``metrics``.
 
     Parameters
     ----------
     frame
-        From :func:`benchmark`.
+        Result of :func:`benchmark`.
     metrics
-        What to rank by; one a question by default.
+        Scores to rank by; by default a short selection of the main scores.
 
     Returns
     -------
-    Frame with a row a representation, the best first: ``overall``, ``biology``, ``batch``, and each score on its scale,
-    below 0 where it is worse than chance.
+    Frame with one row per representation, the best first. Its columns are ``overall``, ``biology``, ``batch``, and each
+    scaled score. A scaled score of biology is below 0 if it is worse than chance.
 
     Raises
     ------
     ValueError
-        If the frame lacks a metric, or none can be ranked by.
+        If the frame lacks a metric, or no metric can be used.
 
     References
     ----------
@@ -793,7 +867,7 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     mean, _, chance = _tables(frame, metrics)
     scaled = pd.DataFrame({m: _scaled(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
     scaled = scaled.dropna(axis=1, how="all")
-    scaled = scaled.fillna(scaled.min())  # else what could not be measured would be left out, to the good
+    scaled = scaled.fillna(scaled.min())  # skipping missing scores would favour embeddings that could not be scored
     sides: dict[str, pd.Series] = {}
     for side in ("biology", "batch"):
         if own := [m for m in scaled if metric_of(m).side == side]:
@@ -811,7 +885,10 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
 
 
 def _tables(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
-    """Mean and deviation, a row a representation and a column a metric; and what chance gives of each."""
+    """Return mean and standard deviation, each with one row per representation and one column per metric, and chance.
+
+    Chance is the mean score of an embedding without information, by metric.
+    """
     there = list(dict.fromkeys(frame["metric"]))
     if metrics is None:
         short = [_joined(name, own) for name, metric in METRICS.items() for own in metric.headline]
@@ -829,7 +906,7 @@ def _tables(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.Data
 
 
 def _badness(mean: pd.DataFrame, chance: pd.Series, metric: str) -> pd.Series:
-    """Lowest for the representation that is best by a metric; NaN where no value is better than another."""
+    """Return a value per representation that is lowest for the best one; NaN if the metric has no direction."""
     better = metric_of(metric).better
     if better == "nearer to chance":
         by_chance = float(chance[metric])
@@ -838,7 +915,7 @@ def _badness(mean: pd.DataFrame, chance: pd.Series, metric: str) -> pd.Series:
 
 
 def _scaled(values: pd.Series, chance: float, metric: str) -> pd.Series:
-    """From 0 to 1. Of biology, chance is 0 and the best 1; of batch, the worst is 0 and chance is 1."""
+    """Scale the scores of all representations as described in :func:`rank`."""
     if metric_of(metric).side == "biology":
         best = float(values.max())
         return (values - chance) / (best - chance) if best > chance else values * 0.0

@@ -1,4 +1,4 @@
-"""How far a perturbation moves cells, and how alike its replicates are: each beside what chance gives."""
+"""Magnitude and consistency of the effect of each perturbation, compared with the values expected by chance."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# random assignments that are worked on at once
+# number of random permutations that are evaluated at once
 _BLOCK = 100
-# rows of a perturbation in an environment: more wells of it are rarely on one plate, and fewer cells rarely in a well
+# median number of rows per perturbation and environment above which we warn that rows look like cells: plates rarely
+# hold more wells of one perturbation, and wells rarely hold fewer cells
 _MANY = 8
 
 
@@ -38,58 +39,70 @@ def perturbation_effects(
     n_permutations: int = 1_000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    r"""Magnitude and consistency of each perturbation, with p values from labels that were permuted with controls.
+    r"""Compute the magnitude and the consistency of each perturbation, with p values from permuted labels.
 
-    **Magnitude** is the energy distance to the controls, :math:`2 \mathbb{E} \lVert x - c \rVert -
-    \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`, no row being compared with itself, less its
-    mean where labels are exchanged as below: 0 on average where a perturbation does nothing. **Consistency** is the
-    mean cosine of two of its rows, seen from the mean of the controls. The p value of either is its rank among what it
-    is where labels of the perturbation's rows and of controls are exchanged at random. Positions of a common plate
-    layout have effects of their own, which this does not tell from those of perturbations: see
-    :func:`replicate_retrieval` for a floor.
+    **Magnitude** is the energy distance between the rows :math:`x` of a perturbation and the controls :math:`c`,
+    :math:`2 \mathbb{E} \lVert x - c \rVert - \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`. No row
+    is compared with itself. The mean over permuted labels is subtracted, so that the magnitude of a perturbation
+    without effect is 0 on average.
+
+    **Consistency** is the mean cosine between two rows of a perturbation, after the mean of the controls is subtracted.
+
+    For the **p values**, the labels "perturbation" and "control" are exchanged at random between the rows of a
+    perturbation and its controls. The p value is the proportion of random labels for which the magnitude (or the
+    consistency) is at least as large as for the true labels.
+
+    Positions of a plate layout that plates share have effects of their own. This function does not distinguish them
+    from effects of perturbations; :func:`replicate_retrieval` estimates them with its floor.
 
     Parameters
     ----------
     adata
-        Wells; or cells of a pooled screen. Rows are taken for independent: average cells of an arrayed screen, which
-        share what their well adds, to wells first.
+        Wells, or cells of a pooled screen. Rows are treated as independent. Cells of an arrayed screen share the effect
+        of their well: average them to wells first.
     rep
         Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     y_key
-        Column of ``obs`` with the perturbation, or several for their cross.
+        Column of ``obs`` with the perturbation, or several columns for their cross.
     control
-        Value or values of ``y_key`` for what was not perturbed.
+        Value or values of ``y_key`` for unperturbed rows.
     e_key
-        Column of ``obs`` with the environment, or several. Controls are then those of environments that the
-        perturbation is in, labels are permuted within environments, and consistency is that of rows from different
-        environments.
+        Column of ``obs`` with the environment, or several columns for their cross. If it is given, a perturbation is
+        compared with controls of its own environments only, labels are permuted within environments, and consistency is
+        computed from pairs of rows in different environments.
     trained_on
         Rows that the embedding was trained on, see :func:`replicate_retrieval`.
     max_cells
-        Rows of each perturbation, and of its controls, drawn at random where there are more.
+        Maximum number of rows of each perturbation, and of its controls. More rows are reduced to a random subset.
     n_permutations
-        Random labels; no p value is below ``1 / (n_permutations + 1)``.
+        Number of random permutations. No p value is below ``1 / (n_permutations + 1)``.
     seed
-        Seed of draws and permutations.
+        Seed of subsets and permutations.
 
     Returns
     -------
-    Frame indexed by perturbation, sorted by name: ``n`` (rows that scores are of), ``magnitude``, ``magnitude_p``,
-    ``magnitude_q``, ``consistency``, ``consistency_p``, ``consistency_q``; q values by Benjamini and Hochberg. A single
-    row has no consistency (NaN); a perturbation of which no environment holds controls has neither.
+    Frame with one row per perturbation, sorted by name, and these columns:
+
+    - ``n``: number of rows of the perturbation that were used
+    - ``magnitude``, ``magnitude_p``, ``magnitude_q``: magnitude with its p value and q value
+    - ``consistency``, ``consistency_p``, ``consistency_q``: consistency with its p value and q value
+
+    q values are adjusted by the method of Benjamini and Hochberg. Consistency is NaN if there is no pair of rows to
+    compare, for example for a single row. Magnitude and consistency are NaN if no environment of the perturbation holds
+    controls.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If values are not finite, or there are fewer than two controls, or nothing but controls.
+        If values are not finite, if there are fewer than two controls, or if all rows are controls.
 
     Warns
     -----
     UserWarning
-        If most perturbations have more than 8 rows in an environment, as cells have and wells rarely do, or some were
-        trained on, or rows of several models of :func:`scbd.cross_fit` are compared.
+        If perturbations have more than 8 rows per environment (median), which indicates that rows are cells; if some
+        perturbations were seen in training; or if rows of several models of :func:`scbd.cross_fit` are compared.
 
     References
     ----------
@@ -146,11 +159,14 @@ def _some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
 def _effect(
     x: np.ndarray, e: np.ndarray, rows: np.ndarray, controls: np.ndarray, n_permutations: int, rng: np.random.Generator
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Energy distance to controls, beyond that of chance, and consistency, each with its p value."""
+    """Compute the magnitude and the consistency of one perturbation, each with its p value.
+
+    The magnitude is the energy distance to the controls minus its expected value under permuted labels.
+    """
     from scipy.spatial.distance import pdist, squareform
 
     both, elsewhere = np.concatenate([rows, controls]), bool(np.ptp(e) > 0)
-    x, e = x[both] - x[controls[0]], e[both]  # where all are one point, exactly 0
+    x, e = x[both] - x[controls[0]], e[both]  # the shift makes x exactly 0 if all rows are equal
     distance, total = squareform(pdist(x)), x.sum(0)
     is_perturbed = np.zeros((1, len(both)))
     is_perturbed[0, : len(rows)] = 1
@@ -169,19 +185,25 @@ def _effect(
 
 
 def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Of the rows that are chosen, ``(B, N)`` of 0 and 1, to all others, ``(B,)``."""
+    """Compute the energy distance between the chosen rows and all other rows, for each of ``B`` choices, ``(B,)``.
+
+    ``chosen`` is ``(B, N)``, with 1 for chosen rows and 0 for all other rows.
+    """
     inside = ((chosen @ distance) * chosen).sum(1)
     return _energy(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
 
 
 def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.ndarray) -> float:
-    """Its mean over all ways to choose as many rows in each environment; ``chosen`` is ``(N,)``.
+    """Compute the mean energy distance over all ways to choose the same number of rows in each environment.
 
-    Not 0 where environments hold unequal shares of the chosen rows and of the others: they then differ by these.
+    ``chosen`` is ``(N,)``, with 1 for chosen rows and 0 for all other rows. The mean is not 0 if chosen rows and other
+    rows are distributed differently over environments: differences between environments then contribute to the
+    distance.
     """
     member = (e == np.unique(e)[:, None]).astype(float)
     n, size = member @ chosen, member.sum(1)
-    both = np.outer(n / size, n / size)  # probability that two rows, of two environments or of one, are chosen
+    # probability that both rows of a pair are chosen, for each pair of environments (diagonal: for one environment)
+    both = np.outer(n / size, n / size)
     np.fill_diagonal(both, n * (n - 1) / np.maximum(size * (size - 1), 1))
     between = member @ distance @ member.T
     touched = (n / size) @ between.sum(1)
@@ -189,9 +211,11 @@ def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.nd
 
 
 def _energy(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
-    """Energy distance of ``n`` rows of ``size`` to the others, from sums of distances: from them to all, among them.
+    """Compute the energy distance between ``n`` of ``size`` rows and the other rows, from sums of distances.
 
-    The term of a side of one row is 0.
+    ``touched`` is the sum of distances from the ``n`` rows to all rows, ``inside`` is the sum among the ``n`` rows, and
+    ``total`` is the sum among all rows. ``inside`` and ``total`` count each pair twice. The term within a group is 0 if
+    the group is a single row.
     """
     m, across = size - n, touched - inside
     outside = total - 2 * across - inside
@@ -199,13 +223,14 @@ def _energy(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
 
 
 def _consistency(x: np.ndarray, e: np.ndarray, chosen: np.ndarray, total: np.ndarray, elsewhere: bool) -> float:
-    """Mean cosine of two of the chosen rows, seen from the mean of the others; ``total`` is the sum of all, ``(D,)``.
+    """Compute the mean cosine between pairs of chosen rows, after the mean of all other rows is subtracted.
 
-    With ``elsewhere``, over pairs from different environments; NaN if there is no pair.
+    ``total`` is the sum of all rows, ``(D,)``. With ``elsewhere``, pairs are rows of different environments. The result
+    is NaN if there is no pair.
     """
     own = x[chosen]
     unit, e = unit_rows(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
-    # no row is compared with its own environment, or with itself
+    # sums over the rows that are not compared with each other: a row with itself or, with elsewhere, an environment
     own, n_own = unit, np.ones(len(unit))
     if elsewhere:
         member = (e == np.unique(e)[:, None]).astype(float)

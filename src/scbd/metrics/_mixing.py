@@ -1,4 +1,4 @@
-"""Whether environments are mixed among a cell's neighbours."""
+"""Mixing of environments among the neighbours of each cell: iLISI, neighbours of the same environment, silhouette."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# maximum number of cells for which nearest neighbours are exact
 _EXACT_CELLS = 100_000
+# maximum number of cells for the silhouette
 _SILHOUETTE_CELLS = 5_000
-# cells whose neighbours are weighed at a time
+# number of cells whose neighbours are weighted at once
 _BLOCK = 1 << 13
-# of the spread of the embedding: less than float32 tells apart in what was computed, more than distances are rounded by
+# standard deviation of the random shift that separates coinciding cells, as a fraction of the median distance to the
+# centre: smaller than numerical errors of an embedding computed in float32, larger than rounding errors of distances
 _APART = 1e-6
 _MEASURED = ("ilisi", "same_environment_neighbours", "silhouette")
 
@@ -41,10 +44,10 @@ def batch_mixing(
     max_cells: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """How well environments are mixed in an embedding, beside what chance would give in the same design.
+    """Compute how well environments are mixed in an embedding, with the values expected by chance in the same design.
 
-    Cells that lie at one place are neighbours in a random order, whatever the order of rows. An embedding of which half
-    of the cells or more lie at one place has no neighbours to speak of: its scores are NaN.
+    Cells with exactly the same embedding are ranked as neighbours in a random order, independent of the order of rows.
+    If at least half of the cells have the same embedding, neighbours have no meaning, and the scores are NaN.
 
     Parameters
     ----------
@@ -53,43 +56,50 @@ def batch_mixing(
     embedding_key
         Key of ``obsm``, a layer, or ``"X"``.
     e_key
-        Column of ``obs``, or several for their cross.
+        Column of ``obs`` with the environment, or several columns for their cross.
     y_key
-        Look for neighbours among cells of the same perturbation, for designs in which these are unequally spread over
-        environments, and average over cells. Perturbations with fewer than ``3 * n_neighbors`` cells, or in one
-        environment only, are left out; how many is logged and returned.
+        Column of ``obs`` with the perturbation. If it is given, neighbours are searched among cells of the same
+        perturbation, and the scores of perturbations are averaged with their numbers of cells as weights. Use it if
+        perturbations are distributed unequally over environments. Perturbations with fewer than ``3 * n_neighbors``
+        cells, or in one environment only, are excluded. Their number is logged and returned.
     n_neighbors
-        Neighbours of a cell. They are exact up to 100,000 cells, approximate (pynndescent) beyond.
+        Number of neighbours per cell. Neighbours are exact for up to 100,000 cells, and approximate (pynndescent) for
+        more.
     max_cells
-        Use a random subset of this size.
+        Maximum number of cells; a random subset is used if there are more. `None` uses all cells.
     seed
-        Seed of the subset, the approximate search, the silhouette's subset and the permuted environments.
+        Seed of the random subset, the approximate search, the silhouette's subset, the permuted environments and the
+        order of cells with the same embedding.
 
     Returns
     -------
-    ``ilisi``: median inverse Simpson index of the neighbours' environments (perplexity ``n_neighbors / 3``), scaled
-    so that neighbours of one environment give 0; ``ilisi_expected`` is what environments permuted over the same
-    neighbours give, which is below 1.
-    ``same_environment_neighbours``: fraction of neighbours from the cell's own environment, with
-    ``same_environment_expected`` of a random order. ``silhouette``: mean silhouette width by environment on at most
-    5,000 cells, towards 1 if apart, with ``silhouette_expected`` of permuted environments, which is below 0. With
-    ``y_key`` also ``n_left_out``, the number of perturbations that were left out.
+    Dictionary of these scores:
+
+    - ``ilisi``: median inverse Simpson index of the neighbours' environments (perplexity ``n_neighbors / 3``), scaled
+      so that it is 0 if all neighbours come from one environment
+    - ``ilisi_expected``: the same with environments permuted over the cells; it is below 1
+    - ``same_environment_neighbours``: fraction of neighbours from the cell's own environment
+    - ``same_environment_expected``: expected fraction if neighbours were drawn at random
+    - ``silhouette``: mean silhouette width by environment of at most 5,000 cells; near 1 if environments are separated
+    - ``silhouette_expected``: the same with permuted environments; it is below 0
+    - ``n_left_out``, with ``y_key`` only: number of excluded perturbations
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If there is one environment only, fewer cells than neighbours, or the embedding is not finite.
+        If there is only one environment, ``n_neighbors`` is not smaller than the number of cells, the embedding is not
+        finite, or ``y_key`` is given and no perturbation has enough cells in several environments.
 
     Warns
     -----
     UserWarning
-        If half of the cells or more lie at one place.
+        If at least half of the cells have the same embedding.
 
     References
     ----------
-    Korsunsky et al. (2019), Harmony (LISI); Luecken et al. (2022), scIB (its scaling).
+    Korsunsky et al. (2019), Harmony (LISI); Luecken et al. (2022), scIB (scaling of LISI).
 
     Examples
     --------
@@ -129,7 +139,7 @@ def batch_mixing(
 
 
 def _groups(labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int) -> tuple[list[np.ndarray], int]:
-    """Rows of each perturbation that mixing can be told within, and the number of those where it cannot."""
+    """Return the rows of each perturbation within which mixing can be measured, and count other perturbations."""
     rows = list(pd.Series(labels).groupby(labels).indices.values())
     large = [group for group in rows if len(group) >= at_least]
     if not large:
@@ -149,13 +159,19 @@ def _groups(labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int) ->
 
 
 def apart(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
-    """Cells moved so little that only those of one place change their order; and whether half of them lie at one.
+    """Shift each cell by a tiny random vector, to rank coinciding cells at random, and test for a collapsed embedding.
 
-    Without it, cells of one place would be neighbours in the order of their rows. That of all cells must not be the
-    same, which a permutation of rows would make it: each cell is moved for itself.
+    The shifts are too small to change the order of neighbours, except among cells that coincide. Without shifts,
+    coinciding cells would be neighbours in the order of their rows. Permuting the rows would not help, because all
+    cells would then list the coinciding cells in one common order. With shifts, each cell has an order of its own.
+
+    Returns
+    -------
+    The shifted cells, and whether at least half of the cells coincide.
     """
     rounding = resolution(x.dtype)
-    centre = np.median(x, axis=0).astype(np.float64)  # where half of the cells lie at one place, that place
+    # if more than half of the cells coincide, the median is the point where they lie
+    centre = np.median(x, axis=0).astype(np.float64)
     x = x - centre
     spread = float(np.median(np.linalg.norm(x, axis=1)))
     is_point = spread <= rounding * np.linalg.norm(centre)
@@ -175,7 +191,7 @@ def _mixing(x: np.ndarray, codes: np.ndarray, n_neighbors: int, seed: int) -> di
         "ilisi": float(ilisi),
         "ilisi_expected": float(ilisi_expected),
         "same_environment_neighbours": float(np.mean([(codes[column] == codes).mean() for column in neighbors.T])),
-        # a cell is not its own neighbour
+        # a cell does not count as its own neighbour
         "same_environment_expected": float(((frequency[codes] - 1) / (len(codes) - 1)).mean()),
         "silhouette": _silhouette(x[rows], codes[rows]),
         "silhouette_expected": _silhouette(x[rows], permuted[rows]),
@@ -189,31 +205,35 @@ def _silhouette(x: np.ndarray, codes: np.ndarray) -> float:
 
 
 def nearest_neighbors(x: np.ndarray, n_neighbors: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Euclidean distances to, and row numbers of, the nearest other cells, each ``(N, n_neighbors)``."""
+    """Return Euclidean distances to the nearest other cells, and their row numbers, each ``(N, n_neighbors)``."""
     if len(x) <= _EXACT_CELLS:
         from sklearn.neighbors import NearestNeighbors
 
-        # without a query, a cell is not its own neighbour
+        # without an argument, kneighbors() excludes the cell itself
         return NearestNeighbors(n_neighbors=n_neighbors, algorithm="brute").fit(x).kneighbors()
     from pynndescent import NNDescent
 
     with torch_threads_kept():
         index, distances = NNDescent(x, n_neighbors=n_neighbors + 1, random_state=seed).neighbor_graph
-    # the cell itself is its first neighbour, but for duplicates, of which any may be
+    # each cell is in its own list of neighbours, and is removed from it. Where duplicates have displaced the cell from
+    # its list, the last neighbour is removed instead.
     own = index == np.arange(len(x))[:, None]
     own[~own.any(axis=1), -1] = True
     return distances[~own].reshape(len(x), -1), index[~own].reshape(len(x), -1)
 
 
 def lisi(distances: np.ndarray, neighbors: np.ndarray, labels: Sequence[ArrayLike], perplexity: float) -> np.ndarray:
-    """Inverse Simpson index of the neighbours' labels under a Gaussian kernel of a given perplexity.
+    """Compute the inverse Simpson index of the neighbours' labels, with weights of a given perplexity.
+
+    The weight of a neighbour decreases exponentially with its distance. The decay rate of each cell is chosen so that
+    the weights have the given perplexity.
 
     Parameters
     ----------
     distances, neighbors
-        Distances to and row numbers of the neighbours, ``(N, K)``.
+        Distances to the neighbours, and their row numbers, each ``(N, K)``.
     labels
-        One or several labelings of the same rows, each integers ``(M,)``.
+        One or several labellings of the ``M`` rows that ``neighbors`` refers to, each integers ``(M,)``.
     perplexity
         Effective number of neighbours.
 
@@ -242,8 +262,13 @@ def _simpson(
 
 
 def _kernel(distances: np.ndarray, perplexity: float, tolerance: float = 1e-5) -> np.ndarray:
-    """Weights of the neighbours, ``(N, K)``; their entropy is that of the perplexity, to a tolerance in nats."""
-    # one bandwidth a cell, by bisection on all cells at once; distances to the first neighbour cancel in the kernel
+    """Compute the weights of the neighbours, ``(N, K)``, for a given perplexity.
+
+    ``tolerance`` is the largest accepted difference between the entropy of the weights and the logarithm of the
+    perplexity, in nats.
+    """
+    # one bandwidth per cell, found by bisection for all cells at once; subtracting the distance to the first neighbour
+    # does not change the normalised weights
     d = distances - distances[:, :1]
     beta = np.ones(len(d))
     low, high = np.full(len(d), -np.inf), np.full(len(d), np.inf)

@@ -1,13 +1,20 @@
-r"""How well an embedding predicts a label: high for the perturbation, low for the environment.
+r"""Probes: classifiers that measure how well an embedding predicts a label.
 
-A probe is a classifier with one convention of splits: cells are learned from or tested on, singly or in whole groups,
-so that nothing but the embedding tells the label. The linear one is multinomial logistic regression,
+A good z_c has a high score for the perturbation and a low score for the environment. Cells are divided into training
+cells and test cells, one by one or in whole groups, so that only the embedding can reveal the label of a test cell.
+
+The linear probe is multinomial logistic regression, with the objective of scikit-learn,
 
 .. math:: \min_{W, b} \; \tfrac{1}{n} \sum_i \mathrm{CE}(W x_i + b, u_i) + \tfrac{1}{2nC} \lVert W \rVert^2
 
-on standardised features :math:`x`, as scikit-learn has it. Along their principal axes the penalty stays what it is, and
-the curvature is nearly diagonal: that of class :math:`k` along an axis of variance :math:`\lambda` is about
-:math:`p_k (1 - p_k) \lambda + 1 / (nC)`. Divided by its root, L-BFGS needs tens of steps in place of hundreds.
+where :math:`x_i` are the standardised features and :math:`u_i` the label of cell :math:`i`, CE is the cross entropy,
+and :math:`C` is the inverse strength of the penalty.
+
+The objective is minimised along the principal axes of the features. The penalty is the same there, because it does not
+change under rotation, and the curvature is nearly diagonal. For class :math:`k`, with a fraction :math:`p_k` of the
+cells, and an axis of variance :math:`\lambda`, the curvature is about :math:`p_k (1 - p_k) \lambda + 1 / (nC)`.
+Coordinates are multiplied by the inverse square root of the curvature. L-BFGS then needs tens of iterations instead of
+hundreds.
 """
 
 from __future__ import annotations
@@ -35,22 +42,25 @@ logger = logging.getLogger(__name__)
 Kind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
 Classifier = Literal["linear", "nearest_mean"]
 
-# scores of cells and labels that are held at a time, and the most that areas are of: more change their third digit
+# maximum number of predicted scores (cells × labels) in memory at once. The AUROC is computed from no more scores than
+# this either: more would change only its third digit.
 _SCORES = 1 << 24
-# cells × labels that permuted labels are learned of, all times together, where it is more than once
+# the number of fits to permuted labels is this constant divided by (training cells × labels), but from 1 to 5
 _CHANCE_SIZE = 100_000
-# values, such as cosines, that are worked on at once
+# maximum number of values, for example cosines, that are processed at once
 _VALUES = 1 << 22
-# of the quadratic probe: at most 64 + 64 + 120 features, which a few hundred cells allow; and, in standard deviations,
-# where they are cut off: the square of an outlier would outweigh all else
+# quadratic probe: number of principal components; number of leading components that are multiplied with each other
+# (64 + 64 + 120 features in all, which a few hundred training cells can support); and the number of standard deviations
+# to which components are clipped, because the square of an outlier would outweigh all other values
 _N_COMPONENTS, _N_MULTIPLIED, _CLIP = 64, 16, 5.0
-# of a vote: neighbours that are nearer decide between labels with as many votes, and nothing else
+# neighbours probe: number of neighbours that vote; and the weight of a neighbour's cosine in its vote, so small that it
+# only decides between labels with equal numbers of votes
 _N_NEIGHBOURS, _NEARNESS = 15, 1e-3
-# logits that stay in the processor's cache; cells that are enough for a fast product
+# number of logits that fit into the processor's cache; minimum number of cells for a fast matrix product
 _LOGITS, _CELLS = 1 << 18, 128
-# of the largest variance: what is less is rounding
+# principal axes with at most this fraction of the largest variance are dropped, because they are rounding errors
 _NOTHING = 1e-7
-# what scipy says where it took all steps that it was allowed
+# scipy's status of an L-BFGS-B result that reached the maximum number of iterations
 _UNFINISHED = 1
 
 
@@ -65,51 +75,61 @@ def label_probe(
     max_cells: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Predict a label from an embedding, on cells that were not learned from.
+    """Train a classifier to predict a label from an embedding, and score it on held-out cells.
 
-    The paper's protocol (appendix, batch prediction): a random 60 % of cells to learn from, the score on the rest.
+    The protocol is that of the paper (appendix, batch prediction): a random 60 % of the cells are training cells, and
+    the other cells are test cells.
 
     Parameters
     ----------
     embedding
         ``(N, D)``, an array, a DataFrame, or a memory-map, which is read in blocks.
     labels
-        ``(N,)``; labels with a single cell are left out.
+        Label of each cell, ``(N,)``. Labels with a single cell are excluded.
     kind
-        ``"linear"``: multinomial logistic regression on standardised components. ``"quadratic"``: the same on the 64
-        whitened principal components of most variance, their squares, and the products of the first 16, which tells
-        apart environments that differ in variance. ``"neighbours"``: votes of the 15 nearest cells by cosine.
-        ``"nearest_mean"``: the label whose mean is nearest, in the embedding *as it is*.
+        Type of the classifier:
+
+        - ``"linear"``: multinomial logistic regression on standardised components
+        - ``"quadratic"``: the same on the 64 whitened principal components with the largest variance, their squares,
+          and the products of the first 16. It also distinguishes environments that differ in variance.
+        - ``"neighbours"``: votes of the 15 nearest training cells by cosine
+        - ``"nearest_mean"``: the label with the nearest mean, by Euclidean distance in the unscaled embedding
     train_fraction
-        Fraction of cells to learn from.
+        Fraction of cells (with ``groups``, of each label's groups) that are used for training.
     groups
-        ``(N,)``: cells of a group are all learned from or all tested on. Of each label some groups are learned from and
-        some tested on; labels with cells in one group only are left out, which is logged.
+        Group of each cell, ``(N,)``. All cells of a group are training cells, or all are test cells. Each label has
+        some training groups and some test groups. Labels for which this is impossible, because their cells lie in one
+        group only, are excluded, and their number is logged.
     train
-        Mask ``(N,)`` or row numbers: learn from these cells and test on all others, in place of a random split.
+        Mask ``(N,)`` or row numbers of the training cells, in place of a random split. All other cells are test cells.
     max_cells
-        Use a random subset of this size.
+        Maximum number of cells; a random subset is used if there are more. `None` uses all cells.
     seed
-        Seed of subset, split and permutation.
+        Seed of the subset, the split and the permutation of labels.
 
     Returns
     -------
-    ``f1`` (macro over the labels that were tested), ``auroc`` (one against rest, macro, on a random part of the cells
-    where labels are many), ``accuracy``, and ``chance_f1``: the macro F1 of the same classifier when it learned from
-    permuted labels, its mean over up to five permutations where cells are few.
+    Dictionary of these scores of the test cells:
+
+    - ``f1``: macro F1, the unweighted mean over labels that occur among the true or predicted labels
+    - ``auroc``: area under the ROC curve of one label against the rest, averaged over labels. A random part of the test
+      cells is used if there are many labels.
+    - ``accuracy``: fraction of cells with the correct label
+    - ``chance_f1``: macro F1 of the same classifier after training on permuted labels. It is the mean of up to five
+      permutations if there are few cells.
 
     Raises
     ------
     TypeError
-        If the embedding is a DataFrame, and a column holds no numbers.
+        If the embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If the embedding is sparse, not finite or not of the labels' length, fewer than two labels have two cells or two
-        groups, or a split leaves a side without two labels.
+        If the embedding is sparse, not finite, or of another length than the labels; if fewer than two labels have two
+        cells or two groups; or if a split leaves fewer than two labels for training, or no test cell.
 
     Warns
     -----
     UserWarning
-        If a regression has not converged.
+        If a logistic regression has not converged.
 
     Examples
     --------
@@ -140,7 +160,7 @@ def batch_probe(
     max_cells: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """How well an embedding in ``obsm`` predicts the environment: low is good for z_c.
+    """Measure how well an embedding in ``obsm`` predicts the environment; a low score is good for z_c.
 
     Parameters
     ----------
@@ -149,9 +169,10 @@ def batch_probe(
     embedding_key
         Key of ``obsm``, a layer, or ``"X"``.
     e_key
-        Column of ``obs``, or several for their cross.
+        Column of ``obs`` with the environment, or several columns for their cross.
     group_key
-        Column of ``obs`` whose groups are not split, for example the guide: see ``groups`` of :func:`label_probe`.
+        Column of ``obs`` with groups of cells that are not split between training and test, for example the guide: see
+        ``groups`` of :func:`label_probe`.
     kind, train_fraction, max_cells, seed
         See :func:`label_probe`.
 
@@ -186,14 +207,14 @@ def batch_probe(
 def predict_labels(
     train_embedding: np.ndarray, train_labels: ArrayLike, embedding: np.ndarray, *, classifier: Classifier = "linear"
 ) -> np.ndarray:
-    """Learn labels from one embedding, predict those of another.
+    """Train a classifier on one embedding, and predict the labels of another embedding.
 
     Parameters
     ----------
     train_embedding, embedding
-        ``(N, D)`` and ``(M, D)``.
+        Embedding of the training cells, ``(N, D)``, and of the cells whose labels are predicted, ``(M, D)``.
     train_labels
-        Labels of the first, ``(N,)``.
+        Labels of the training cells, ``(N,)``.
     classifier
         ``"linear"`` or ``"nearest_mean"``, see ``kind`` of :func:`label_probe`.
 
@@ -204,9 +225,9 @@ def predict_labels(
     Raises
     ------
     TypeError
-        If an embedding is a DataFrame, and a column holds no numbers.
+        If an embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If an embedding is sparse, not finite, not of the shape that is asked for, or there is one label only.
+        If an embedding is sparse, not finite, or of a shape that does not fit; or if there is only one label.
 
     Examples
     --------
@@ -230,19 +251,22 @@ def predict_labels(
 
 
 class Probed(NamedTuple):
-    """What a probe said of the cells that it was tested on."""
+    """Scores of a probe, with its predictions for the test cells."""
 
     scores: dict[str, float]
-    """See :func:`label_probe`."""
+    """Scores by name, see :func:`label_probe`."""
     truth: np.ndarray
-    """Code of each cell's label, ``(T,)``."""
+    """Integer code of each test cell's true label, ``(T,)``."""
     predicted: np.ndarray
-    """The same as it was read."""
+    """Integer code of each test cell's predicted label, ``(T,)``."""
     units: np.ndarray
-    """Code of what was held out as a whole: a cell's group, or the cell, ``(T,)``."""
+    """Integer code of the unit that was held out as a whole, ``(T,)``: the group of the test cell, or the cell."""
 
     def resampled(self, n: int, seed: int) -> dict[str, np.ndarray]:
-        """Scores ``(n,)`` of as many units drawn with replacement; the same units for the same seed."""
+        """Return bootstrap samples of ``f1`` and ``accuracy``, each ``(n,)``.
+
+        Each sample draws held-out units with replacement, as many as there are. Equal seeds draw the same units.
+        """
         _, units = np.unique(self.units, return_inverse=True)
         n_units, rng = int(units.max()) + 1, np.random.default_rng(seed)
         found: dict[str, list[float]] = {"f1": [], "accuracy": []}
@@ -265,7 +289,7 @@ def probed(
     max_cells: int | None,
     seed: int,
 ) -> Probed:
-    """Fit a probe and test it, see :func:`label_probe`."""
+    """Fit a probe and test it on held-out cells, see :func:`label_probe`."""
     check_choice("kind", kind, Kind)
     embedding = dense(embedding, "embedding")
     codes, _ = _codes(embedding, labels)
@@ -283,7 +307,7 @@ def probed(
     else:
         is_train = chosen_rows("train", train, len(codes))[rows]
         learned, test = rows[is_train], rows[~is_train]
-    # labels that cannot be learned are still tested on: they count as errors
+    # test cells whose label has no training cell are kept, and count as errors
     known = np.unique(codes[learned])
     if len(known) < 2 or not len(test):
         msg = "The split leaves fewer than two labels to learn from: use smaller groups, or more cells."
@@ -310,7 +334,10 @@ def probed(
 
 
 def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None = None) -> float:
-    """F1 averaged over the labels that occur in ``truth`` or ``predicted``, as in scikit-learn; ``weight`` of cells."""
+    """Compute the F1 score averaged over the labels that occur in ``truth`` or ``predicted``, as in scikit-learn.
+
+    ``weight`` is the weight of each cell; `None` weights all cells equally.
+    """
     size, hit = int(max(truth.max(), predicted.max())) + 1, truth == predicted
     hits = np.bincount(truth[hit], None if weight is None else weight[hit], minlength=size)
     total = np.bincount(truth, weight, minlength=size) + np.bincount(predicted, weight, minlength=size)
@@ -318,7 +345,7 @@ def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None
 
 
 def _codes(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Integer codes and names of the labels; the embedding is checked."""
+    """Check the embedding, and return integer codes and names of the labels."""
     found = _factorized(labels, "label", len(embedding), "embeddings")
     _check_finite(embedding)
     return found
@@ -333,9 +360,12 @@ def _check_finite(embedding: Any) -> None:
 
 
 def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
-    """Integer codes and names of labels or groups, one for each of ``n`` cells."""
+    """Return integer codes and names of labels or groups, one code for each of ``n`` cells.
+
+    The two texts are the words for the values and for the cells in error messages.
+    """
     check_unmasked(f"An array of {what}s", values)
-    # a list would become text, a missing value in it, too
+    # numpy would convert a list that holds text and NaN to text only, with "nan" for the missing value
     codes, names = pd.factorize(np.asarray(pd.Series(values) if isinstance(values, list | tuple) else values))
     if len(codes) != n:
         msg = f"There are {n} {beside} and {len(codes)} {what}s."
@@ -349,7 +379,7 @@ def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.n
 def _split(
     rows: np.ndarray, codes: np.ndarray, groups: np.ndarray | None, train_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted rows to learn from and to test on."""
+    """Return the sorted row numbers of the training cells and of the test cells."""
     if not 0 < train_fraction < 1:
         msg = f"train_fraction={train_fraction} must lie between 0 and 1."
         raise ValueError(msg)
@@ -379,7 +409,10 @@ def _predicted(model: Reader, x: Any, rows: np.ndarray, n_labels: int) -> np.nda
 
 
 def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_labels: int) -> float:
-    """One label against the rest, mean over labels that some cells have and some have not; NaN if there are none."""
+    """Compute the mean AUROC of one label against the rest.
+
+    The mean is taken over labels that some cells have and some cells lack. It is NaN if there is no such label.
+    """
     from scipy.special import softmax
     from scipy.stats import rankdata
 
@@ -395,22 +428,23 @@ def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_la
 def split_groups(
     codes: np.ndarray, groups: np.ndarray, train_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Masks ``(N,)`` of cells to learn from and to test on: whole groups, of each label some on either side.
+    """Return masks ``(N,)`` of training and test cells that keep groups whole, and have groups of each label in both.
 
-    Labels are taken one after another, those with fewest groups first, and of their groups that lie on no side yet the
-    fraction is drawn that is missing. Cells of labels that have groups on one side only are on neither.
+    Labels are processed one by one, starting with the label that has the fewest groups. Groups of the label that are
+    not yet assigned are assigned at random: to training until the train fraction is reached, and then to test. Cells of
+    a label with groups on one side only are in neither mask.
 
     Parameters
     ----------
     codes, groups
         Label and group of each cell, integers ``(N,)``. A group may hold several labels.
     train_fraction
-        Of each label's groups, to learn from; at least one, and not all.
+        Fraction of each label's groups that are used for training; at least one group is, and at least one is not.
     rng
-        What the groups are drawn by.
+        Random generator that draws the groups.
     """
     of_label = pd.DataFrame({"label": codes, "group": groups}).drop_duplicates().groupby("label")["group"]
-    learns = np.full(groups.max() + 1, -1)  # not decided
+    learns = np.full(groups.max() + 1, -1)  # -1: no side yet, 0: test, 1: training
     for label in of_label.size().sort_values(kind="stable").index:
         mine = rng.permutation(of_label.get_group(label).to_numpy())
         if len(mine) < 2:
@@ -432,12 +466,15 @@ def probe_groups(
     guide_key: str | None,
     group_key: str | Sequence[str] | None,
 ) -> np.ndarray | None:
-    """What the probe of y holds out, ``(N,)``, as :func:`scbd.metrics.benchmark` says of ``group_key``.
+    """Return the groups that the probe of the perturbation holds out as a whole, or `None` to split single cells.
+
+    The groups ``(N,)`` follow from ``group_key`` as described in :func:`scbd.metrics.benchmark`.
 
     Warns
     -----
     UserWarning
-        If perturbations and environments nest so that any probe of the perturbation may read the environment.
+        If perturbations and environments are nested, so that an embedding of the environment alone predicts the
+        perturbation in any split.
     """
     if group_key != "auto":
         return None if group_key is None else label_names(adata, group_key)
@@ -455,19 +492,27 @@ def probe_groups(
 def groups_of_design(
     y: np.ndarray, e: np.ndarray | None, guide: np.ndarray | None
 ) -> tuple[np.ndarray | None, str | None]:
-    """What a probe of y should hold out as a whole, so that it cannot read the environment or the guide instead.
+    """Choose the groups that a probe of the perturbation should hold out as a whole.
 
-    Environments, where most cells lie in one that holds a single perturbation (wells of an arrayed screen), together
-    with the guides that share them; otherwise guides, where they belong to one perturbation; otherwise nothing.
+    Without groups, a probe may recognise the environment or the guide of a test cell, and infer the perturbation from
+    it. The choice is:
+
+    1. Environments, if most cells lie in an environment that holds a single perturbation (wells of an arrayed screen).
+       Environments that share a guide are merged, provided that most cells have a guide of a single perturbation. If
+       merged groups cannot be divided, the environments themselves are used.
+    2. Otherwise guides, if most cells have a guide of a single perturbation.
+    3. Otherwise no groups.
+
+    Groups can be divided if at least two perturbations have several groups. Groups that cannot be divided are not used.
 
     Parameters
     ----------
     y, e, guide
-        Labels ``(N,)``.
+        Perturbation, environment and guide of each cell, ``(N,)``.
 
     Returns
     -------
-    Groups ``(N,)`` or None, and what is wrong with the design, for a sentence, or None.
+    Groups ``(N,)`` or `None`; and a problem of the design as a part of a sentence, or `None`.
     """
     guide = guide if guide is not None and _tells(guide, y) else None
     if e is None or len(np.unique(e)) < 2:
@@ -480,7 +525,7 @@ def groups_of_design(
 
 
 def _first_divisible(label: np.ndarray, *candidates: np.ndarray | None) -> np.ndarray | None:
-    """The first groups of which two labels have several."""
+    """Return the first candidate grouping in which at least two labels have several groups, or `None`."""
     for group in candidates:
         if group is not None:
             pairs = pd.DataFrame({"label": label, "group": group}).drop_duplicates()
@@ -490,14 +535,17 @@ def _first_divisible(label: np.ndarray, *candidates: np.ndarray | None) -> np.nd
 
 
 def _tells(group: np.ndarray, label: np.ndarray) -> bool:
-    """Whether most cells lie in a group of a single label."""
+    """Return whether most cells lie in a group that holds a single label."""
     pairs = pd.DataFrame({"group": group, "label": label}).value_counts()
     sizes, n_labels = pairs.groupby(level="group").sum(), pairs.groupby(level="group").size()
     return bool(sizes[n_labels == 1].sum() > 0.5 * len(group))
 
 
 def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Components of what shares a group of either kind, integers ``(N,)``."""
+    """Merge two groupings: cells that share a group in either of them get the same integer, ``(N,)``.
+
+    The integers number the connected components of the graph that links the groups.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -508,10 +556,10 @@ def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class Reader(Protocol):
-    """A classifier that was fitted."""
+    """Interface of a fitted classifier."""
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """From embeddings ``(N, D)`` to scores of labels ``(N, K)``, whose softmax are probabilities."""
+        """Return the logits ``(N, K)`` of the labels for embeddings ``(N, D)``; their softmax gives probabilities."""
 
 
 def _linear(x: Any, codes: np.ndarray, rows: np.ndarray) -> Reader:
@@ -519,7 +567,7 @@ def _linear(x: Any, codes: np.ndarray, rows: np.ndarray) -> Reader:
 
 
 class _Quadratic:
-    """A linear classifier of whitened components, their squares and products."""
+    """Linear classifier of whitened principal components, their squares and their products."""
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         mean, sd, variance, axes = principal_axes(x, rows)
@@ -539,7 +587,7 @@ class _Quadratic:
 
 
 class _Neighbours:
-    """Votes of the nearest by cosine; of those that are equally near, each has a share of the vote."""
+    """Votes of the nearest training cells by cosine; cells that tie for the last places share the remaining votes."""
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         self._unit = unit_rows(np.asarray(x[rows]))
@@ -549,7 +597,7 @@ class _Neighbours:
     def logits(self, x: np.ndarray) -> np.ndarray:
         size = max(1, _VALUES // len(self._unit))
         votes = np.concatenate([self._votes(x[start : start + size]) for start in range(0, len(x), size)])
-        # a label without a vote is unlikely, not impossible
+        # labels without a vote get a small positive probability
         return np.log(votes / self._n + 1e-6)
 
     def _votes(self, x: np.ndarray) -> np.ndarray:
@@ -567,10 +615,11 @@ class _Neighbours:
 
 
 class _NearestMean:
-    """The label whose mean is nearest: the embedding as it is, one scale for all of it.
+    """Classifier that predicts the label with the nearest mean, by Euclidean distance in the unscaled embedding.
 
-    That scale, the variance within labels, is what distances are beside; it decides nothing. Without it, probabilities
-    of an embedding in large units are all 0 or 1, and those of one in small units all alike, whatever it tells.
+    Squared distances are divided by the variance within labels. This number changes no prediction, but keeps the
+    probabilities informative. Otherwise all probabilities would be near 0 or 1 for an embedding in large units, and
+    nearly equal for an embedding in small units.
     """
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
@@ -579,12 +628,16 @@ class _NearestMean:
         self._variance = _variance_within(learned, of_row, self._means, len(learned) - len(counts))
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        # minus half the squared distance, without the square of the point itself
+        # minus half the squared distance, without the squared length of the cell, which is equal for all labels
         return (np.asarray(x) @ self._means.T - np.square(self._means).sum(1) / 2) / self._variance
 
 
 def _variance_within(x: np.ndarray, codes: np.ndarray, means: np.ndarray, freedom: int) -> float:
-    """Of a component around the mean of its label; where there is none, that of the means; of a point, 1."""
+    """Compute the mean variance of a component around the mean of its cell's label.
+
+    If this is 0 up to rounding, return the variance of the label means. If that is 0 as well, return 1. ``freedom`` is
+    the number of degrees of freedom, cells minus labels.
+    """
     size = max(1, _VALUES // x.shape[1])
     parts = (slice(start, start + size) for start in range(0, len(x), size))
     squares = sum(float(np.square(x[part] - means[codes[part]]).sum()) for part in parts)
@@ -602,17 +655,17 @@ READERS: dict[Kind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
 
 
 class Logistic(NamedTuple):
-    """A fitted classifier of codes ``0 … K - 1``."""
+    """Fitted multinomial logistic regression for the label codes ``0 … K - 1``."""
 
     weight: np.ndarray
-    """Of raw features, ``(K, D)``."""
+    """Weights of the features before standardisation, ``(K, D)``."""
     bias: np.ndarray
-    """At the mean of the features, ``(K,)``."""
+    """Logits at the mean of the training cells, ``(K,)``."""
     mean: np.ndarray
-    """Of what was learned from, ``(D,)``."""
+    """Mean of each feature over the training cells, ``(D,)``."""
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """float64 ``(N, K)``."""
+        """Return the logits of the labels, float64 ``(N, K)``."""
         return (x - self.mean) @ self.weight.T + self.bias
 
 
@@ -625,28 +678,29 @@ def fit_logistic(
     max_iter: int = 1_000,
     tolerance: float = 1e-5,
 ) -> Logistic:
-    """Fit a classifier of integer codes.
+    """Fit a multinomial logistic regression that predicts integer codes.
 
     Parameters
     ----------
     x
-        Features ``(N, D)``, an array or a memory-map; read in blocks.
+        Features ``(N, D)``, an array or a memory-map, which is read in blocks.
     codes
-        ``0 … K - 1`` of all rows of ``x``.
+        Label codes ``0 … K - 1`` of all rows of ``x``.
     rows
-        Rows to learn from; all by default.
+        Row numbers of the training cells; all rows by default.
     c
         Inverse strength of the penalty, as in scikit-learn.
     max_iter
-        L-BFGS iterations.
+        Maximum number of L-BFGS iterations.
     tolerance
-        Stop when no component of the gradient is larger, in coordinates in which the curvature is near 1: what is then
-        left to gain is about half its squared norm.
+        Iterations stop when no component of the gradient exceeds this value. The gradient is taken in scaled
+        coordinates with a curvature near 1, so that the objective is about half the squared norm of the gradient above
+        its minimum.
 
     Warns
     -----
     UserWarning
-        If the iterations end before.
+        If the maximum number of iterations is reached.
     """
     from scipy.optimize import minimize
 
@@ -659,11 +713,11 @@ def fit_logistic(
     unit = 1 / np.sqrt((share * (1 - share))[:, None] * np.append(variance, 1.0) + penalty)
 
     learned, basis = (x, codes, rows, mean), turned
-    if n * min(n, x.shape[1]) <= _VALUES:  # turn few cells once, and not the weights at each step
+    if n * min(n, x.shape[1]) <= _VALUES:  # rotate a few cells once, instead of the weights in each iteration
         learned, basis = ((x[rows] - mean) @ turned, codes[rows], np.arange(n), np.zeros(1)), None
 
     def centred(values: np.ndarray) -> np.ndarray:
-        return values - values.mean(axis=0)  # what all labels have in common changes no probability
+        return values - values.mean(axis=0)  # adding the same value to all labels changes no probability
 
     def value(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         weight = centred(scaled.reshape(unit.shape) * unit)
@@ -688,7 +742,7 @@ def fit_logistic(
 def _cross_entropy(
     x: Any, codes: np.ndarray, rows: np.ndarray, mean: np.ndarray, weight: np.ndarray, bias: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """Sum over cells, and its gradients, ``(K, D)`` and ``(K,)``."""
+    """Compute the cross entropy summed over cells, and its gradients by weight ``(K, D)`` and by bias ``(K,)``."""
     total, by_weight, by_bias = 0.0, np.zeros_like(weight), np.zeros_like(bias)
     for block in _parts(rows, max(_CELLS, _LOGITS // len(bias))):
         features, own = x[block] - mean, (np.arange(len(block)), codes[block])
@@ -706,26 +760,30 @@ def _cross_entropy(
 
 
 class PrincipalAxes(NamedTuple):
-    """Of standardised features: in falling order of their variance, without those that have none, but always one."""
+    """Principal axes of standardised features, in descending order of variance.
+
+    Axes without variance are dropped, except that at least one axis is kept.
+    """
 
     mean: np.ndarray
-    """Of the features, ``(D,)``."""
+    """Mean of each feature, ``(D,)``."""
     sd: np.ndarray
-    """Of the features, ``(D,)``; 1 for those that do not vary."""
+    """Standard deviation of each feature, ``(D,)``; 1 for constant features."""
     variance: np.ndarray
-    """Along each axis, ``(R,)``; ``R`` is at most the number of rows."""
+    """Variance along each axis, ``(R,)``. ``R`` is at most the number of rows, and at most ``D``."""
     axes: np.ndarray
-    """Orthonormal columns, ``(D, R)``."""
+    """Axes as orthonormal columns, ``(D, R)``."""
 
 
 def principal_axes(x: Any, rows: np.ndarray) -> PrincipalAxes:
-    """Of some rows of an array or a memory-map ``(N, D)``, read in blocks, in float64."""
+    """Compute principal axes from some rows of an array or a memory-map ``(N, D)``, read in blocks, in float64."""
     n, d = len(rows), x.shape[1]
-    origin = np.asarray(x[rows[0]], dtype=np.float64)  # close to the data: squares lose no digits to a large mean
+    # an origin close to the data: squares of values with a large mean would lose digits
+    origin = np.asarray(x[rows[0]], dtype=np.float64)
     blocks = list(_parts(rows, max(_VALUES // d, d)))
     shift = sum((x[block] - origin).sum(axis=0) for block in blocks) / n
     if n < d:
-        # the square of few rows is smaller than that of many features, and as good
+        # with fewer rows than features, the products of rows are a smaller matrix that has the same nonzero variances
         centred = x[rows] - origin - shift
         sd = _not_zero(np.sqrt(np.square(centred).mean(axis=0)))
         centred /= sd

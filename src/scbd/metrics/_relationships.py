@@ -1,11 +1,12 @@
-"""Do genes that work together look alike? Profiles of genes against networks of known relations.
+"""Scores of gene profiles against networks of known relations: genes that work together should have similar profiles.
 
-Similarity is the cosine of two profiles. A threshold on it predicts a relation in *both* tails, as genes of one complex
-may have opposite effects; average precision alone looks at one, the high cosines.
+The similarity of two profiles is their cosine. Most scores here predict a relation for high *and* for low cosines,
+because genes of one complex may have opposite effects. Only the average precision uses high cosines alone.
 
-A network is a frame with ``source`` and ``target``. It is read in one of two ways: where sources are names of sets
-(complexes, pathways), two targets are related if they share a source; where they are genes themselves (pairs), source
-and target are related.
+A network is a frame with the columns ``source`` and ``target``. It holds one of two kinds of relations:
+
+- sets: sources are names of complexes or pathways, and two targets are related if they share a source
+- pairs: sources are genes, and each source is related to its target
 
 References
 ----------
@@ -55,15 +56,17 @@ Kind = Literal["pairs", "sets"]
 NetKind = Literal["auto", "pairs", "sets"]
 Universe = Literal["annotated", "profiles"]
 
-# the published script's percentiles; the text says up to 100, where the one least similar pair is predicted
+# percentiles of the published script; the text of the paper goes up to 100, where only the least similar pair is
+# predicted
 PERCENTILES = tuple(range(80, 100))
-# cells that are averaged at a time
+# number of cells that are averaged at once
 _CELLS = 65_536
-# cosines of a product that are held beside those that are kept
+# maximum number of cosines in a temporary block of the cosine matrix
 _COSINES = 1 << 24
-# sources among genes up to which they are plainly names of sets; and as far below all, plainly genes
+# a network holds sets if at most this fraction of its sources are genes, and pairs if at least 1 minus this fraction
+# are; otherwise its kind is not clear
 _FEW = 0.05
-# false discovery rate at which a complex counts as found
+# largest false discovery rate at which a complex counts as significant
 _CALLED_AT = 0.05
 
 
@@ -79,11 +82,11 @@ def aggregate(
     min_cells: int = 1,
     min_guides: int = 1,
 ) -> AnnData:
-    """Average cells to guides and guides to genes, subtract the control, standardise each component over genes.
+    """Average cells to guides and guides to genes, subtract the control, and standardise each component over genes.
 
-    The paper's protocol (appendix, CORUM prediction). A guide counts as much as another of its gene, however many cells
-    it has. Embeddings are read in blocks, so that a memory-map takes constant memory; the median reads one guide at a
-    time.
+    The protocol is that of the paper (appendix, CORUM prediction). All guides of a gene have the same weight, whatever
+    their numbers of cells. Embeddings are read in blocks, so that the memory for a memory-map does not grow with the
+    number of cells. The median reads all cells of one guide at once.
 
     Parameters
     ----------
@@ -94,34 +97,36 @@ def aggregate(
     gene_key
         Column of ``obs`` with the perturbed gene.
     guide_key
-        Column of ``obs`` with the guide; without it, cells are averaged to genes directly.
+        Column of ``obs`` with the guide. Without it, cells are averaged to genes directly.
     control
-        Value of ``gene_key`` for cells that were not perturbed; several are one control with the guides of all. `None`
-        subtracts nothing, and standardises over genes.
+        Value of ``gene_key`` for unperturbed cells. Several values are merged into one control with the guides of all.
+        `None` subtracts nothing, and standardises over genes.
     average
-        ``"mean"`` or ``"median"`` of cells; guides are always averaged by their mean.
+        Average of the cells of a guide, ``"mean"`` or ``"median"``. Guides are always averaged by their mean.
     standardize
-        ``"with_control"``: the control's row of zeros takes part, as in the published script; ``"genes"``: over genes
-        alone; `None` leaves values as differences from the control.
+        Rows from which the mean and the standard deviation of each component are computed. ``"with_control"``: genes
+        and the control, whose row is zero, as in the published script. ``"genes"``: genes alone. `None`: no
+        standardisation, values are differences from the control.
     min_cells
-        Drop guides with fewer cells.
+        Minimum number of cells per guide; guides with fewer cells are dropped.
     min_guides
-        Drop genes with fewer guides (after guides were dropped); asks for ``guide_key``.
+        Minimum number of guides per gene, after guides were dropped; genes with fewer guides are dropped. A value above
+        1 requires ``guide_key``.
 
     Returns
     -------
-    AnnData ``(genes, D)`` float32 without the control; ``obs``: ``n_cells``, ``n_guides``; ``uns["aggregate"]``: the
-    settings, and the guides and genes that were dropped.
+    AnnData ``(genes, D)``, float32, without the control. ``obs`` holds ``n_cells`` and ``n_guides``, and
+    ``uns["aggregate"]`` holds the settings and the dropped guides and genes.
 
     Raises
     ------
     KeyError
         If a key is missing.
     TypeError
-        If the embedding is a DataFrame, and a column holds no numbers.
+        If the embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If there is no control, labels are missing, the embedding is sparse or not finite, or fewer than two genes are
-        left.
+        If there is no control, labels are missing, the embedding is sparse or not finite, or fewer than two genes
+        remain.
 
     Warns
     -----
@@ -153,7 +158,7 @@ def aggregate(
     genes_kept = (genes["n_guides"] >= min_guides) | genes.index.isin(controls)
     values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
     genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
-    reference = values.index.intersection(controls)  # one, whatever its name
+    reference = values.index.intersection(controls)  # at most one row: all controls were merged into one
     if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
         msg = (
             f"Too few genes are left ({head(values.index) or 'none'}): profiles need two, and the control where one is "
@@ -187,16 +192,16 @@ def aggregate(
 def _guides(
     genes: np.ndarray, gene: np.ndarray, guides: tuple[np.ndarray, np.ndarray] | None, controls: list[str]
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Gene, name and number of cells of each guide, and the guide of each cell as a row number of that frame.
+    """Return gene, name and number of cells of each guide as a frame, and for each cell the row of its guide.
 
     Parameters
     ----------
     genes, gene
-        Names of genes, and the place of each cell's among them; all controls become the first.
+        Names of the genes, and for each cell the index of its gene among them. All controls are replaced by the first.
     guides
-        The same of guides; `None`: each gene is one.
+        Names of the guides, and for each cell the index of its guide. `None`: each gene has one guide.
     controls
-        Which genes are controls.
+        Names of the genes that are controls.
     """
     is_control = np.isin(genes, controls)
     one = np.arange(len(genes))
@@ -209,7 +214,7 @@ def _guides(
 
 
 def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
-    """Mean or median of each group's rows, float64 ``(n, D)``."""
+    """Return the mean or the median of the rows of each group, float64 ``(n, D)``."""
     out = np.zeros((n, embedding.shape[1]))
     if average == "median":
         order = np.argsort(code, kind="stable")
@@ -240,20 +245,20 @@ def _standardized(profiles: pd.DataFrame, control: pd.Index, standardize: Standa
 
 
 class Network(NamedTuple):
-    """Rows of a network, each once, and how they are read."""
+    """Network of relations without duplicate rows, and its kind."""
 
     rows: pd.DataFrame
     """Text columns ``source`` and ``target``."""
     kind: Kind
-    """Whether sources are genes (pairs) or names of sets."""
+    """Kind of the sources: genes (``"pairs"``) or names of sets (``"sets"``)."""
 
 
 def _read_network(
     net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
 ) -> Network:
-    """Rows of a network, and whether they are pairs of genes or members of sets; see :class:`Relations`.
+    """Read a network, and determine whether it holds pairs of genes or members of sets; see :class:`Relations`.
 
-    ``genes`` are the symbols of the profiles, ``(G,)``: they help to tell genes from names of sets.
+    ``genes`` are the symbols of the profiles, ``(G,)``. They help to distinguish genes from names of sets.
     """
     missing = {"source", "target"} - set(net.columns)
     if missing:
@@ -271,7 +276,7 @@ def _read_network(
 
 
 def _of_small_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
-    """Without sets that have more genes with a profile; what else is in a set does not count."""
+    """Remove sets with more than ``most`` genes that have a profile; genes without a profile are not counted."""
     check_count("max_set_size", most, least=2)
     if kind == "pairs":
         msg = f"max_set_size={most} is of sets of genes, and net holds pairs: leave it out, or say net_kind='sets'."
@@ -285,7 +290,7 @@ def _of_small_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int)
 
 
 def _plain_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
-    """Pairs if nearly all sources are genes, sets if nearly none is; between them nobody can tell."""
+    """Return ``"pairs"`` if nearly all sources are genes, ``"sets"`` if nearly none is; raise an error otherwise."""
     sources = pd.Index(rows["source"].unique())
     known = sources[sources.isin(rows["target"]) | sources.isin(genes)]
     share = len(known) / len(sources)
@@ -299,7 +304,7 @@ def _plain_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
 
 
 def _related_genes(genes: np.ndarray, network: Network) -> sparse.csr_array:
-    """Which genes are known to be related, boolean ``(G, G)``, symmetric, without diagonal."""
+    """Return the sparse boolean matrix of related genes, ``(G, G)``, symmetric and without diagonal."""
     row = pd.Series(np.arange(len(genes)), index=genes)
     inside = network.rows[network.rows["target"].isin(row.index)]
     n = len(genes)
@@ -327,49 +332,52 @@ def _related_genes(genes: np.ndarray, network: Network) -> sparse.csr_array:
 
 
 class Relations:
-    """Cosines of all pairs of genes, and which of them are known to be related.
+    """Cosines of all pairs of genes, and the pairs that are known to be related.
 
     Parameters
     ----------
     profiles
-        One row a gene, values used as they are: see :func:`scbd.metrics.aggregate`.
+        Profiles, one row per gene, see :func:`scbd.metrics.aggregate`. Values are not standardised or centred.
     net
-        Frame with ``source`` and ``target``.
+        Frame with columns ``source`` and ``target``.
     net_kind
-        ``"sets"``: sources are names of sets, and targets that share one are related; ``"pairs"``: sources are genes,
-        related to their targets; ``"auto"``: as ``net.attrs["kind"]`` says, which the loaders of :mod:`scbd.datasets`
-        set. A network that says nothing is read as pairs if at least 95 % of its sources are genes (targets too, or
-        profiled), as sets if at most 5 % are, and is refused between.
+        Kind of the network:
+
+        - ``"sets"``: sources are names of sets, and targets that share a source are related.
+        - ``"pairs"``: sources are genes, which are related to their targets.
+        - ``"auto"``: the kind in ``net.attrs["kind"]``, which the loaders of :mod:`scbd.datasets` set. Without this
+          entry, a source counts as a gene if it is among the targets or the profiles. The network holds pairs if at
+          least 95 % of its sources are genes, and sets if at most 5 % are. Otherwise an error is raised.
     gene_key
         Column of ``obs`` with the gene symbols; ``obs_names`` by default.
     universe
-        ``"annotated"``, the default: genes with at least one known partner among the profiles, the paper's choice;
-        ``"profiles"``: every gene given, the choice of published map benchmarks. Scores of the two do not compare.
+        Genes whose pairs are scored. ``"annotated"``, the default: genes that are related to another profile, as in the
+        paper. ``"profiles"``: all genes, as in published benchmarks of maps. Scores of the two cannot be compared.
     max_set_size
-        Leave out sets that have more genes among the profiles, before relations are made: pairs grow with the square of
-        a set, and a few large ones may hold most of them.
+        Remove sets with more genes among the profiles than this number, before pairs are formed. The number of pairs
+        grows with the square of the size of a set, so that a few large sets may hold most of the pairs.
 
     Attributes
     ----------
     genes
-        Symbols, ``(G,)``.
+        Gene symbols, ``(G,)``.
     net_kind
-        How the network was read, ``"pairs"`` or ``"sets"``.
+        Kind of the network, ``"pairs"`` or ``"sets"``.
     max_set_size
-        As given.
+        The parameter of the same name.
     profiled
-        Symbols of all profiles, ``(N,)``, be they among ``genes`` or not.
+        Gene symbols of all profiles, ``(N,)``, including those that are not among ``genes``.
     unit
-        Profiles of unit length, ``(G, D)``; a profile of zeros stays one.
+        Profiles scaled to unit length, ``(G, D)``; a profile of zeros stays unchanged.
     known
-        Which genes are related, sparse boolean ``(G, G)``, symmetric, without diagonal.
+        Matrix of related genes, sparse boolean ``(G, G)``, symmetric, without diagonal.
 
     Raises
     ------
     KeyError
         If ``net`` lacks a column, or ``obs`` lacks ``gene_key``.
     ValueError
-        If it is not plain what ``net`` holds, no gene has a known partner, genes repeat, profiles are not finite,
+        If the kind of ``net`` is not clear, no two genes are related, genes are repeated, profiles are not finite,
         ``max_set_size`` is given for pairs, or all sets are larger.
 
     Examples
@@ -402,13 +410,16 @@ class Relations:
         self.unit = x / np.where(norm > 0, norm, 1)
 
     def __repr__(self) -> str:
-        """Numbers of genes and pairs, for a person."""
+        """Return a short text with the numbers of genes and pairs."""
         n, n_known = len(self.genes), self.known.nnz // 2
         net = self.net_kind if self.max_set_size is None else f"sets of up to {self.max_set_size} genes"
         return f"Relations of {n:,} genes: {n_known:,} of {n * (n - 1) // 2:,} pairs are known (net of {net})"
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cosine and relation of each pair once, row by row of the upper triangle, both ``(G (G - 1) / 2,)``."""
+        """Return the cosine of each pair of genes, and whether the pair is related, both ``(G (G - 1) / 2,)``.
+
+        Each pair occurs once, row by row of the upper triangle.
+        """
         n = len(self.genes)
         cosine = np.empty(n * (n - 1) // 2, dtype=self.unit.dtype)
         size = max(1, _COSINES // n)
@@ -425,7 +436,7 @@ class Relations:
 
     @cached_property
     def ranked(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines of all pairs and of the known ones, both in ascending order. All scores are computed from these."""
+        """Cosines of all pairs and of the related pairs, both in ascending order; all scores are computed from them."""
         cosine, related = self.pairs()
         known = np.sort(cosine[related])
         cosine.sort()
@@ -433,7 +444,7 @@ class Relations:
 
 
 def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Symbols and finite values, one row a gene."""
+    """Return gene symbols and finite values of the profiles, one row per gene."""
     if gene_key is not None and gene_key not in profiles.obs:
         msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
         raise KeyError(msg)
@@ -463,7 +474,7 @@ def _relations_of(
     universe: Universe | None = None,
     max_set_size: int | None = None,
 ) -> Relations:
-    """Relations as given, or made from profiles and a network."""
+    """Return relations unchanged, or build them from profiles and a network."""
     if isinstance(profiles, Relations):
         asked = {"net": net is not None, "net_kind": net_kind != "auto", "gene_key": gene_key, "universe": universe}
         asked |= {"max_set_size": max_set_size is not None}
@@ -488,36 +499,35 @@ def relationship_curve(
     gene_key: str | None = None,
     universe: Universe | None = None,
 ) -> pd.DataFrame:
-    """Precision and recall of known relations at a series of thresholds: the paper's protocol.
+    """Compute precision and recall of known relations at several thresholds of the cosine, the protocol of the paper.
 
-    Both tails count, opposite profiles as much as equal ones. At percentile ``i``, a pair is predicted to be related if
-    its cosine is at least the ``i``-th percentile of all cosines, or at most the ``100 - i``-th.
+    High and low cosines both predict a relation. At percentile ``i``, a pair is predicted to be related if its cosine
+    is at least the ``i``-th percentile of all cosines, or at most the ``100 - i``-th percentile.
 
     Parameters
     ----------
     profiles
-        One row a gene (or :class:`Relations`, which several metrics can share).
+        Profiles, one row per gene; or :class:`Relations`, which can be computed once for several scores.
     net
-        Frame with ``source`` and ``target``.
+        Frame with columns ``source`` and ``target``.
     percentiles
-        Thresholds; 80 to 99 as in the published script.
+        Thresholds; 80 to 99 by default, as in the published script.
     diagonal
-        Take percentiles over the full square matrix, each gene's cosine of 1 with itself included, as the published
-        script does; ``False`` takes them over pairs of different genes.
+        If `True`, percentiles are those of the full square matrix, with the cosine of 1 of each gene with itself, as in
+        the published script. If `False`, percentiles are those of pairs of different genes.
     net_kind, gene_key, universe
-        See :class:`Relations`: genes with a known partner by default. Not beside :class:`Relations`, which have their
-        own.
+        See :class:`Relations`. They cannot be combined with :class:`Relations`, which already contain them.
 
     Returns
     -------
-    Frame ``percentile, precision, recall``. An embedding without information has a precision of the prevalence of
-    relations and a recall of ``2 (100 - percentile) / 100``.
+    Frame with the columns ``percentile``, ``precision`` and ``recall``. For an embedding without information, the
+    expected precision is the prevalence of relations, and the expected recall is ``2 (100 - percentile) / 100``.
 
     Raises
     ------
     ValueError
-        If no gene has a known partner, genes repeat, profiles are not finite, it is not plain what ``net`` holds, or
-        something is given beside :class:`Relations` that these have already.
+        If a percentile is not between 0 and 100, ``net`` or another argument is combined with :class:`Relations`, which
+        already contain it, or see :class:`Relations`.
 
     Examples
     --------
@@ -537,7 +547,7 @@ def relationship_curve(
 
 
 def _limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines at or below, and at or above which a pair is predicted, at each percentile."""
+    """Return two limits per percentile: pairs with a cosine up to the first, or from the second on, are predicted."""
     if not ((grid >= 0) & (grid <= 100)).all():
         msg = f"percentiles={grid.tolist()} must lie between 0 and 100."
         raise ValueError(msg)
@@ -547,15 +557,15 @@ def _limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.
 
 
 def relationship_area(curve: pd.DataFrame) -> float:
-    """Area under a precision-recall curve by the trapezoid rule, over the recalls that the curve spans.
+    """Compute the area under a precision-recall curve by the trapezoid rule, over the recalls that the curve covers.
 
-    With the default percentiles an embedding without information spans 0.38 of all recalls, from 0.02 to 0.40, and has
-    an area of 0.38 times the prevalence of relations.
+    With the default percentiles, the curve of an embedding without information covers recalls from 0.02 to 0.40. Its
+    area is 0.38 times the prevalence of relations.
 
     Parameters
     ----------
     curve
-        From :func:`relationship_curve`.
+        Result of :func:`relationship_curve`.
 
     Raises
     ------
@@ -569,7 +579,7 @@ def relationship_area(curve: pd.DataFrame) -> float:
     >>> 0 <= scbd.metrics.relationship_area(curve) <= 1
     True
     """
-    # recall rises as the percentile falls; sorted by recall, points of equal recall could change places
+    # recall increases as the percentile decreases; sorting by recall would not define the order of equal recalls
     curve = curve.dropna().sort_values("percentile", ascending=False)
     if len(curve) < 2:
         msg = f"An area needs at least two points of a curve, there are {len(curve)}: give more percentiles."
@@ -586,17 +596,19 @@ def relationship_recall(
     gene_key: str | None = None,
     universe: Universe | None = None,
 ) -> float:
-    """Fraction of known relations whose cosine is in one of both tails of all pairs' cosines.
+    """Compute the fraction of known relations whose cosine is in the lower or the upper tail of all cosines.
 
-    Two-tailed. Ranks are taken in the sorted cosines of all pairs of different genes; ties count for neither tail.
-    Published map benchmarks report it over all profiles, which is ``universe="profiles"`` here.
+    Cosines are those of all pairs of different genes. A value that occurs several times is in a tail only if all its
+    occurrences are. Published benchmarks of maps report this score over all profiles, which is ``universe="profiles"``
+    here.
 
     Parameters
     ----------
     profiles, net, net_kind, gene_key, universe
         See :func:`relationship_curve`.
     tail
-        Size of each tail; an embedding without information recovers ``2 tail``.
+        Size of each tail, as a fraction of all pairs. An embedding without information has an expected recall of
+        ``2 tail``.
 
     Raises
     ------
@@ -624,9 +636,10 @@ def relationship_average_precision(
     gene_key: str | None = None,
     universe: Universe | None = None,
 ) -> float:
-    """Average precision of known relations when pairs are ranked by cosine; without information, their prevalence.
+    """Compute the average precision of known relations among all pairs of genes, ranked by cosine.
 
-    One-tailed: only a *high* cosine predicts a relation, while curve and recall count opposite profiles, too.
+    Only *high* cosines predict a relation. :func:`relationship_curve` and :func:`relationship_recall` also count low
+    cosines. For an embedding without information, the average precision is about the prevalence of relations.
 
     Parameters
     ----------
@@ -645,7 +658,8 @@ def relationship_average_precision(
     True
     """
     ordered, known = _relations_of(profiles, net, net_kind, gene_key, universe).ranked
-    # precision just below each known relation, ties taken together as scikit-learn does
+    # precision among all pairs with at least the cosine of each known relation: ties share a threshold, as in
+    # scikit-learn
     values = np.unique(known)
     n_at_least = len(ordered) - ordered.searchsorted(values, side="left")
     n_known = len(known) - np.searchsorted(known, values, side="left")
@@ -656,26 +670,36 @@ def relationship_average_precision(
 def relationship_chance(
     relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, diagonal: bool = True, tail: float = 0.05
 ) -> dict[str, float]:
-    """Scores that known relations have by chance: had as many fallen on random pairs of the same map.
+    """Compute the scores that are expected if the same number of relations fell on random pairs of the same profiles.
 
-    Expected values, exact and without a draw. Ties of the map count as in the scores, so that a map of a single point
-    scores its chance, too.
+    The expected values are exact and need no random numbers. Equal cosines are handled as in the scores, so that
+    profiles that are all equal have the score of chance.
+
+    Parameters
+    ----------
+    relations
+        Profiles and relations. Only the cosines of the profiles and the number of relations are used.
+    percentiles, diagonal
+        See :func:`relationship_curve`.
+    tail
+        See :func:`relationship_recall`.
 
     Returns
     -------
-    ``area`` (about 0.38 of the prevalence of relations with the default percentiles; NaN of fewer than two points),
-    ``recall`` (about ``2 tail``) and ``average_precision`` (the prevalence, and more where pairs are few).
+    Dictionary with ``area`` (about 0.38 times the prevalence of relations with the default percentiles, NaN if the
+    curve has fewer than two points), ``recall`` (about ``2 tail``) and ``average_precision`` (the prevalence, or more
+    if there are few pairs).
     """
     _check_tail(tail)
     ordered, known = relations.ranked
     n = len(ordered)
-    # how likely another pair is known, too, given that one is
+    # probability that a second pair is a known relation, given that a first pair is
     other = (len(known) - 1) / max(1, n - 1)
-    # places of equal cosines
+    # groups of equal cosines: place of the first pair, and number of pairs
     first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     size = np.diff(np.append(first, n))
     in_a_tail = is_in_a_tail(first, first + size - 1, n, tail)
-    # one of the pairs that are predicted down to a known one is that one itself
+    # contribution of a known relation itself to the precision among all pairs with at least its cosine
     itself = float(np.sum(size / (n - first)) / n)
     grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
     n_predicted = weight_outside(ordered, *_limits(relations, grid, diagonal))
@@ -687,10 +711,14 @@ def relationship_chance(
 
 
 def _area_by_chance(n_predicted: np.ndarray, n: int, other: float) -> float:
-    """Trapezoids under points of which each predicts what the one before it does, and more."""
+    """Compute the expected area under a curve, from the number of predicted pairs at each of its points.
+
+    The points are in ascending order of this number. ``n`` is the number of pairs, and ``other`` is the probability
+    that a second pair is a known relation, given that a first pair is.
+    """
     if len(n_predicted) < 2:
         return float("nan")
-    # known pairs among those predicted, given that one of them is
+    # expected number of known relations among the predicted pairs, given that one of these is known
     found = 1 + (n_predicted - 1) * other
     before, after = found[:-1], found[1:]
     return float(np.sum(2 * after - before - n_predicted[:-1] / n_predicted[1:] * after) / (2 * n))
@@ -710,31 +738,34 @@ def relationship_interval(
     universe: Universe | None = None,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Confidence interval of a score by bootstrap over complexes: what other complexes would have given.
+    """Compute a confidence interval of a score by a bootstrap over complexes.
 
-    Genes of one complex are no independent evidence, so that whole complexes are drawn with replacement, never single
-    genes. Complexes that share genes are drawn as one; of pairs, a gene and its partners are. The quantiles are those
-    of Student's t for as many complexes as hold the relations: where a few large ones hold most, the interval is wide,
-    as it should be (or leave these out with ``max_set_size`` of :class:`Relations`).
+    Genes of one complex are not independent, so that whole complexes are drawn with replacement, and not single genes.
+    Complexes that share genes are drawn together. In a network of pairs, a gene is drawn together with its partners.
+
+    The ends are quantiles of the bootstrap samples, widened by Student's t for the effective number of complexes. If a
+    few large complexes hold most relations, this number is small, and the interval is wide. The parameter
+    ``max_set_size`` of :class:`Relations` excludes such complexes.
 
     Parameters
     ----------
     profiles, net, net_kind, gene_key, universe
         See :func:`relationship_curve`.
     other
-        Another embedding's profiles of the same genes in the same order: the interval is of the score of ``profiles``
-        less that of ``other``, over the same draws. Complexes that are easy are easy for most embeddings, so that a
-        difference may be clear where the intervals of the two overlap.
+        Profiles of another embedding, with the same genes in the same order. The interval is then that of the
+        difference between the score of ``profiles`` and the score of ``other``, over the same bootstrap samples.
+        Complexes that are easy for one embedding are often easy for another, so that a difference may be significant
+        although the intervals of both embeddings overlap.
     score
         ``"area"``, ``"recall"`` (with ``tail``) or ``"average_precision"``.
     tail
         See :func:`relationship_recall`.
     level
-        Coverage.
+        Coverage of the interval.
     n_bootstrap
-        Number of resamples.
+        Number of bootstrap samples.
     seed
-        Seed of the resamples.
+        Seed of the bootstrap samples.
 
     Returns
     -------
@@ -743,8 +774,8 @@ def relationship_interval(
     Raises
     ------
     ValueError
-        If the score is not known, all relations are of one complex, genes or relations of the two differ, or see
-        :func:`relationship_curve`.
+        If the score is unknown, all relations lie in one complex, genes or relations of ``profiles`` and ``other``
+        differ, or see :func:`relationship_curve`.
 
     References
     ----------
@@ -772,7 +803,13 @@ def relationship_interval(
 def resampled_scores(
     several: list[Relations], score: Score, tail: float, n_bootstrap: int, seed: int
 ) -> tuple[list[np.ndarray], float]:
-    """The score of each, first as it is, then of the same resamples; and among how many complexes relations spread."""
+    """Compute a score of several embeddings for the data and for the same bootstrap samples.
+
+    Returns
+    -------
+    For each embedding an array ``(1 + n_bootstrap,)``, with the score of the data first; and the effective number of
+    complexes.
+    """
     check_choice("score", score, Score)
     _check_tail(tail)
     check_count("n_bootstrap", n_bootstrap)
@@ -794,10 +831,10 @@ def resampled_scores(
 
 
 def partners_found(relations: Relations) -> pd.DataFrame:
-    """Average precision with which each gene finds its partners among all others, and that of chance.
+    """Compute the average precision with which each gene retrieves its partners among all other genes, and chance.
 
-    A row a gene that has partners and others to tell them from; each gene counts alike, where the scores over pairs
-    mostly count the largest complexes.
+    The frame has one row per gene that has partners and other genes. All genes have the same weight, whereas scores
+    over pairs are dominated by the largest complexes.
     """
     everyone, known = np.arange(len(relations.genes)), relations.known
     scores = score_queries(
@@ -826,44 +863,53 @@ def complex_table(
     max_permutations: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """How similar the genes of each complex are, against random sets of genes of its size.
+    """Test how similar the genes of each complex are, compared with random sets of the same number of genes.
 
-    One-tailed: similar, not opposite. Random sets are drawn from all profiles by default, other than the scores over
-    pairs, which leave out genes without a known partner.
+    The test is one-sided: genes should be similar, not opposite. By default, random sets are drawn from all profiles.
+    This differs from the scores over pairs, which exclude genes without a known partner.
 
     Parameters
     ----------
     profiles
-        One row a gene, see :class:`Relations`.
+        Profiles, one row per gene, or :class:`Relations`.
     net
-        Frame with ``source`` (complex) and ``target`` (gene).
+        Frame with columns ``source`` (complex) and ``target`` (gene).
     net_kind, gene_key, universe, max_set_size
-        See :class:`Relations`; the universe is ``"profiles"`` by default. Given :class:`Relations`, sets are drawn from
-        their genes, those that are too large for them are left out, and none but ``net_kind`` can be given.
+        See :class:`Relations`; the default universe is ``"profiles"``. If ``profiles`` are :class:`Relations`, random
+        sets are drawn from their genes, complexes above their ``max_set_size`` are excluded, and of these arguments
+        only ``net_kind`` can be given.
     n_permutations
-        Random sets of each size to begin with. Complexes that fewer than 20 of them reach are compared with more.
+        Number of random sets of each size in the first round. Complexes that fewer than 20 random sets reach are
+        compared with more random sets.
     max_permutations
-        Random sets of a size at most; no p value is below ``1 / (max_permutations + 1)``. By default 20 for each
-        complex, so that one found alone among all has a false discovery rate below 5 %.
+        Maximum number of random sets of a size. No p value is below ``1 / (max_permutations + 1)``. The default is 20
+        per complex, so that a complex that is significant alone can have a false discovery rate below 5 %.
     seed
         Seed of the random sets.
 
     Returns
     -------
-    Frame indexed by complex, most significant first: ``size`` (genes with a profile, at least two), ``mean_cosine``
-    over its pairs, ``p_value`` (one-sided, by sequential permutation; never too small, however early it ended),
-    ``fdr`` (Benjamini and Hochberg), ``average_precision`` (mean over its genes, of which each should find the others
-    before all genes that are related to none of them), its ``chance`` in a random order, ``genes``.
+    Frame with one row per complex, the most significant first, and these columns:
+
+    - ``size``: number of genes with a profile, at least two
+    - ``mean_cosine``: mean over pairs of genes of the complex
+    - ``p_value``: one-sided p value of the mean cosine, by a sequential permutation test. It is valid although the test
+      ends early.
+    - ``fdr``: false discovery rate (Benjamini and Hochberg)
+    - ``average_precision``: mean over genes of the complex. Each gene should rank the other genes of the complex before
+      all genes that are related to no gene of the complex.
+    - ``chance``: average precision of a random order. Both are NaN if there are no other genes.
+    - ``genes``: symbols of the genes
 
     Raises
     ------
     ValueError
-        If ``net`` holds pairs rather than complexes, or no complex has two genes with profiles.
+        If ``net`` holds pairs instead of complexes, or no complex has two genes with profiles.
 
     Warns
     -----
     UserWarning
-        If ``max_permutations`` is too small for a complex to be found alone.
+        If ``max_permutations`` is too small for a complex to be significant alone.
 
     References
     ----------
@@ -905,7 +951,7 @@ def complex_table(
 
 
 def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
-    """Rows of the genes of each set that has at least two."""
+    """Return the row numbers of the genes of each set that has at least two genes with a profile."""
     genes = relations.genes
     network = _read_network(net, relations.profiled, net_kind, relations.max_set_size)
     if network.kind == "pairs":
@@ -923,7 +969,11 @@ def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[st
 
 
 def _most_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
-    """How many permutations at most: by default so many that a single set can be called."""
+    """Return the maximum number of permutations.
+
+    The default suffices for a single set to have a false discovery rate of at most 5 %. A warning is given if the
+    requested number does not.
+    """
     needed = math.ceil(n_sets / _CALLED_AT) - 1
     if asked is None:
         return max(n_first, needed)
@@ -938,7 +988,7 @@ def _most_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
 
 
 def _scores_of_sets(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
-    """Average precision of each set, and that of chance, ``(S, 2)``; NaN where there is nothing else to find."""
+    """Return the average precision of each set and its value by chance, ``(S, 2)``; NaN if there are no other genes."""
     unit, everyone = unit_rows(relations.unit), np.arange(len(relations.genes))
     found = np.full((len(sets), 2), np.nan)
     for i, rows in enumerate(sets):
@@ -960,7 +1010,7 @@ def _of_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarra
 
 
 def _check_tail(tail: float) -> None:
-    """Raise ``ValueError`` unless there is room for two tails and something between."""
+    """Raise ``ValueError`` unless the size of a tail is between 0 and 0.5."""
     if not 0 < tail < 0.5:
         msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Scores of pairs when whole blocks of genes are drawn again, and random sets and orders. Arrays alone."""
+"""Bootstrap over blocks of related genes, permutation tests of gene sets, and permuted labels, for arrays."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ if TYPE_CHECKING:
 
 Score = Literal["area", "recall", "average_precision"]
 
-# pairs whose weights are added at a time
+# number of pairs whose weights are added at once
 _PART = 1 << 15
-# random sets that are as alike as a given one after which its p value is known well enough
+# once this number of random sets is at least as similar as a given set, its p value is accurate enough, and no more
+# random sets are drawn for it
 _ENOUGH = 20
-# random orders that are dealt at a time, and numbers that these hold
+# maximum number of random orders that are drawn at once, and maximum number of genes in all of them together
 _ORDERS, _BLOCK = 2_048, 1 << 24
-# the same genes added in another order
+# mean cosines that differ by less are equal: sums of the same genes in another order differ by rounding errors
 _ROUNDING = 1e-9
 
 
 def percentiles_of(
     ordered: np.ndarray, grid: np.ndarray, n_genes: float | None = None, *, before: np.ndarray | None = None
 ) -> np.ndarray:
-    """Percentiles as :func:`numpy.percentile` gives them to the last bit, without another copy of the values.
+    """Return percentiles identical to those of :func:`numpy.percentile`, without copying the values.
 
     Parameters
     ----------
     ordered
-        Cosine of each pair once, in rising order, ``(P,)``.
+        Cosine of each pair of genes, each pair once, in ascending order, ``(P,)``.
     grid
         Percentiles, 0 to 100, of any shape.
     n_genes
-        Of the full square matrix: each pair twice, and a 1 for each gene with itself. `None`: of the pairs.
+        Number of genes. Percentiles are then those of the full square matrix of cosines, which has each pair twice, and
+        a 1 for each gene with itself. `None`: percentiles of the pairs alone.
     before
-        Weight of all pairs before each place, ``(P + 1,)``; `None`: each counts once.
+        Cumulative weight of the pairs before each place of the order, ``(P + 1,)``. `None`: each pair has weight 1.
     """
     copies, ones = (1, 0.0) if n_genes is None else (2, n_genes / 2)
     total = len(ordered) if before is None else before[-1]
-    # the ones of the diagonal stand before cosines that rounding made larger
+    # the ones of the diagonal are sorted in before cosines that exceed 1 by rounding errors
     start = ordered.searchsorted(ordered.dtype.type(1), side="right")
     if before is not None:
         start = before[start]
@@ -61,15 +63,18 @@ def percentiles_of(
     place = (copies * (total + ones) - 1) * (grid / 100)
     first = np.floor(place)
     low, high, share = at(first), at(first + 1), place - first
-    # numpy counts from the nearer end, which may differ in the last bit
+    # like numpy, interpolate from the nearer end, because results may differ in the last bit
     return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
 
 
 def weight_outside(
     ordered: np.ndarray, lower: np.ndarray, upper: np.ndarray, *, before: np.ndarray | None = None
 ) -> np.ndarray:
-    """Weight of sorted values at most ``lower`` or at least ``upper``, once where both; see :func:`percentiles_of`."""
-    # limits in the type of the values: else all of these would be cast to that of the limits
+    """Return the total weight of sorted values that are at most ``lower`` or at least ``upper``.
+
+    A value that fulfils both conditions counts once. ``ordered`` and ``before`` are those of :func:`percentiles_of`.
+    """
+    # convert the limits to the dtype of the values, because numpy would otherwise convert all values
     low, high = lower.astype(ordered.dtype), upper.astype(ordered.dtype)
     low = np.where(low > lower, np.nextafter(low, -np.inf, dtype=low.dtype), low)
     high = np.where(high < upper, np.nextafter(high, np.inf, dtype=high.dtype), high)
@@ -80,17 +85,31 @@ def weight_outside(
 
 
 def is_in_a_tail(first: np.ndarray, last: np.ndarray, n: float, tail: float) -> np.ndarray:
-    """Whether values lie in one of both tails of ``n``, by the first and last place of what equals them."""
-    if n <= 1:  # a single value is beyond no percentile of itself
+    """Return whether values lie in the lower or the upper tail of ``n`` sorted values.
+
+    Parameters
+    ----------
+    first, last
+        First and last place, among the sorted values, of the values that are equal to each value.
+    n
+        Number of sorted values.
+    tail
+        Size of each tail, as a fraction.
+    """
+    if n <= 1:  # a single value lies in no tail
         return np.zeros(np.shape(first), dtype=bool)
     return (first / (n - 1) > 1 - tail) | (last / (n - 1) < tail)
 
 
 def blocks_of(related: sparse.csr_array) -> np.ndarray:
-    """Code ``(G,)`` of the group of genes that each is drawn with.
+    """Divide genes into blocks that are resampled together, and return the block of each gene, ``(G,)``.
 
-    The gene with the most partners and these are one, then that with the most of those left, and so on. Of complexes
-    without common genes these are the complexes; many that overlap are one; of pairs, it is a hub and its partners.
+    The gene with the most partners and its partners form the first block. Among the remaining genes, the gene with the
+    most remaining partners and these partners form the next block, and so on. Genes without remaining partners form
+    blocks of their own.
+
+    Complexes without common genes are one block each. Overlapping complexes that contain the gene with the most
+    partners are merged. In a network of pairs, a block is a hub with its partners.
     """
     n = related.shape[0]
     codes = np.full(n, -1)
@@ -111,19 +130,23 @@ def blocks_of(related: sparse.csr_array) -> np.ndarray:
 
 
 class Resampled:
-    """Pairs in order of their cosine: a score of a resample is a cumulative sum of weights.
+    """Pairs of genes in the order of their cosine, from which scores of bootstrap samples are computed.
 
-    A pair of one block counts as often as that was drawn. A pair of two blocks counts as often as both of them, and
-    copies of a block are no pairs of each other.
+    Sorting the pairs once is enough: a score of a bootstrap sample follows from cumulative sums of the pairs' weights.
+    A pair of genes in the same block has the weight with which the block was drawn. A pair of genes in two blocks has
+    the product of the weights of both blocks. Two copies of the same block form no pairs.
 
     Parameters
     ----------
     cosine, related
-        Of each pair once, row by row of the upper triangle, ``(G (G - 1) / 2,)``.
+        Cosine of each pair, and whether the pair is related; each pair once, row by row of the upper triangle,
+        ``(G (G - 1) / 2,)``.
     blocks
-        From :func:`blocks_of`.
-    tail, percentiles
-        Of recall and area.
+        Block of each gene, from :func:`blocks_of`.
+    tail
+        Fraction of pairs in each tail, for the recall.
+    percentiles
+        Thresholds of the precision-recall curve, for the area.
     """
 
     def __init__(
@@ -140,22 +163,32 @@ class Resampled:
         self._known_cosine = self._ordered[self._known]
         self._known_one, self._known_two = self._one[self._known], self._two[self._known]
         self._known_inside = self._known_one == self._known_two
-        # places of equal cosines, from the first pair to after the last
+        # for each related pair, the places of all pairs with an equal cosine: first, and last + 1
         self._first = np.searchsorted(self._ordered, self._known_cosine, side="left")
         self._last = np.searchsorted(self._ordered, self._known_cosine, side="right")
         self._n_genes = np.bincount(blocks)
         self._tail, self._percentiles = tail, np.asarray(percentiles, dtype=float)
 
     def n_effective(self) -> float:
-        """How many blocks of equally many relations would be as uncertain: at most the blocks that hold any."""
+        """Return the effective number of blocks: the number of blocks of equal size with the same uncertainty.
+
+        It is at most the number of blocks that hold relations.
+        """
         known = np.bincount(self._known_one[self._known_inside], minlength=len(self._n_genes))
         return float(known.sum() ** 2 / np.square(known, dtype=float).sum())
 
     def score(self, drawn: np.ndarray, score: Score, across: float = 1.0) -> float:
-        """One score when block ``c`` was drawn ``drawn[c]`` times, float ``(C,)``; NaN if no relation was drawn.
+        """Compute one score of a bootstrap sample; NaN if the sample has no related pair.
 
-        Pairs of two blocks weigh ``across`` more: drawn with replacement they are ``(C - 1) / C`` as frequent as they
-        are.
+        Parameters
+        ----------
+        drawn
+            Number of times that each block was drawn, float ``(C,)``.
+        score
+            Name of the score.
+        across
+            Factor of the weight of pairs of two blocks. When ``C`` blocks are drawn with replacement, the expected
+            weight of such pairs is too small by ``(C - 1) / C``, which a factor of ``C / (C - 1)`` corrects.
         """
         before = self._weight_before(drawn, across)
         known = np.where(self._known_inside, 1, across * drawn[self._known_two]) * drawn[self._known_one]
@@ -178,7 +211,10 @@ class Resampled:
         return float(-np.trapezoid(found / np.maximum(predicted, 1), found / n_known))
 
     def _weight_before(self, drawn: np.ndarray, across: float) -> np.ndarray:
-        """Weight of all pairs before each place, ``(P + 1,)``: in parts that stay in the processor's cache."""
+        """Return the cumulative weight of the pairs before each place, ``(P + 1,)``.
+
+        Weights are added in parts that fit into the processor's cache.
+        """
         before = self._before
         for start in range(0, len(self._one), _PART):
             part = slice(start, start + _PART)
@@ -192,10 +228,11 @@ class Resampled:
 
 
 def interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:
-    """Quantiles of resampled scores, as far out as Student's t asks of so few blocks.
+    """Return quantiles of bootstrap samples as a confidence interval that is widened for few blocks.
 
-    Plain percentiles of few draws are too narrow: they lack the factor ``n / (n - 1)`` of a variance, and the heavier
-    tails of a mean whose spread is not known (Hesterberg (2015)).
+    Plain percentiles are too narrow for few blocks, for two reasons (Hesterberg (2015)). The variance of the samples is
+    too small by the factor ``(n - 1) / n``. And a mean with unknown variance has a distribution with heavier tails than
+    a normal distribution. The quantiles are therefore those of Student's t with ``n_effective - 1`` degrees of freedom.
     """
     wide = _widening(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
     tail = float(stats.norm.sf(wide))
@@ -204,9 +241,10 @@ def interval(values: np.ndarray, level: float, n_effective: float) -> tuple[floa
 
 
 def p_value(values: np.ndarray, n_effective: float) -> float:
-    """Of a difference that is 0 in truth, two-sided: one less the level of the :func:`interval` that ends at 0.
+    """Return the two-sided p value of the hypothesis that a difference is 0.
 
-    Where no value is beyond 0, one more might be: of very few blocks, p stays large.
+    The p value is 1 minus the level of the :func:`interval` that ends at 0. One more sample beyond 0 is added to those
+    of ``values``, so that p values are not 0, and stay large with very few blocks.
     """
     beyond = min((values <= 0).sum(), (values >= 0).sum())
     wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
@@ -214,36 +252,43 @@ def p_value(values: np.ndarray, n_effective: float) -> float:
 
 
 def _widening(n_effective: float) -> float:
-    """Of a standard error that was taken over so few."""
+    """Return the factor that corrects a bootstrap standard error for a small number of blocks."""
     return float(np.sqrt(n_effective / (n_effective - 1)))
 
 
 def mean_cosine(unit: np.ndarray) -> float:
-    """Mean cosine over pairs of rows of length 1, ``(size, D)``: no pair is formed."""
+    """Return the mean cosine over all pairs of rows of length 1, ``(size, D)``, without forming the pairs."""
     return float(_mean_cosine(unit.sum(axis=0)[None], np.square(unit).sum(), len(unit))[0])
 
 
 def sequential_p_values(
     unit: np.ndarray, sizes: np.ndarray, observed: np.ndarray, n_first: int, n_most: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """How often random sets are at least as alike as each given one, counted for longer where that is rare.
+    """Compute p values of the similarity of gene sets, with more random sets for smaller p values.
 
-    The number of random sets doubles. A set is done with after the first round in which 20 of them reach it, and its
-    ``p = (1 + reached) / (1 + drawn)`` stays. That is valid: let round ``r`` be the first with
-    ``21 / (1 + drawn) <= t``, or the last. A set with ``p <= t`` was not done before it, and had
-    ``(1 + reached) / (1 + drawn) <= t`` in it; so of sets without likeness a share of at most ``t`` has ``p <= t``,
-    as in round ``r`` alone (Besag and Clifford (1991)).
+    The p value of a set compares its mean cosine with that of random sets of the same size. The number of random sets
+    is doubled in each round. A set is finished after the first round in which at least 20 random sets have reached its
+    mean cosine. Its p value is then ``p = (1 + reached) / (1 + drawn)``.
+
+    These p values are valid. For a threshold ``t``, let round ``r`` be the first with ``21 / (1 + drawn) <= t``, or the
+    last round. A set that finishes before round ``r`` has ``p > t``. A set with ``p <= t`` therefore took part in round
+    ``r``, and had ``(1 + reached) / (1 + drawn) <= t`` in this round. Among sets that are not similar, the proportion
+    with ``p <= t`` is thus at most ``t``, as in round ``r`` alone (Besag and Clifford (1991)).
 
     Parameters
     ----------
     unit
-        float64 ``(G, D)``, rows of length 1 or 0.
+        Profiles of genes, float64 ``(G, D)``, rows of length 1 or 0.
     sizes, observed
-        Genes and mean cosine of each set, ``(S,)``.
+        Number of genes and mean cosine of each set, ``(S,)``.
     n_first, n_most
-        Random sets of the first round, and of all.
+        Number of random sets in the first round, and maximum number in all rounds together.
     rng
-        Generator of their orders.
+        Random generator of the sets.
+
+    Returns
+    -------
+    p value of each set, ``(S,)``.
     """
     n_reached = np.zeros(len(sizes), dtype=np.int64)
     p = np.ones(len(sizes))
@@ -262,15 +307,16 @@ def sequential_p_values(
 def _count_as_alike(
     unit: np.ndarray, sizes: np.ndarray, observed: np.ndarray, n: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many of ``n`` random sets of its size are as alike as each given one, ``(S,)``.
+    """Count the random sets of the same size that are at least as similar as each given set, ``(S,)``.
 
-    The first genes of one random order are a random set of every size: each order is dealt once, for all sizes.
+    ``n`` random orders of the genes are drawn. The first ``k`` genes of an order are a random set of ``k`` genes, so
+    that each order serves the sets of all sizes.
     """
     counts = np.zeros(len(sizes), dtype=np.int64)
     of_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
     length = np.einsum("gd,gd->g", unit, unit)
     width = min(n, _ORDERS, max(1, _BLOCK // len(unit)))
-    # a column an order; what one block leaves behind is as good a start for the next
+    # one column per order; the orders of one block are the start of the next block, as any start gives random orders
     deck = np.repeat(np.arange(len(unit), dtype=np.int32)[:, None], width, axis=1)
     for start in range(0, n, width):
         orders = np.arange(min(width, n - start))
@@ -286,7 +332,7 @@ def _count_as_alike(
 
 
 def _deal(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The ``i``-th gene of each order, drawn from those that were not dealt before (Fisher and Yates)."""
+    """Draw the ``i``-th gene of each order from the genes that are not yet drawn (Fisher and Yates shuffle)."""
     place = rng.integers(i, len(deck), size=len(orders))
     dealt = deck[place, orders]
     deck[place, orders] = deck[i, orders]
@@ -295,12 +341,15 @@ def _deal(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random.Generator
 
 
 def _mean_cosine(total: np.ndarray, own: np.ndarray, size: int) -> np.ndarray:
-    """From sums of ``size`` rows, ``(…, D)``, and of their squared lengths."""
+    """Compute the mean cosine from sums of ``size`` rows, ``(…, D)``, and from sums of their squared lengths."""
     return (np.einsum("nd,nd->n", total, total) - own) / (size * (size - 1))
 
 
 def permuted_within(labels: np.ndarray, groups: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels ``(N,)`` in ``n`` random orders, each within groups of integer codes ``(N,)``: ``(n, N)``."""
+    """Return ``n`` random permutations of labels within groups, ``(n, N)``.
+
+    ``labels`` and the integer codes ``groups`` are both ``(N,)``.
+    """
     order = np.argsort(rng.random((n, len(groups))) + groups, axis=1)
     permuted = np.empty((n, len(groups)), dtype=labels.dtype)
     np.put_along_axis(permuted, order, labels[np.argsort(groups, kind="stable")][None], axis=1)

@@ -1,4 +1,4 @@
-"""Whether wells find replicates of their perturbation, and perturbations others of their mechanism or target.
+"""Retrieval of replicates of the same perturbation, and of perturbations with the same mechanism or target.
 
 References
 ----------
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# q values below are called, as everywhere in the field
+# q value below which a perturbation is called, that is, counted as significant; the usual threshold of the field
 _CALLED = 0.05
-# with fewer wells of other perturbations in the environments of a perturbation, those of all environments are negatives
+# minimum number of negatives per query (median) in the environments of its perturbation; if there are fewer, negatives
+# come from all environments
 MIN_OTHERS = 20
-# queries whose negatives are counted, to decide which negatives a ranking has
+# maximum number of queries for which negatives are counted, to estimate this median
 _MAX_COUNTED = 200
 
 Against = Literal["controls", "perturbations"]
@@ -50,24 +51,28 @@ Against = Literal["controls", "perturbations"]
 
 @dataclass(frozen=True, repr=False)
 class Retrieval:
-    """How well perturbations with a common label, or replicates, find each other.
+    """Scores of how well replicates, or perturbations with a common label, retrieve each other.
 
-    What :func:`retrieval` and :func:`replicate_retrieval` return.
+    :func:`retrieval` and :func:`replicate_retrieval` return this class. A perturbation is *called* if its q value is
+    below 0.05.
 
     Parameters
     ----------
     table
-        One row a perturbation: ``average_precision``, its ``chance`` in a random order, ``p_value`` and ``q_value``
-        (Benjamini and Hochberg), ``n_queries``, and ``n_positives`` and ``n_negatives`` of a query on average.
+        Frame with one row per perturbation: ``average_precision``, ``chance`` (average precision of a random order),
+        ``p_value`` and ``q_value`` (Benjamini and Hochberg), ``n_queries``, and the mean numbers ``n_positives`` and
+        ``n_negatives`` per query.
     left_out
-        Perturbations that were asked for and have nothing to find.
+        Requested perturbations without a score, because they have no positives or no negatives.
     units
-        Code ``(P,)`` of what each row of the table is drawn with for an interval, such as its mechanism; `None`: each
-        row is drawn by itself.
+        Integer code ``(P,)`` of the unit that each row of the table is resampled with for confidence intervals, for
+        example its mechanism. `None` resamples single rows.
     floor_table
-        Of replicates, one row a position of controls, scored as if it were a perturbation; empty without positions.
+        For replicates: the same frame with one row per position of controls, scored as if the position were a
+        perturbation. Empty if no positions were given.
     cross_position_table
-        Of replicates, one row a perturbation that has some at another position and environment; empty where none has.
+        For replicates: the same frame with one row per perturbation that has replicates at another position and in
+        another environment. Empty if there is no such perturbation.
 
     Examples
     --------
@@ -88,45 +93,48 @@ class Retrieval:
 
     @property
     def mean_average_precision(self) -> float:
-        """Mean over perturbations."""
+        """Mean of the average precision over perturbations."""
         return _mean(self.table, "average_precision")
 
     @property
     def chance(self) -> float:
-        """Mean average precision of random orders, which is what an uninformative or collapsed embedding scores."""
+        """Mean average precision of random orders; an uninformative or collapsed embedding has this score."""
         return _mean(self.table, "chance")
 
     @property
     def n_called(self) -> int:
-        """Perturbations with a q value below 0.05."""
+        """Number of perturbations with a q value below 0.05."""
         return _n_called(self.table)
 
     @property
     def floor(self) -> float:
-        """Mean average precision of positions of controls, as of what has no effect and was not trained on; or NaN."""
+        """Mean average precision of positions of controls, or NaN.
+
+        It is the expected score of perturbations that have no effect and were not seen in training.
+        """
         return _mean(self.floor_table, "average_precision")
 
     @property
     def floor_corrected(self) -> float:
-        """Mean average precision on a scale where the floor is 0, and 1 is 1.
+        """Mean average precision on a scale on which the floor is 0 and a perfect score is 1.
 
-        Of noise it is 0 only where perturbations and positions of controls have as many wells to find, among as many:
-        :func:`benchmark` has what it is by chance.
+        The value for noise is 0 only if perturbations and positions of controls have equal numbers of positives and of
+        negatives. :func:`benchmark` returns the value for noise as ``chance``.
         """
         return (self.mean_average_precision - self.floor) / (1 - self.floor) if self.floor < 1 else np.nan
 
     @property
     def cross_position(self) -> float:
-        """Mean average precision of replicates at other positions, or NaN where no perturbation has several."""
+        """Mean average precision of replicates at other positions; NaN if no perturbation has several positions."""
         return _mean(self.cross_position_table, "average_precision")
 
     @property
     def cross_position_chance(self) -> float:
-        """The same in random orders."""
+        """Mean average precision of random orders for replicates at other positions."""
         return _mean(self.cross_position_table, "chance")
 
     def scores(self) -> dict[str, float]:
-        """The numbers by name, for a table of several embeddings."""
+        """Return the scores by name, for example to compare several embeddings in a table."""
         scores = {name: getattr(self, name) for name in ("mean_average_precision", "chance", "n_called")}
         if len(self.floor_table):
             scores |= {"floor": self.floor, "floor_corrected": self.floor_corrected}
@@ -136,7 +144,7 @@ class Retrieval:
         return scores
 
     def __repr__(self) -> str:
-        """The numbers, for a person."""
+        """Return a short summary of the scores."""
         lines = [f"Retrieval of {_said(self.table, 'perturbations')}"]
         if len(self.floor_table):
             lines += [f"  floor of {_said(self.floor_table, 'positions of controls')}"]
@@ -163,7 +171,10 @@ def _said(table: pd.DataFrame, what: str) -> str:
 
 
 def _by_label(scores: Scores, labels: np.ndarray, null: Null) -> pd.DataFrame:
-    """The mean over the queries of each label ``(N,)`` of all rows, with its chance, p and q value."""
+    """Return the mean scores of the queries of each label, with chance, p value and q value.
+
+    ``labels`` ``(N,)`` are the labels of all rows, and not only of queries.
+    """
     if not len(scores.rows):
         return pd.DataFrame()
     sizes = np.stack([scores.n_positives, scores.n_negatives], axis=1)
@@ -198,11 +209,12 @@ def retrieval(
     n_permutations: int = 10_000,
     seed: int = 0,
 ) -> Retrieval:
-    """Average precision with which a perturbation finds others of its mechanism or target.
+    """Compute the average precision with which perturbations retrieve others with the same mechanism or target.
 
-    Rows of a perturbation are averaged. Each perturbation then ranks all others by cosine: those that share one of its
-    labels should come first. Perturbations without a label take no part; those whose labels nobody shares are found by
-    others, wrongly, and are not scored themselves.
+    The rows of each perturbation are averaged. Each perturbation then ranks all others by cosine. Perturbations that
+    share one of its labels are positives and should be ranked first; all other perturbations with a label are
+    negatives. Perturbations without a label are excluded. A perturbation whose labels no other perturbation has serves
+    as a negative of others, but has no score of its own.
 
     Parameters
     ----------
@@ -211,32 +223,37 @@ def retrieval(
     rep
         Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     label_key
-        Column of ``obs`` with the label of the perturbation, or several labels with ``separator`` between them; empty
-        where it is not known. Where rows of a perturbation differ in it, it has all their labels.
+        Column of ``obs`` with the mechanism or target of the perturbation. One value may hold several labels, joined by
+        ``separator``, and is empty if the label is not known. If rows of a perturbation have different labels, the
+        perturbation has all of them.
     y_key
-        Column of ``obs`` with the perturbation, or several for their cross; each row is one by default.
+        Column of ``obs`` with the perturbation, or several columns for their cross. By default, each row is a
+        perturbation of its own.
     control
-        Value or values of ``y_key`` that are no perturbation, and take no part; `None`: all are.
+        Value or values of ``y_key`` for unperturbed rows, which are excluded. `None` excludes no rows.
     queries
-        Mask ``(N,)`` or row numbers: perturbations with such a row are scored, against all others. All by default.
+        Mask ``(N,)`` or row numbers. Only perturbations with such a row are scored, but each is compared with all
+        others. All perturbations are scored by default.
     separator
-        Between several labels.
+        Text between several labels.
     n_permutations
-        Random orders for p values, of which none is below ``1 / (n_permutations + 1)``.
+        Number of random orders for p values. No p value is below ``1 / (n_permutations + 1)``.
     seed
-        Seed of these orders.
+        Seed of the random orders.
 
     Returns
     -------
-    :class:`Retrieval`: a table with a row a perturbation, and its mean. Orders of equal cosines are averaged over.
-    Perturbations that a label links are one of its ``units``: they look for each other, and score together.
+    :class:`Retrieval`, with one row per perturbation. If cosines are equal, the average precision is the mean over all
+    orders. Perturbations that share labels retrieve each other, so that their scores depend on each other: they form
+    one of the ``units`` of the result.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If values are not finite, or no two perturbations share a label.
+        If values are not finite, ``control`` is given without ``y_key``, or no perturbation has both positives and
+        negatives.
 
     Warns
     -----
@@ -259,7 +276,7 @@ def retrieval(
     if y_key is None and not (isinstance(control, Sized) and not len(control)):
         msg = f"control={control!r} is a value of y_key: give y_key, too."
         raise ValueError(msg)
-    if y_key is None:  # each row is one, be it that two have the same name
+    if y_key is None:  # each row is a perturbation of its own, even if rows have the same name
         no_control, perturbations = np.arange(len(x)), np.asarray(adata.obs_names.astype(str))
         codes = no_control
     else:
@@ -293,7 +310,10 @@ def retrieval(
 
 
 def _labels_of(codes: np.ndarray, labels: pd.Series, n: int, separator: str) -> sparse.csr_array:
-    """Which perturbation has which labels, ``(n, L)`` of ones."""
+    """Return an indicator matrix ``(n, L)`` of the labels of each perturbation.
+
+    ``codes`` and ``labels`` are the perturbation and the unsplit labels of each row.
+    """
     given = pd.DataFrame({"code": codes, "label": labels.to_numpy(dtype=object)}).dropna().drop_duplicates()
     given["label"] = [str(label).split(separator) for label in given["label"]]
     single = given.explode("label")
@@ -320,63 +340,73 @@ def replicate_retrieval(
 ) -> Retrieval:
     """Compute the average precision with which wells retrieve their replicates in other environments.
 
-    Each well of a perturbation ranks wells by cosine: those of its perturbation in *other* environments should come
-    before controls of *these* environments. Controls of environments that the perturbation is not in are left out:
-    where several layouts are in batches of their own, what a batch adds would tell them apart. Means over its wells are
-    a perturbation's score, and over perturbations the mean average precision.
+    Each well of a perturbation is a query. It ranks other wells by cosine. Wells of its perturbation in *other*
+    environments are the positives and should be ranked before the controls of *these* environments, the negatives.
+    Controls of environments without the perturbation are excluded. Otherwise, if each batch has a layout of its own,
+    batch effects would distinguish replicates from controls. The score of a perturbation is the mean over its wells,
+    and the mean average precision is the mean over perturbations.
 
-    With ``against="perturbations"`` the wells of all other perturbations take the place of the controls. This is the
-    measure that the verdict of :func:`scbd.run` rests on, where each row is the mean of the cells of one perturbation
-    in one environment: does a profile resemble its own perturbation elsewhere more than it resembles other
-    perturbations?
+    With ``against="perturbations"``, the wells of all other perturbations are the negatives. The score measures whether
+    a profile is more similar to its own perturbation in other environments than to other perturbations. The verdict of
+    :func:`scbd.run` is based on this score, with rows that are means of the cells of one perturbation in one
+    environment.
 
-    Where all plates share a layout, a perturbation is a position, and wells find each other by it. The **floor** says
-    how far: controls are scored as if each position were a perturbation, against controls at other positions. It is
-    what a perturbation without effect gets, if the embedding was not trained on it: of trained ones an encoder knows
-    the label by heart, and neither the floor nor q values show that. An embedding with a higher score *and* a higher
-    floor has learned positions. **Across positions**, where some perturbations have several, position cannot help:
-    wells of the same perturbation at another position and environment are looked for among the wells of all other
-    perturbations, of all environments that it is in.
+    If all plates share a layout, a perturbation always has the same position, and its wells may retrieve each other by
+    their position. Two scores address this:
+
+    - The **floor** measures how well positions alone are retrieved. Controls are scored as if each position were a
+      perturbation, against controls at other positions. A perturbation without effect is expected to reach the floor,
+      if the embedding was not trained on it. Neither the floor nor q values are valid for perturbations that were seen
+      in training, because an encoder can memorise their labels. An embedding with a higher score *and* a higher floor
+      than another one has learned positions.
+    - The **cross-position** score excludes the effect of position, if some perturbations have several positions. Wells
+      of the same perturbation at another position and in another environment are the positives. Wells of all other
+      perturbations, in all environments of the perturbation, are the negatives.
 
     Parameters
     ----------
     adata
-        Wells (or cells). What is not in the table is not in the gallery: for replicates on unseen plates alone, give
-        the wells of these plates.
+        Wells (or cells). Only rows of this table are ranked: to score replicates on unseen plates alone, give the wells
+        of these plates.
     rep
         Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     y_key, e_key
-        Columns of ``obs`` with the perturbation and with the environment, each one or several for their cross.
+        Columns of ``obs`` with the perturbation and with the environment; each is one column, or several for their
+        cross.
     control
-        Value or values of ``y_key`` for wells that were not perturbed. `None`, with ``against="perturbations"`` only:
-        there are none.
+        Value or values of ``y_key`` for unperturbed wells. `None` if there are no controls, which is allowed with
+        ``against="perturbations"`` only.
     against
-        The negatives of a ranking. ``"controls"``: controls in those other environments that hold the perturbation.
-        ``"perturbations"``: wells of all other perturbations in the environments that hold the perturbation, that of
-        the query included, so that an embedding which keeps the environment ranks these first. Where these are fewer
-        than 20 (median over queries; arrayed screens have one perturbation per well), those of all environments.
+        Negatives of a query:
+
+        - ``"controls"``: controls in the other environments that hold the perturbation.
+        - ``"perturbations"``: wells of all other perturbations in the environments that hold the perturbation. The
+          environment of the query is included, so that an embedding that retains the environment ranks these negatives
+          first. If there are fewer than 20 such wells (median over queries), wells of all environments are used
+          instead. This is the case in arrayed screens, with wells as environments and one perturbation per well.
     position_key
-        Column of ``obs`` with the position on a plate, or several (row and column). Needed for cross-position and, with
-        ``against="controls"``, for the floor.
+        Column of ``obs`` with the position on a plate, or several columns (row and column). It is required for the
+        cross-position score and, with ``against="controls"``, for the floor.
     queries
-        Mask ``(N,)`` or row numbers of wells to score, for example those of perturbations that a model has not seen.
-        Replicates and controls are still found among all rows. All wells of perturbations by default. The floor has
-        controls of the same environments as queries.
+        Mask ``(N,)`` or row numbers of the wells to be scored, for example of perturbations that a model has not seen.
+        Positives and negatives still come from all rows. By default, all wells except controls are scored. The floor
+        scores controls in the environments of the scored wells.
     trained_on
-        Rows that the embedding, or a transform of it, was trained or fitted on: a mask ``(N,)``, row numbers, or a
-        column of ``obs`` that says ``True`` or ``"train"`` there. By default ``obs["scbd_split"]``, where
-        ``scbd run`` wrote it.
+        Rows that the embedding was trained on, or that a transform of it was fitted on: a mask ``(N,)``, row numbers,
+        or a column of ``obs`` with ``True`` or ``"train"`` in these rows. By default ``obs["scbd_split"]`` is used, if
+        it exists, where ``scbd run`` writes the split.
     n_permutations
-        Random orders for p values, of which none is below ``1 / (n_permutations + 1)``: with more than a twentieth as
-        many perturbations, a single one cannot be called.
+        Number of random orders for p values. No p value is below ``1 / (n_permutations + 1)``. If there are more than
+        ``n_permutations / 20`` perturbations, a perturbation that is significant alone cannot reach a q value below
+        0.05.
     seed
-        Seed of these orders.
+        Seed of the random orders.
 
     Returns
     -------
-    :class:`Retrieval`: tables with a row a perturbation, and their means. Orders of equal cosines are averaged over, so
-    that an embedding that is a point has the score of chance. P values hold against random orders, not against the
-    floor: see how many positions of controls are called.
+    :class:`Retrieval`, with one row per perturbation. If cosines are equal, the average precision is the mean over all
+    orders, so that an embedding that is a single point has the score of chance. P values compare with random orders,
+    not with the floor: check how many positions of controls are called.
 
     Raises
     ------
@@ -384,13 +414,13 @@ def replicate_retrieval(
         If a key is missing.
     ValueError
         If values are not finite, there is no control, or no perturbation has both a replicate in another environment
-        and negatives to be ranked against.
+        and negatives.
 
     Warns
     -----
     UserWarning
-        If perturbations that are scored were trained on, a transform was fitted on controls that serve as negatives
-        (on some of them, or on nothing else), or rows of several models of :func:`scbd.cross_fit` are compared.
+        If scored perturbations were seen in training; if a transform was fitted on some of the controls that serve as
+        negatives, or on controls alone; or if rows of several models of :func:`scbd.cross_fit` are compared.
 
     Examples
     --------
@@ -441,7 +471,7 @@ def replicate_retrieval(
 
 
 class _Labels:
-    """Labels of rows, as text and as numbers, which compare faster."""
+    """Labels of rows, as text and as integer codes, which are faster to compare."""
 
     def __init__(self, of_rows: np.ndarray) -> None:
         self.of_rows = of_rows
@@ -450,30 +480,34 @@ class _Labels:
         self._rows = np.split(order, np.bincount(self.codes).cumsum()[:-1])
 
     def rows_like(self, row: int) -> np.ndarray:
-        """Rows of the same label, itself included."""
+        """Return the rows with the same label as a row, including the row itself."""
         return self._rows[self.codes[row]]
 
     def differ(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Mask ``(len(rows), len(others))`` of pairs with different labels."""
+        """Return a mask ``(len(rows), len(others))`` of the pairs with different labels."""
         return self.codes[rows][:, None] != self.codes[others]
 
 
 @dataclass(frozen=True)
 class _Wells:
+    """Wells to be ranked: embedding of length 1, perturbation ``y``, environment ``e``, and mask of controls."""
+
     unit: np.ndarray
     y: _Labels
     e: _Labels
     is_control: np.ndarray
 
     def elsewhere(self, row: int, alike: _Labels) -> np.ndarray:
-        """Rows of the same label in other environments."""
+        """Return the rows in other environments that have the same label as a row; the second argument holds labels."""
         rows = alike.rows_like(row)
         return rows[self.e.codes[rows] != self.e.codes[row]]
 
     def beside(self, alike: _Labels, among: np.ndarray, gallery: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """From rows ``(B,)`` to a mask ``(B, G)`` of the gallery in environments that have their label, ``among`` some.
+        """Return a function that marks the part of the gallery in environments that hold a query's label.
 
-        What an environment adds is in both, so that it tells none of the gallery from replicates.
+        The function maps row numbers of queries ``(B,)`` to a mask ``(B, G)``. An environment holds a label if one of
+        the rows ``among`` has both. Positives and negatives then come from the same environments, so that the
+        environment does not distinguish them.
         """
         holds = np.zeros((alike.codes.max() + 1, self.e.codes.max() + 1), dtype=bool)
         holds[alike.codes[among], self.e.codes[among]] = True
@@ -481,7 +515,7 @@ class _Wells:
 
 
 def _against_controls(wells: _Wells, queries: np.ndarray) -> Scores:
-    """The same perturbation in other environments, among controls there."""
+    """Rank wells of the same perturbation in other environments against controls in those environments."""
     controls = np.flatnonzero(wells.is_control)
     beside = wells.beside(wells.y, np.arange(len(wells.unit)), controls)
     return score_queries(
@@ -494,7 +528,11 @@ def _against_controls(wells: _Wells, queries: np.ndarray) -> Scores:
 
 
 def _floor(wells: _Wells, position: _Labels, scored: np.ndarray) -> Scores:
-    """Controls at the same position in other environments, among controls at other positions there."""
+    """Rank controls at the same position in other environments against controls at other positions.
+
+    Negatives lie in the other environments that hold the position. The queries are controls in the environments of the
+    ``scored`` rows.
+    """
     controls = np.flatnonzero(wells.is_control)
     queries = controls[np.isin(wells.e.codes[controls], wells.e.codes[scored])]
     beside = wells.beside(position, controls, controls)
@@ -512,7 +550,7 @@ def _floor(wells: _Wells, position: _Labels, scored: np.ndarray) -> Scores:
 def profile_retrieval(
     x: np.ndarray, y: np.ndarray, *, apart: Sequence[np.ndarray], within: np.ndarray, is_control: np.ndarray
 ) -> pd.DataFrame:
-    """Compute how well profiles retrieve others of their label among all other perturbations.
+    """Compute how well profiles retrieve profiles with the same label among all other profiles.
 
     Parameters
     ----------
@@ -521,16 +559,18 @@ def profile_retrieval(
     y
         Label that replicates share, ``(N,)``.
     apart
-        Labels ``(N,)`` in each of which replicates have to differ from the query, such as the environment.
+        One or several labels, each ``(N,)``, in which replicates must differ from the query, for example the
+        environment.
     within
-        Label ``(N,)``: negatives come from the groups that hold the query's label, see :func:`replicate_retrieval`.
+        Label that defines groups of rows, ``(N,)``. Negatives come from groups that hold the query's label ``y``, see
+        :func:`replicate_retrieval`.
     is_control
-        Rows that take no part, boolean ``(N,)``.
+        Mask ``(N,)`` of rows that are excluded.
 
     Returns
     -------
-    One row per label that has replicates: ``average_precision``, ``chance``, ``n_queries``, ``n_positives`` and
-    ``n_negatives``.
+    Frame with one row per label that has replicates: ``average_precision``, ``chance``, ``n_queries``, ``n_positives``
+    and ``n_negatives``.
     """
     wells = _Wells(unit_rows(x), _Labels(y), _Labels(within), is_control)
     queries, differ = np.flatnonzero(~is_control), [_Labels(labels) for labels in apart]
@@ -540,9 +580,10 @@ def profile_retrieval(
 
 
 def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels], *, widen: bool) -> Scores:
-    """Rank the same perturbation against all others; replicates differ from the query in each label of ``apart``.
+    """Rank wells of the same perturbation against wells of all other perturbations.
 
-    Negatives lie in the environments of the perturbation, or with ``widen``, where these hold few, in all.
+    Positives differ from the query in each of the labels ``apart``. Negatives lie in the environments of the query's
+    perturbation. With ``widen``, they come from all environments if there are fewer than ``MIN_OTHERS`` (median).
     """
     perturbed = np.flatnonzero(~wells.is_control)
     in_same_environments = wells.beside(wells.y, perturbed, perturbed)
@@ -567,7 +608,7 @@ def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_
 
 def _warn_of_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:
     n, n_fitted = is_control.sum(), (is_control & fitted).sum()
-    # all controls, and perturbations: an encoder, which has controls for one label of many
+    # a fit on all controls and on perturbations is taken for an encoder, for which controls are one label among many
     if n_fitted and (n_fitted < n or not (fitted & ~is_control).any()):
         msg = (
             f"Negatives were used in the fit: {n_fitted} of {n} controls. A correction that was fitted on controls "

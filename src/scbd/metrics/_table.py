@@ -1,4 +1,4 @@
-"""What scores are of: embeddings by name, label columns, controls, and which rows were trained on; each checked."""
+"""Checked inputs of the scores: embeddings by name, label columns, and masks of rows that were used in training."""
 
 from __future__ import annotations
 
@@ -27,39 +27,40 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# a key of obsm, a layer or X, an array, or the path of a file that embed_to wrote
+# place of an embedding: a key of obsm, a layer, "X", an array, or the path of a file that embed_to wrote
 Source = str | Path | np.ndarray
-# keys of obsm; or names of representations with where they are, or with several, such as those of training seeds
+# keys of obsm; or a mapping from the name of a representation to its source, or to several (one per training seed)
 Embeddings = Sequence[str] | Mapping[str, Source | Sequence[Source]]
 
-# what a column says of rows that were not learned from
+# values of a column that mark rows which were not used in training
 _NOT_TRAINED = ("False", "validation", "test", LEFT_OUT)
 
 
 class Embedding(NamedTuple):
-    """One of several that are compared."""
+    """Embedding to be scored, with its names."""
 
     representation: str
-    """What it is called; those of several training seeds have one name."""
+    """Name of the representation; embeddings of several training seeds share this name."""
     key: str
-    """Which of them it is."""
+    """Name of this embedding within the representation: its key, its path, or ``name[i]`` for an array."""
     values: Any
-    """``(N, D)``, an array or a memory-map."""
+    """Values ``(N, D)``, an array or a memory-map."""
 
 
 def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
-    """All embeddings that were asked for, in order.
+    """Return all requested embeddings, in the given order.
 
     Raises
     ------
     TypeError
-        If a column of a DataFrame holds no numbers.
+        If an embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If there is none, one is sparse, an array is of another shape or not finite, or a file is of other cells.
+        If no embedding is requested, an embedding is sparse, an array has another number of rows or is not finite, or a
+        file holds other cells than the table.
     KeyError
-        If ``obsm`` does not have one.
+        If ``obsm`` lacks a key, and no layer has this name.
     FileNotFoundError
-        If there is no such file.
+        If a file does not exist.
     """
     if isinstance(embeddings, str):
         embeddings = [embeddings]
@@ -84,7 +85,10 @@ def _found(adata: AnnData, name: str, i: int, source: Source) -> Embedding:
 
 
 def _of_file(adata: AnnData, path: Path) -> Any:
-    """z_c of a file, or its only embedding, in the order of the table's cells; memory-mapped where that is its own."""
+    """Return z_c of a file, or its only embedding, in the order of the table's cells.
+
+    The embedding stays memory-mapped if the file has the same order of cells.
+    """
     from scbd.data._screens import open_embedding
 
     stored = open_embedding(path)
@@ -107,16 +111,18 @@ def _of_file(adata: AnnData, path: Path) -> Any:
 
 
 def stored_embedding(adata: AnnData, key: str) -> Any:
-    """A key of ``obsm``, else a layer, or ``"X"``; as an array or a memory-map ``(N, D)``.
+    """Return the embedding under a key of ``obsm``, a layer, or ``"X"``, as an array or a memory-map ``(N, D)``.
+
+    If both ``obsm`` and ``layers`` have the key, ``obsm`` is used.
 
     Raises
     ------
     KeyError
         If there is no such key.
     TypeError
-        If it is a DataFrame, and a column holds no numbers.
+        If the embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If it is sparse.
+        If the embedding is sparse.
     """
     check_keys(adata, [key])
     if key in adata.obsm:
@@ -125,14 +131,16 @@ def stored_embedding(adata: AnnData, key: str) -> Any:
 
 
 def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
-    """A key of ``obsm``, a layer, ``"X"``, or an array with a row for each of the table's; finite ``(N, D)``.
+    """Return an embedding as an array of finite values, ``(N, D)``.
+
+    ``rep`` is a key of ``obsm``, a layer, ``"X"``, or an array with one row per row of the table.
 
     Raises
     ------
     KeyError, TypeError
         See :func:`stored_embedding`.
     ValueError
-        If it is sparse, of another shape, or not finite.
+        If the embedding is sparse, has another number of rows, or is not finite.
     """
     x = np.asarray(stored_embedding(adata, rep) if isinstance(rep, str) else dense(rep, "rep"))
     if x.ndim != 2 or len(x) != adata.n_obs:
@@ -146,7 +154,7 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
 
 
 def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
-    """One label a row as text ``(N,)``, the cross of several columns.
+    """Return one label per row as text, ``(N,)``; the labels of several columns are crossed.
 
     Raises
     ------
@@ -160,22 +168,27 @@ def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
 
 
 def coded_labels(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Labels as text, each once, ``(L,)``, and the place of each row's ``(N,)``; see :func:`label_names`."""
+    """Return the distinct labels as text, ``(L,)``, and the index of each row's label among them, ``(N,)``.
+
+    Labels are read as in :func:`label_names`.
+    """
     columns = as_columns(label_key)
     check_keys(adata, [], columns)
     labels = label_values(adata.obs, columns)
     texts = np.array([label_text(label) for label in labels.cat.categories], dtype=object)
     places, names = pd.factorize(texts)
-    return names, places.astype(np.int32)[labels.cat.codes]  # four bytes a cell, of which there may be millions
+    return names, places.astype(np.int32)[labels.cat.codes]  # int32 saves memory, as there may be millions of cells
 
 
 def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
-    """A mask ``(N,)`` of rows that were given as a mask or by number; all of them where none were given.
+    """Return a mask ``(N,)`` of rows that are given as a mask or as row numbers.
+
+    The mask is true for all rows if ``rows`` is `None`. ``name`` is the name of the argument in error messages.
 
     Raises
     ------
     ValueError
-        If a mask is of another length, a number is no row, or a row is named twice.
+        If a mask has another length, a row number is out of range, or a row number is repeated.
     """
     if rows is None:
         return np.ones(n, dtype=bool)
@@ -198,14 +211,18 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
 
 
 def trained_rows(adata: AnnData, trained_on: str | ArrayLike, name: str = "trained_on") -> np.ndarray:
-    """A mask ``(N,)`` of rows that were learned from: given so, by number, or as a column that says it.
+    """Return a mask ``(N,)`` of the rows that were used in training.
+
+    ``trained_on`` is a mask, row numbers, or the name of a column of ``obs``. In a column, the values ``True`` and
+    ``"train"`` mark the rows that were used in training.
 
     Raises
     ------
     KeyError
         If there is no such column.
     ValueError
-        If a column says of no row whether it was, or see :func:`chosen_rows`.
+        If no value of the column is one of ``True``, ``False``, ``"train"``, ``"validation"``, ``"test"`` and ``"left
+        out"``, or see :func:`chosen_rows`.
     """
     if not isinstance(trained_on, str):
         return chosen_rows(name, trained_on, adata.n_obs)
@@ -218,7 +235,9 @@ def trained_rows(adata: AnnData, trained_on: str | ArrayLike, name: str = "train
 
 
 def learned_rows(adata: AnnData, trained_on: str | ArrayLike | None) -> np.ndarray | None:
-    """A mask ``(N,)`` of rows that an embedding learned from, by default as ``scbd run`` wrote; `None` if nobody said.
+    """Return a mask ``(N,)`` of the rows that an embedding was trained on, or `None` if they are not known.
+
+    By default, they are read from ``obs["scbd_split"]``, where ``scbd run`` wrote the part of the split of each cell.
 
     Raises
     ------
@@ -231,9 +250,20 @@ def learned_rows(adata: AnnData, trained_on: str | ArrayLike | None) -> np.ndarr
 
 
 def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike, *, stacklevel: int = 3) -> None:
-    """Warn if perturbations that are scored, once or more often, are among the labels ``(N,)`` of rows learned from.
+    """Warn if perturbations that are scored were seen in training.
 
-    Training pulls rows of a perturbation together, whether or not it does anything.
+    Training pulls the embeddings of a perturbation's rows together, whether or not the perturbation has an effect.
+
+    Parameters
+    ----------
+    labels
+        Perturbation of each row, ``(N,)``.
+    learned
+        Mask ``(N,)`` of the rows that were used in training; `None` if they are not known, which gives no warning.
+    scored
+        Perturbations that are scored, which may be repeated.
+    stacklevel
+        See :func:`warnings.warn`.
     """
     if learned is None:
         return
@@ -249,7 +279,11 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
 
 
 def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
-    """Warn if rows are compared that several models of :func:`scbd.cross_fit` embedded, and no key keeps them apart."""
+    """Warn if embeddings of different models of :func:`scbd.cross_fit` are compared with each other.
+
+    ``keys`` are the environment and position columns of a score; each is one column or several crossed columns. There
+    is no warning if each of them includes the column of folds, because only rows of the same model are then compared.
+    """
     apart = bool(keys) and all(key is not None and FOLD_KEY in as_columns(key) for key in keys)
     n_models = 1 if apart or FOLD_KEY not in adata.obs else adata.obs[FOLD_KEY].nunique()
     if n_models > 1:
@@ -262,7 +296,10 @@ def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
-    """Raise a KeyError that names the keys there are, if one is missing; layers and X may stand for those of obsm."""
+    """Raise a ``KeyError`` that lists the available keys, if a key is missing.
+
+    A key of ``obsm`` may also be a layer or ``"X"``.
+    """
     check_anndata(adata)
     others = {"obsm": [*adata.layers, *(["X"] if adata.X is not None else [])], "obs": []}
     for slot, keys in (("obsm", obsm), ("obs", obs)):

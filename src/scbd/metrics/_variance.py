@@ -1,4 +1,4 @@
-"""Which share of an embedding's variance goes with environment, position, cell count and perturbation."""
+"""Fraction of an embedding's variance that factors explain, for example environment, position or perturbation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# of columns of length 1: what other factors leave of one, below which it is rounding
+# eigenvalues up to this value count as 0 (of products of columns that have length 1 before other factors are removed):
+# the direction is a linear combination of other factors, and what remains of it is rounding error
 _DEPENDENT = 1e-9
 
 
@@ -31,33 +32,38 @@ def variance_table(
     max_cells: int | None = 100_000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Which share of an embedding's variance each factor explains, by itself and beyond the others.
+    """Compute the fraction of an embedding's variance that each factor explains, alone and beyond all other factors.
 
-    Variance is summed over components as they are: one that is scaled up counts for more. Labels explain what their
-    means do (analysis of variance), numbers what a polynomial of degree 2 does.
+    The variance is summed over the components of the embedding without scaling them, so that a component with larger
+    values counts for more. A factor of labels explains the variance of the means of its labels (analysis of variance).
+    A factor of numbers explains the variance that a polynomial of degree 2 fits.
 
     Parameters
     ----------
     adata
-        Embedded cells, or wells.
+        Embedded cells or wells.
     embeddings
-        Keys of ``obsm``; or names of representations with their key, or with several keys, such as those of several
-        training seeds.
+        Keys of ``obsm``; or a mapping from the name of a representation to its key, or to several keys, for example one
+        per training seed.
     factors
-        Columns of ``obs``; or names of factors with their column, or with several. Several columns of numbers make one
-        surface, such as row and column of a plate; if one of them holds labels, the factor is their cross. Integers are
-        numbers: make text of plates that are called 1, 2, 3.
+        Columns of ``obs``; or a mapping from the name of a factor to its column, or to several columns. Several columns
+        of numbers form one surface, for example row and column of a plate. If one of several columns holds labels, the
+        factor is the cross of all of them. Integers count as numbers: convert plates that are called 1, 2, 3 to text.
     max_cells
-        Use a random subset of this size; `None` for all.
+        Maximum number of cells; a random subset is used if there are more. `None` uses all cells.
     seed
-        Seed of the subset.
+        Seed of the random subset.
 
     Returns
     -------
-    Tidy frame, one row an ``obsm`` key and factor: ``representation, key, factor, kind`` (``"labels"`` or
-    ``"numbers"``); ``share`` of the variance that the factor explains, from 0 to 1; ``chance``, what it would explain
-    if it were permuted; and ``alone``, the share that is lost if it is left out of all factors, which is mostly less
-    where factors go together. NaN where all cells lie at one point.
+    Tidy frame with one row per ``obsm`` key and factor, and these columns:
+
+    - ``representation``, ``key`` and ``factor``: names of the embedding and of the factor
+    - ``kind``: ``"labels"`` or ``"numbers"``
+    - ``share``: fraction of the variance that the factor explains, from 0 to 1; NaN if all embeddings are equal
+    - ``chance``: expected ``share`` of the factor if it were permuted over cells
+    - ``alone``: fraction of the variance that is lost if the factor is removed from a model of all factors. It is
+      usually smaller than ``share`` if factors are correlated. NaN if all embeddings are equal.
 
     Raises
     ------
@@ -102,12 +108,14 @@ def variance_table(
 
 
 class _Factor(NamedTuple):
+    """Factor of the linear model, with its columns of the design matrix."""
+
     name: str
     kind: str
     columns: sparse.csr_array
-    """Of a linear model, ``(N, P)``: one for each label, or terms of a polynomial, centred."""
+    """Columns of the design matrix, ``(N, P)``: one indicator per label, or the centred terms of a polynomial."""
     n_free: int
-    """How many of them say something beside the mean and the others."""
+    """Degrees of freedom: number of columns that are linearly independent of each other and of the mean."""
 
 
 def _factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray) -> _Factor:
@@ -122,7 +130,10 @@ def _factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray)
 
 
 def _polynomial(x: np.ndarray) -> np.ndarray:
-    """Terms of degree 1 and 2 of numbers ``(N, K)``, as orthonormal columns around 0, as many as are independent."""
+    """Return polynomial terms of degree 1 and 2 of numbers ``(N, K)``, as orthonormal columns with mean 0.
+
+    Linearly dependent terms are dropped.
+    """
     mean, factor = mean_and_factor(x)
     z = (x - mean) * factor
     one, other = np.triu_indices(z.shape[1])
@@ -133,7 +144,10 @@ def _polynomial(x: np.ndarray) -> np.ndarray:
 
 
 def _shares(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
-    """Of each factor its share of the variance, and the share that is lost without it."""
+    """Compute the fraction of the variance that each factor explains, and the fraction that is lost without the factor.
+
+    Both fractions are NaN if all rows are equal up to rounding.
+    """
     mean = column_means(x)
     centred = x - mean
     total = np.square(centred).sum()
@@ -148,10 +162,10 @@ def _shares(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
 
 
 def _explained(x: np.ndarray, factors: list[_Factor]) -> float:
-    """Sum of squares of centred ``(N, D)`` that a linear model of all factors explains.
+    """Compute the sum of squares of centred data ``(N, D)`` that a linear model of all factors explains.
 
-    The factor of most labels, which may be thousands, is taken out exactly by its means; least squares are then over
-    what it leaves of the columns of all others.
+    The factor with the most labels, which may be thousands, is removed exactly by subtracting the means of its labels.
+    Least squares is then solved for the residual columns of all other factors.
     """
     labels = [factor for factor in factors if factor.kind == "labels"]
     largest = max(labels, key=lambda factor: factor.n_free, default=None)
