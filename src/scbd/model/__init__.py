@@ -1,4 +1,4 @@
-"""The scvi-tools contract around the method."""
+"""Models with the interface of scvi-tools: set-up, training, embedding, saving."""
 
 from scbd.model._base import ImageModel
 from scbd.model._contract import AutoAlpha, EmbeddingModule, Losses

@@ -1,4 +1,4 @@
-"""Answers to arguments and attributes that our models lack, above all those of scvi-tools' models and of Lightning."""
+"""Error messages for arguments and attributes that our models lack, mainly those of scvi-tools and of Lightning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# number of arguments up to which an error lists all of them
+# maximum number of valid arguments that an error message always lists in full
 _LISTED = 8
 
 _POINT = "leave it out. The embedding of a cell is one point; with a VAE it is the mean of the posterior."
@@ -35,7 +35,7 @@ _BAR = "use enable_progress_bar, or give callbacks=[lightning.pytorch.callbacks.
 _CHECKPOINTS = "use checkpoint_dir, which keeps a checkpoint with each validation, or checkpoint callbacks of your own."
 _NETWORK = "leave it out. Where the model has an argument encoder, that names a network or is a module of your own."
 
-# arguments of a training plan in scvi-tools
+# arguments of scvi-tools' training plans, each with advice on what to use in its place
 _PLAN = {
     **dict.fromkeys(("n_epochs_kl_warmup", "n_steps_kl_warmup"), _WARM_UP),
     **dict.fromkeys(("reduce_lr_on_plateau", "lr_factor", "lr_patience", "lr_threshold", "lr_min"), _RATE),
@@ -43,7 +43,7 @@ _PLAN = {
     "lr_scheduler_metric": _RATE,
     "compile": "call model.module.content.compile() before training.",
 }
-# arguments of train in scvi-tools, and of Lightning's trainer
+# arguments of scvi-tools' train method and of Lightning's trainer, each with advice on what to use in its place
 _TRAIN = {
     **_PLAN,
     **{
@@ -70,14 +70,14 @@ _TRAIN = {
     "log_save_dir": "give logger=lightning.pytorch.loggers.CSVLogger(…).",
     "use_gpu": "use accelerator and devices.",
     **dict.fromkeys(("enable_checkpointing", "checkpointing_monitor"), _CHECKPOINTS),
-    # to Lightning, a whole run is one epoch
+    # Lightning counts a whole run as one epoch, so limits per epoch would apply to the run
     "limit_train_batches": "use max_steps.",
     "overfit_batches": "use split, a scbd.data.Split with the few cells to train on.",
     "min_epochs": "use min_steps.",
     "use_distributed_sampler": "leave it out. Each batch is divided among the devices.",
     "barebones": "leave it out. It turns off validation and history; scbd benchmark measures the speed.",
 }
-# by method: arguments of scvi-tools and Lightning, each with what to use in its place
+# for each of our methods: arguments of scvi-tools and Lightning, each with advice on what to use in its place
 INSTEAD: dict[str, dict[str, str]] = {
     "setup_anndata": {
         "labels_key": "use y_key, the column of obs with what was done to each cell.",
@@ -127,25 +127,26 @@ def check_names(
     *,
     others: Iterable[str] = (),
 ) -> None:
-    """Check the names of arguments.
+    """Check that arguments exist.
 
     Parameters
     ----------
     given
-        Names to check.
+        Names of the arguments to check.
     known
-        Names that exist.
+        Names of the existing arguments.
     where
-        Public name of what takes the arguments.
+        Public name of the function or class that takes the arguments, for the error message.
     instead
-        For names that do not exist, what to use in their place.
+        Advice for names that do not exist: what to use in place of each.
     others
-        Names that exist as well, and that an error does not list.
+        Names of further existing arguments, which the error message does not list.
 
     Raises
     ------
     TypeError
-        If a name does not exist. The message states what to use in its place, names the closest one, or lists all.
+        If a name does not exist. The message gives the advice for this name, suggests the most similar existing name,
+        or lists all existing names.
     """
     known, others, instead = list(known), list(others), instead or {}
     unknown = [name for name in given if name not in known and name not in others]
@@ -163,14 +164,14 @@ def check_names(
 
 
 def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a method raise a ``TypeError`` of :func:`check_names` for arguments that it lacks.
+    """Return a decorator that makes a method raise the ``TypeError`` of :func:`check_names` for wrong arguments.
 
-    Python's own error names the private class that defines the method, and no remedy.
+    Python's own error would name the private class that defines the method, and would not suggest a remedy.
 
     Parameters
     ----------
     *others
-        Names that the method passes on from its ``**kwargs``.
+        Names of arguments that the method accepts in its ``**kwargs`` and passes on.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
@@ -201,13 +202,17 @@ def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]
 
 
 def keyword_names(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that a method takes by keyword, without its first and without ``**kwargs``."""
+    """Return the names of a method's keyword arguments, excluding its first argument and ``**kwargs``."""
     _, *parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
 def constructor_names(cls: type) -> list[str]:
-    """Return the names of the arguments of a constructor, and of those of its bases that it passes ``**kwargs`` to."""
+    """Return the sorted names of a constructor's keyword arguments.
+
+    If the constructor takes ``**kwargs``, the arguments of the next constructor in the method resolution order are
+    included, and so on up to a constructor without ``**kwargs``.
+    """
     names: list[str] = []
     for base in cls.__mro__:
         if "__init__" in vars(base):
@@ -219,7 +224,7 @@ def constructor_names(cls: type) -> list[str]:
 
 
 class Absent:
-    """Attribute that a model does not have: reading it raises an ``AttributeError`` that names the remedy."""
+    """Attribute that a model lacks: reading it raises an ``AttributeError`` that explains what to use in its place."""
 
     def __init__(self, remedy: str) -> None:
         self._remedy = remedy

@@ -1,4 +1,4 @@
-"""What every model shares of the scvi-tools contract: save, load and print; its capabilities come in."""
+"""Base class of all models: saving, loading and printing, as in scvi-tools. Its mixins add the other methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,17 @@ if TYPE_CHECKING:
 
 
 def _of_training(name: str, what: str) -> Any:
-    """Rows of the table that was trained on, which may be another than the one that is attached."""
+    """Return a property that holds row numbers of the table that the model was trained on.
+
+    Reading the property warns if another table is attached now, because the row numbers do not apply to that table.
+
+    Parameters
+    ----------
+    name
+        Name of the property. The row numbers are stored under the same name with a trailing underscore.
+    what
+        Clause for the documentation of the property that states which cells it holds.
+    """
 
     def get(model: ImageModel) -> np.ndarray:
         if model._has_others():
@@ -52,8 +62,8 @@ def _of_training(name: str, what: str) -> Any:
 class ImageModel(TrainMixin):
     """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
 
-    A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. See
-    ``scbd/model/_contract.py`` for what it may say beside.
+    A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. The
+    docstring at the top of ``scbd/model/_contract.py`` lists what a subclass may define in addition.
 
     Examples
     --------
@@ -76,7 +86,7 @@ class ImageModel(TrainMixin):
     (240, 256)
     """
 
-    # raised when what is saved could not be read by an older scbd
+    # version of the format of saved models, increased whenever an older scbd could not read a new file
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any] = Absent(  # type: ignore[assignment]
         "set it in the constructor, after super().__init__(adata, registry): self.init_params_ = "
@@ -91,7 +101,7 @@ class ImageModel(TrainMixin):
     validation_indices = _of_training("validation_indices", "that were validated on")
     test_indices = _of_training("test_indices", "that were neither trained nor validated on")
 
-    # of scvi-tools' models, what needs something else here
+    # attributes of scvi-tools' models that our models lack, each with its replacement
     load_query_data = Absent(
         "get_latent_representation(new) embeds new cells, standardised as in training, and no weight changes. To learn "
         "from new cells, train on them and the old ones together."
@@ -112,11 +122,17 @@ class ImageModel(TrainMixin):
     view_registry = Absent("use view_anndata_setup, or model.registry.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles hold: everything except the trainer of the last run, as with ``save``."""
+        """Return the state for copies and pickles: all attributes except the trainer of the last run.
+
+        :meth:`save` does not save the trainer either.
+        """
         return {name: value for name, value in vars(self).items() if name != "trainer"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a copy a model of its own: scvi-tools keeps managers under the id of a model, in each process."""
+        """Restore a copy as an independent model with a new id.
+
+        In each process, scvi-tools registers the data manager of a model under the id of the model.
+        """
         self.__dict__.update(state)
         self.id = str(uuid4())
         if self.adata_manager is not None:
@@ -124,25 +140,27 @@ class ImageModel(TrainMixin):
 
     @explain_arguments(*keyword_names(TrainMixin.save), *keyword_names(AnnData.write_h5ad))
     def save(self, dir_path: str, prefix: str | None = None, overwrite: bool = False, **kwargs: Any) -> None:
-        """Save the model; what was there stays until all of the new is written.
+        """Save the model to a directory.
+
+        Existing files are replaced only after all new files have been written.
 
         Parameters
         ----------
         dir_path
-            Directory to make, or with ``overwrite=True`` to replace files in.
+            Directory to create. With ``overwrite=True``, it may exist, and its files are replaced.
         prefix
-            Put before the names of the files.
+            Text put before the names of the files.
         overwrite
             Whether the directory may exist.
         **kwargs
-            See :meth:`scvi.model.base.BaseModelClass.save`, for example ``save_anndata=True``.
+            Further arguments of :meth:`scvi.model.base.BaseModelClass.save`, for example ``save_anndata=True``.
 
         Raises
         ------
         FileExistsError
             If the directory exists and ``overwrite`` is false.
         """
-        _ = self.init_params_  # what is saved without them could not be loaded
+        _ = self.init_params_  # raises if they are missing, since a model saved without them could not be loaded
         target = local_path(dir_path)
         if target.exists() and not (overwrite and target.is_dir()):
             what = "already exists: choose another directory, or pass overwrite=True."
@@ -156,14 +174,14 @@ class ImageModel(TrainMixin):
             target.mkdir(exist_ok=True)
             for path in partial.iterdir():
                 os.replace(path, target / path.name)
-            if not kwargs.get("save_anndata"):  # cells of a model that was here before are not those of this one
+            if not kwargs.get("save_anndata"):  # a file of cells left by an earlier model does not belong to this one
                 (target / f"{prefix or ''}{SAVE_KEYS.ADATA_FNAME}").unlink(missing_ok=True)
         finally:
             shutil.rmtree(partial)
 
     def _get_user_attributes(self) -> list[tuple[str, Any]]:
-        """What is saved (part of scvi-tools' contract), without what would be pickled."""
-        with warnings.catch_warnings():  # of rows of other cells, which are saved as they are
+        """Return the attributes to save, as plain values that need no pickling (scvi-tools calls this method)."""
+        with warnings.catch_warnings():  # train_indices warns if other cells are attached; it is saved unmodified
             warnings.simplefilter("ignore")
             attributes = super()._get_user_attributes()
         return [(key, plain(value) if key.endswith("_") else value) for key, value in attributes]
@@ -186,25 +204,31 @@ class ImageModel(TrainMixin):
         Parameters
         ----------
         dir_path
-            Directory that :meth:`save` wrote.
+            Directory written by :meth:`save`.
         adata
-            Cells to attach, which need images but no labels; `None` takes those saved with the model, if any;
-            ``False`` attaches none. Codes of labels stay those of the cells that the model was set up with.
+            Cells to attach. They need images but no labels. `None` attaches the cells saved with the model, if there
+            are any; ``False`` attaches no cells. The integer codes of labels remain those of the cells that the model
+            was set up with.
         accelerator, device, prefix
             See :meth:`scvi.model.base.BaseModelClass.load`.
         allow_pickle
-            Also load a file that holds Python objects, such as an encoder of your own. Such a file can run any code
-            when it is loaded: do so only if you know where it comes from.
+            Whether to load a file that holds Python objects, for example an encoder that you wrote. Such a file can run
+            any code when it is loaded, so use this only for a file whose origin you trust.
         **kwargs
-            See :meth:`scvi.model.base.BaseModelClass.load`.
+            Further arguments of :meth:`scvi.model.base.BaseModelClass.load`.
+
+        Returns
+        -------
+        The model.
 
         Raises
         ------
         FileNotFoundError
-            If nothing is saved there.
+            If the directory holds no saved model.
         ValueError
-            If the file is truncated or foreign, of another class, written by a newer scbd, or holds Python objects; or
-            if the images of ``adata`` are not of the kind the model was trained on.
+            If the file is truncated, is not a saved scbd model, holds a model of another class, was written by a newer
+            scbd, or holds Python objects without ``allow_pickle=True``; or if the images of ``adata`` are not of the
+            kind that the model was trained on.
         """
         saved = {
             name: local_path(dir_path) / f"{prefix or ''}{name}"
@@ -213,12 +237,12 @@ class ImageModel(TrainMixin):
         check_saved_model(saved[SAVE_KEYS.MODEL_FNAME], cls.__name__, cls._FORMAT, allow_pickle=allow_pickle)
         if adata is None and not saved[SAVE_KEYS.ADATA_FNAME].exists():
             adata = False
-        # scvi-tools would say of a local file that it was already downloaded
+        # scvi-tools would log that a local file has already been downloaded
         note = logging.getLogger("scvi.data._download")
         level = note.level
         note.setLevel(logging.WARNING)
         try:
-            with warnings.catch_warnings():  # of names of channels, which are looked at below
+            with warnings.catch_warnings():  # names of channels are compared when the inputs are checked
                 warnings.filterwarnings("ignore", "`var_names` for the loaded `model` does not match", UserWarning)
                 model: Self = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
         finally:
@@ -231,8 +255,8 @@ class ImageModel(TrainMixin):
         return model
 
     def __repr__(self) -> str:
-        """Data, what it is made of, state and the next step, for a person."""
-        # a model that was called trained from outside, as a callback of scvi-tools does, knows no settings
+        """Return a description of the data, the network, the training and the next step, one line each."""
+        # a callback of scvi-tools may mark a model as trained; then it has no training settings
         settings = getattr(self, "training_settings_", {}) if self.is_trained_ else {}
         lines = []
         if settings:
@@ -248,12 +272,12 @@ class ImageModel(TrainMixin):
         return self._described(lines)
 
     def _described(self, more: list[tuple[str, str]]) -> str:
-        """Data and what the model is made of, and more: a line each."""
+        """Return a description of the data and the network, followed by further lines of name and text."""
         lines = [*self._input_lines(), *self._parts(), *more]
         return "\n".join([f"{type(self).__name__}: {self._cells()}", *(f"  {name:<9} {text}" for name, text in lines)])
 
     def _cells(self) -> str:
-        """How many, and what is known of them."""
+        """Return the number of cells, perturbations and environments, and the names of their columns, as text."""
         cells = "no data attached" if self.adata is None else counted(self.adata.n_obs, "cell")
         cells += " (minified)" * (self.minified_data_type is not None)
         for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
@@ -269,7 +293,7 @@ class ImageModel(TrainMixin):
         return cells
 
     def _input_lines(self) -> list[tuple[str, str]]:
-        """Inputs, and what prepares them."""
+        """Return lines (name, text) that describe the inputs and how they are prepared."""
         preprocess, known = self.module.preprocess, self._registered_inputs
         if "features" in known:
             n = len(known["features"])
@@ -287,12 +311,12 @@ class ImageModel(TrainMixin):
         ]
 
     def _within(self) -> str:
-        """What environments were standardised by, behind what prepares the inputs."""
+        """Return a clause that states by which cells inputs are standardised per environment; empty if they are not."""
         by = [f"{name} by its {kind}" for name, kind in self._standardized_by.items()]
         return f", standardised within each {' and '.join(by)}" * bool(by)
 
     def _parts(self) -> list[tuple[str, str]]:
-        """What the model is made of: names and values, to print."""
+        """Return lines (name, text) that describe the network and the settings of the model."""
         settings = dict(self.init_params_["non_kwargs"])
         network = encoder_name(self._encoder(settings.pop("encoder", "convolutions")))
         lines = [("network", f"{network}, {parameters(self.module)}")]
@@ -301,15 +325,15 @@ class ImageModel(TrainMixin):
         return lines
 
     def _outcome(self) -> list[tuple[str, str]]:
-        """What came of training, likewise."""
+        """Return lines (name, text) that describe the result of training; subclasses override this."""
         return []
 
 
 def parameters(module: nn.Module) -> str:
-    """Their number."""
+    """Return the number of parameters of a module, as text."""
     return f"{sum(p.numel() for p in module.parameters()):,} parameters"
 
 
 def encoder_name(encoder: str | nn.Module) -> str:
-    """As it was asked for, or the class of a module."""
+    """Return the name of an encoder, or the name of its class if it is a module."""
     return encoder if isinstance(encoder, str) else type(encoder).__name__

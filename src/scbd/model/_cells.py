@@ -1,4 +1,4 @@
-"""Which cells a run learns from, how it is known that they are the same as before, and what was saved of it."""
+"""Choice of the training cells, digests that identify cells, and checks of saved models."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# default fraction of the cells to train on
 TRAIN_SIZE = 0.9
-# of a digest: more than enough to tell cells apart
+# number of hexadecimal digits kept of a digest; 16 suffice to distinguish tables
 _DIGITS = 16
-# columns of labels, as pandas calls what is in them
+# types of columns that may hold labels, as pandas.api.types.infer_dtype names them
 _KINDS = ("categorical", "string", "boolean", "integer")
+# minimum number of cells per distinct value for a column to count as labels
 _CELLS_A_VALUE = 8
-# enough cells for the statistics of channels to three digits, and for the covariance of features
+# maximum sizes of the sample: images (channel statistics to three digits), rows of features (enough for their
+# covariance), and controls that are sampled in addition to these rows
 _IMAGES, _ROWS, _CONTROLS = 4_096, 65_536, 16_384
+# number of cells read at once
 _BLOCK = 512
-# what torch raises at a file that it cannot read
+# errors that torch raises for a file that it cannot read
 _UNREADABLE = (
     OSError,
     RuntimeError,
@@ -46,8 +50,9 @@ _UNREADABLE = (
     AttributeError,
     ValueError,
 )
+# key that marks a dictionary as a saved DataFrame
 _FRAME = "scbd.frame"
-# beside tensors and plain values, what may be in a file: numbers and containers, nothing that could act
+# types that a file may hold in addition to tensors and plain values: numbers and arrays, which cannot run code
 _SAFE: list[Any] = [
     bytes,
     np.ndarray,
@@ -69,32 +74,39 @@ def choose_split(
     seed: int = 0,
     earlier: Split | None = None,
 ) -> Split:
-    """The split that was asked for; else that of an earlier run on these cells; else one at random.
+    """Return the split to train with.
+
+    The split is the given one. If neither a split nor a size is given, it is the split of an earlier run on the same
+    cells. Otherwise it is a random stratified split.
 
     Parameters
     ----------
     obs
         Table of the cells.
     strata
-        Labels to stratify by.
+        Labels by which a random split is stratified, an array ``(N,)`` each.
     split, train_size, validation_size
-        What was asked for, see :meth:`scbd.SCBDModel.train`.
+        Arguments of :meth:`scbd.SCBDModel.train`.
     default
-        Share to train on, or what validation leaves where that is less.
+        Fraction of the cells to train on if ``train_size`` is not given; at most ``1 - validation_size``.
     seed
-        Of a random split.
+        Seed of a random split.
     earlier
-        Of the model's last run, if that was on the same cells.
+        Split of the model's last run, if this run used the same cells.
 
     Raises
     ------
-    TypeError, ValueError
-        If ``split`` is nothing that can be, or names cells that are not there.
+    KeyError
+        If ``split`` names a column that ``obs`` lacks.
+    TypeError
+        If ``split`` is neither a :class:`~scbd.data.Split` nor a column name.
+    ValueError
+        If ``split`` contains row numbers beyond the table, its column has no training cells, or the sizes do not fit.
 
     Warns
     -----
     UserWarning
-        If cells are to be validated on that the model was trained on before.
+        If validation cells were trained on in the earlier run.
     """
     if split is None and earlier is not None and train_size is None and validation_size is None:
         return earlier
@@ -133,19 +145,21 @@ def draw_sample(
     *,
     seed: int,
 ) -> Sample:
-    """Some of the training cells, drawn at random.
+    """Draw a random sample of the training cells: up to 4,096 images, or up to 65,536 rows of features.
+
+    For features, up to 16,384 controls are drawn in addition, because features are scaled by the controls, and a random
+    sample may contain few of them.
 
     Parameters
     ----------
     source
         Inputs of all cells.
     rows
-        The training cells among them.
+        Row numbers of the training cells.
     y, e, controls, positions
-        Of all cells, see :class:`Sample`. Of features, controls are drawn beside the others: they may be few among all,
-        and features are scaled by them.
+        Labels of all cells, see :class:`Sample`.
     seed
-        Of the draw.
+        Seed of the draw.
     """
     rng, of_features = np.random.default_rng(seed), len(source.shape) == 2
     drawn = rng.choice(rows, min(len(rows), _ROWS if of_features else _IMAGES), replace=False)
@@ -163,7 +177,15 @@ def draw_sample(
 
 
 def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
-    """Name the perturbations of a single training cell; ``y`` are the codes of all training cells."""
+    """Log a warning that names the perturbations with a single training cell.
+
+    Parameters
+    ----------
+    y
+        Codes of the perturbations of the training cells, integer ``(N,)``.
+    names
+        Names of the perturbations, in the order of their codes.
+    """
     codes, counts = np.unique(y, return_counts=True)
     alone = codes[counts == 1]
     if len(alone):
@@ -173,12 +195,21 @@ def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
 
 
 def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
-    """Name the perturbations whose training cells, with codes ``y`` and ``e``, lie in one environment.
+    """Check that perturbations have training cells in several environments (``positives="other_environments"``).
+
+    A log message names the perturbations whose training cells all lie in one environment.
+
+    Parameters
+    ----------
+    y, e
+        Codes of the perturbations and environments of the training cells, integer ``(N,)``.
+    names
+        Names of the perturbations, in the order of their codes.
 
     Raises
     ------
     ValueError
-        If all do: where positives are of other environments, there are none.
+        If each perturbation lies in a single environment, so that no cell has a positive in another one.
     """
     codes, n_environments = np.unique(np.unique(np.stack([y, e], 1), axis=0)[:, 0], return_counts=True)
     alone = codes[n_environments == 1]
@@ -198,7 +229,7 @@ def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str])
 
 
 def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
-    """What images and labels are, apart, so that it can be said which of them are others."""
+    """Return separate digests of images and labels, so that an error can state which of the two have changed."""
     return {
         "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_DIGITS],
         "labels": digest_cells(None, labels)[:_DIGITS],
@@ -206,17 +237,18 @@ def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
 
 
 def split_digest(split: Split, n_cells: int) -> str:
-    """Which cells are trained on and validated on."""
+    """Return a digest of the training and the validation cells of a split."""
     part = np.zeros(n_cells, dtype=np.int8)
     part[split.train], part[split.validation] = 1, 2
     return digest_cells(None, pd.DataFrame({"part": part}))[:_DIGITS]
 
 
 def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
-    """Codes of all columns with fewer values than an eighth of the cells: guide, plate, donor; int64 ``(N,)`` each.
+    """Yield codes of each column of labels, such as guide, plate or donor; int64 ``(N,)`` each.
 
-    Any of them may be what cells that lie together have in common. Fractions, dates and objects are not looked at; a
-    missing value is a value.
+    A column counts as labels if it has at least eight cells per distinct value. Columns of fractions, dates and objects
+    are skipped. Missing values get a code like any other value. Any of these labels may be shared by cells that are
+    stored next to each other.
     """
     for place in range(obs.shape[1]):
         column = obs.iloc[:, place]
@@ -227,27 +259,30 @@ def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
 
 
 def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
-    """Part of a file that :func:`torch.save` wrote, of which nothing is run; tensors stay on disk.
+    """Return a part of a file that was written by :func:`torch.save`.
+
+    No code of the file is run, unless ``allow_pickle`` is true. Tensors stay on disk (memory-mapped).
 
     Parameters
     ----------
     path
         An existing file.
     wanted
-        Takes the part out of the whole.
+        Function that extracts the part from the content of the file.
     what
-        How an error calls such a file.
+        Name of such files in error messages, for example ``"checkpoint"``.
     allow_pickle
-        Make Python objects of any kind, which can run any code.
+        Whether to load Python objects of any kind, which can run any code.
 
     Raises
     ------
     ValueError
-        If the file is damaged, truncated or foreign, holds no such part, or holds Python objects that are not allowed.
+        If the file is damaged or truncated, is of another kind, lacks the part, or holds Python objects that are not
+        allowed.
     """
     try:
         with zipfile.ZipFile(path) as parts:
-            broken = parts.testzip()  # compares each part with its checksum
+            broken = parts.testzip()  # compares each file of the archive with its checksum
     except zipfile.BadZipFile:
         msg = f"{path} is no {what}, or is truncated: use another copy of it."
         raise ValueError(msg) from None
@@ -273,25 +308,26 @@ def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pi
 
 
 def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle: bool) -> None:
-    """Say what is wrong with a saved model before anything is built from it.
+    """Check the file of a saved model before the model is loaded from it.
 
     Parameters
     ----------
     path
-        Of the file.
+        Path of the file.
     class_name
-        Of the model that is to be loaded.
+        Name of the class of the model to load.
     newest
-        Format that this version reads, and all before.
+        Newest format that this version of scbd can read; it can read all older formats.
     allow_pickle
         See :func:`read_header`.
 
     Raises
     ------
     FileNotFoundError
-        If nothing is saved there.
+        If there is no such file.
     ValueError
-        If the file is damaged, truncated, foreign, of another class, or written by a newer scbd.
+        If the file is damaged or truncated, is not a saved scbd model, holds a model of another class, holds Python
+        objects that are not allowed, or was written by a newer scbd.
     """
     if not path.is_file():
         msg = f"There is no saved model at {path}."
@@ -308,7 +344,11 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
 
 
 def plain(value: Any) -> Any:
-    """Dictionaries of any kind as plain ones, frames as their columns: saved without pickling an object."""
+    """Convert a value so that it can be saved without pickling.
+
+    Dictionaries of any class become plain dictionaries. A DataFrame becomes a dictionary of its index and columns.
+    Other values are returned unmodified.
+    """
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, pd.DataFrame):
@@ -318,7 +358,7 @@ def plain(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """What :func:`plain` was made of."""
+    """Restore a value that was converted by :func:`plain`."""
     if not isinstance(value, dict):
         return value
     if set(value) == {_FRAME}:

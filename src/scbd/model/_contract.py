@@ -1,12 +1,15 @@
-"""What a system must bring to be trained, saved and embedded from like any other: read this to add one.
+"""Interfaces that a new method implements in order to be trained, saved and used like the models of this package.
 
-A system is two classes, or three. Its *module*, an :class:`EmbeddingModule`, is the network with its objective. Its
-*model*, an :class:`ImageModel`, is what users see: it makes the module in its constructor. A system with training steps
-of its own has a *plan* as well, a subclass of :class:`TrainingPlan`. All else (checks, splits, batches, resuming,
-embedding, saving) follows.
+A method consists of two or three classes:
 
-What a model may say beside: its :class:`Traits`; ``_parts`` and ``_outcome``, for ``print(model)``;
-``_before_training`` and ``_after_training``.
+- Its *module*, an :class:`EmbeddingModule`, is the network with its objective.
+- Its *model*, an :class:`ImageModel`, is the class that users work with. Its constructor creates the module.
+- Its *plan*, a subclass of :class:`TrainingPlan`, is needed only if the training steps differ from the standard ones.
+
+The base classes provide all else: checks, splits, batches, resuming, embedding and saving.
+
+A model may also define its :class:`Traits`; the methods ``_parts`` and ``_outcome``, which ``print(model)`` uses; and
+the methods ``_before_training`` and ``_after_training``.
 """
 
 from __future__ import annotations
@@ -36,46 +39,55 @@ BlockName = Literal["c", "s"]
 Alpha = float | Literal["auto"]
 
 
-# all of it, in nats a standard error: where all that the labels say is learned, and environments change what they mean
+# maximum alpha, in nats per standard error, if environments interact with labels: reached at a normalised supervised
+# information of 1
 _FULL_ALPHA = 0.05
-# where they do the same to all labels
+# maximum alpha, in nats per standard error, if environments shift all labels equally
 _MAIN_EFFECT = 0.005
-# where half of it is due: an interaction, as a share of the variance; the environment in z_c, in standard errors of a
-# batch
+# values at which the weights of the rule are 1/2: interaction, as a fraction of the variance; effect of the environment
+# on z_c, in standard errors of a batch
 _INTERACTION, _SHOWN = 0.1, 1.0
-# batches that are looked back on; for an interaction, which an encoder may soon be rid of
+# lengths of the moving averages, in training batches: of the information and the environment's effect; of the
+# interaction, for which the average is shorter because an encoder may soon remove the interaction
 _HORIZON, _A_MOMENT = 50, 10
-# a share of the labels below which it is too early to say what new cells take of it
+# minimum normalised supervised information of training cells before it is compared with that of validation cells
 _SOMETHING = 0.02
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a model is beside its module: ``ImageModel.traits``, of which a subclass replaces what differs.
+    """Properties of a model class beyond its module, stored in ``ImageModel.traits``.
 
-    A constructor may replace ``self.traits`` likewise, where its arguments decide.
+    A subclass replaces the properties that differ. A constructor may replace ``self.traits`` if they depend on its
+    arguments.
     """
 
     batches: type[ImageDataModule]
-    """Which cells meet in a batch."""
+    """Class of the data module, which decides which cells form a batch."""
     plan: type[TrainingPlan]
-    """What a training step is."""
+    """Class of the training plan, which defines a training step."""
     batch_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the batches."""
+    """Further arguments of the data module."""
     plan_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the plan; a resumed run must share them."""
+    """Further arguments of the training plan; a resumed run must use the same ones."""
     fixed_labels: tuple[str, ...] = ()
-    """Registries of labels that the network has parameters for: training meets no new ones."""
+    """Registry keys of labels for which the network has parameters, so that it cannot be trained on new labels."""
     side_by_side: bool = False
-    """Whether a cell may have several environments, each apart, and numbers: its batches have ``numbers`` then."""
+    """True if the model can treat several environment columns separately, and continuous covariates.
+
+    Continuous covariates are the entry ``numbers`` of a batch.
+    """
     findings: Mapping[str, type] = field(default_factory=dict)
-    """Attributes with what was found of the weights, and what an empty one is made by: others know nothing of them."""
+    """Attributes derived from the weights, each with the type of its empty value.
+
+    They are reset to the empty value when the weights change.
+    """
     next_step: str = "get_latent_representation(block='c')"
-    """What a trained model is asked."""
+    """Call that ``print(model)`` suggests once the model is trained."""
 
 
 class Losses(NamedTuple):
-    """What an objective makes of a batch.
+    """Losses of a batch, as an objective returns them.
 
     Examples
     --------
@@ -86,133 +98,145 @@ class Losses(NamedTuple):
     """
 
     loss: Tensor
-    """To descend, a scalar with gradient."""
+    """Loss to minimise, a scalar with gradient."""
     parts: Mapping[str, Tensor] = MappingProxyType({})
-    """Scalars to log beside it, by name; ``learned_c``, if there, is what ``alpha="auto"`` follows."""
+    """Further scalars to log, by name. ``alpha="auto"`` follows the part named ``learned_c``."""
     z_c: Tensor | None = None
-    """Embeddings of the batch ``(B, D)`` without gradient, of objectives that can collapse: their health is logged."""
+    """Embeddings of the batch ``(B, D)``, without gradient, for objectives that can collapse.
+
+    The training plan logs the total variance and the effective rank of these embeddings.
+    """
 
 
 class Sample(NamedTuple):
-    """Training cells from which is learned what needs no gradient: scales, and what stands before encoders."""
+    """Training cells to which input scales and input transforms are fitted, without gradients."""
 
     batches: Callable[[], Iterable[Tensor]]
-    """Reads their inputs as stored, as often as it is called."""
+    """Function that reads the inputs of the cells as stored; it can be called repeatedly."""
     y: np.ndarray
-    """Codes of the perturbation, ``(N,)``."""
+    """Codes of the perturbations, integer ``(N,)``."""
     e: np.ndarray
-    """Of the environment."""
+    """Codes of the environments, integer ``(N,)``."""
     controls: np.ndarray | None = None
-    """Which of them are controls, boolean ``(N,)``, where that was said."""
+    """Mask of the controls, boolean ``(N,)``; `None` if controls were not named."""
     positions: np.ndarray | None = None
-    """Codes of the position on the plate, ``(N,)``, likewise."""
+    """Codes of the positions on the plate, integer ``(N,)``; `None` if positions were not named."""
     reference: Reference | None = None
-    """What environments are known by, where inputs are standardised within them."""
+    """Reference cells of the environments, if inputs are standardised per environment."""
 
 
 class Reference(NamedTuple):
-    """Cells that environments are known by, such as their controls."""
+    """Reference cells, such as controls, from which mean and deviation of each environment are estimated."""
 
     batches: Callable[[], Iterable[Tensor]]
-    """Reads their inputs as stored, as often as it is called."""
+    """Function that reads the inputs of the cells as stored; it can be called repeatedly."""
     codes: np.ndarray
-    """Their environments, int64 ``(N, K)``: of each column, or of the one that columns were crossed to."""
+    """Codes of the cells' environments, int64 ``(N, K)``, for each of K columns of environments.
+
+    Crossed columns count as one.
+    """
     used: np.ndarray
-    """Whether a column's environments are known by a cell, boolean ``(N, K)``."""
+    """Mask of the cells that are reference cells of their environment in a column, boolean ``(N, K)``."""
     controls: np.ndarray | None = None
-    """Where they are known by all cells: controls, which new environments of other perturbations are known by."""
+    """Mask of the controls that are reference cells of environments without other reference cells, boolean ``(N, K)``.
+
+    Used if environments are standardised by all of their cells. An environment whose perturbations differ from those of
+    the other environments is then standardised by its controls.
+    """
 
     def of_cells(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All but the inputs, as :meth:`scbd.nn.EnvironmentScaling.learn` takes it."""
+        """Return ``codes``, ``used`` and ``controls`` as tensors, for :meth:`scbd.nn.EnvironmentScaling.learn`."""
         controls = None if self.controls is None else torch.from_numpy(self.controls)
         return torch.from_numpy(self.codes), torch.from_numpy(self.used), controls
 
 
 class Prepared(NamedTuple):
-    """Inputs of a batch as networks take them."""
+    """Inputs of a batch, prepared for the networks."""
 
     whole: Tensor
-    """Standardised over all cells: what z_s is of, and what a decoder is to make."""
+    """Inputs standardised over all cells, from which z_s is computed, and which a decoder reconstructs."""
     within: Tensor
-    """Standardised within environments, if the model does so: what z_c is of."""
+    """Inputs from which z_c is computed: standardised per environment if the model does so, else equal to ``whole``."""
 
 
 class Network(Protocol):
-    """One block: from prepared inputs to an embedding, as :class:`scbd.nn.Encoder` and :class:`scbd.nn.Block` are."""
+    """Network that maps prepared inputs to an embedding: :class:`scbd.nn.Encoder` or :class:`scbd.nn.Block`."""
 
     training: bool
 
     def width(self, representation: Representation) -> int:
-        """Dimension of what :meth:`represent` returns."""
+        """Return the dimension of a representation, D or R."""
         ...
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
-        """Embedding ``(B, D)``, or what it is computed from ``(B, R)``."""
+        """Return the embedding ``(B, D)``, or the intermediate representation r ``(B, R)`` before the projection."""
         ...
 
     def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
-        """Have the intermediate representation of every forward pass looked at, until the handle is removed."""
+        """Call ``look`` with the intermediate representation of every forward pass, until the handle is removed."""
         ...
 
 
 class Objective(nn.Module, ABC):
-    """What a plan trains: a module, or something around one."""
+    """Objective that a training plan minimises: a module, or a wrapper of one."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
 
     @abstractmethod
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """Losses of a batch; in evaluation mode, those that validation looks at.
+        """Compute the losses of a batch: for training, or in evaluation mode for validation.
 
         Parameters
         ----------
         inputs
-            As stored: images ``(B, C, H, W)`` or vectors ``(B, F)``.
+            Inputs as stored: images ``(B, C, H, W)`` or features ``(B, F)``.
         y, e
             Codes of perturbation and environment, int64 ``(B,)``.
         ramp
-            Factor of what pulls against the main loss, below 1 while it warms up.
+            Factor of the terms that oppose the main loss, such as the invariance loss. It is below 1 during warm-up.
         generator
-            Source of what is random in a training step; without one, nothing is.
+            Random number generator of a training step, for example for augmentation. Without one, the computation is
+            deterministic.
         """
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Plain values that a resumed run must share."""
+        """Settings that a resumed run must share, as plain values."""
         return {}
 
     @property
     def alpha_rule(self) -> AutoAlpha | None:
-        """What sets alpha while it trains, where something does."""
+        """Rule that adapts alpha during training; `None` if alpha is constant."""
         return None
 
 
 class EmbeddingModule(Objective):
-    """The network of a system with its objective: blocks that embed, and the preparation of their inputs.
+    """Network of a method with its objective: one or two embedding networks, and the preparation of their inputs.
 
-    A subclass makes :attr:`content`, and maybe :attr:`style`, in its constructor, and says in :meth:`forward` what is
-    learned.
+    The constructor of a subclass creates :attr:`content`, and optionally :attr:`style`. The subclass implements
+    :meth:`forward`, which computes the loss.
 
     Parameters
     ----------
     preprocess
-        From inputs as stored to what the networks take; on the device, and saved with the model.
+        Preparation of the inputs: maps inputs as stored to inputs of the networks, on the device. It is saved with the
+        model.
 
     Attributes
     ----------
     content
-        The network of z_c.
+        Network that computes z_c.
     style
-        That of z_s; `None` for systems with a single block.
+        Network that computes z_s; `None` for methods with a single embedding.
 
     Examples
     --------
-    A network that learns whether a cell is a control, and nothing else:
+    A network that only learns whether a cell is a control:
 
     >>> class ControlModule(scbd.model.EmbeddingModule):
     ...     def __init__(self, preprocess, encoder, control):
@@ -230,7 +254,7 @@ class EmbeddingModule(Objective):
     >>> module.embed(torch.zeros(2, 4, 32, 32, dtype=torch.uint8), "c", "embedding").shape
     torch.Size([2, 256])
 
-    The model that makes it is the example of :class:`ImageModel`.
+    The example of :class:`ImageModel` shows a model that creates such a module.
     """
 
     content: Any
@@ -243,23 +267,29 @@ class EmbeddingModule(Objective):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return self.preprocess.mean.device
 
     @property
     def is_fitted(self) -> bool:
-        """Whether :meth:`fit` has been called, or has nothing to do."""
+        """True if :meth:`fit` has been called, or there is nothing to fit."""
         return all(bool(part.fitted) for part in (self.preprocess, *self._transforms().values()))
 
     def fit(self, sample: Sample) -> None:
-        """Learn from training cells what needs no gradient: scales, and what stands before the encoders of features.
+        """Fit the input scales and, for features, the linear transforms before the encoders.
 
-        What stands before that of z_c is learned from perturbations, before that of z_s from environments.
+        These parts need no gradient. The transform before the encoder of z_c is fitted with the perturbation labels,
+        and the transform before the encoder of z_s with the environment labels.
+
+        Parameters
+        ----------
+        sample
+            Training cells to fit to.
 
         Raises
         ------
         ValueError
-            If the cells do not allow for it, see :class:`scbd.nn.InputTransform`.
+            If the transforms cannot be fitted to these cells, see :class:`scbd.nn.InputTransform`.
         """
         self.preprocess.fit(sample.batches(), sample.controls)
         if sample.reference is not None:
@@ -275,14 +305,14 @@ class EmbeddingModule(Objective):
         if "c" in transforms:
             transforms["c"].fit(within, sample.y, sample.controls, sample.positions)
         if "s" in transforms:
-            # each cell once an environment, of which it may have several
+            # a cell that has several environments is repeated once per environment
             labels = self.environments(sample.e)
             n = labels.shape[1]
             controls = None if sample.controls is None else np.tile(sample.controls, n)
             transforms["s"].fit(np.tile(whole, (n, 1)), labels.T.ravel(), controls)
 
     def learn_environments(self, reference: Reference) -> None:
-        """Learn what inputs are standardised by within environments, of those that are not known yet."""
+        """Estimate mean and deviation of the inputs of each environment, except those estimated before."""
         environments = self.preprocess.environments
         assert environments is not None
         environments.learn(
@@ -297,19 +327,19 @@ class EmbeddingModule(Objective):
         generator: torch.Generator | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> Prepared:
-        """Prepare inputs as stored.
+        """Prepare inputs as stored for the networks.
 
         Parameters
         ----------
         inputs
-            Of a batch.
+            Inputs of a batch, as stored.
         e
-            Codes of their environments, int64 ``(B,)``, or of each column, ``(B, K)``; -1, or `None` for all, where
-            they are not known: then they are standardised over all cells alone.
+            Codes of the environments, int64 ``(B,)``; or of each of K columns, int64 ``(B, K)``. Cells with code -1, or
+            all cells if `None`, have no known environment, and are standardised over all cells only.
         generator
-            Source of what is random.
+            Random number generator of the augmentation.
         environments
-            Other statistics than those learned from training cells.
+            Statistics of environments to use in place of those estimated from training cells.
         """
         whole = self.preprocess(inputs, generator)
         environments = environments or self.preprocess.environments
@@ -318,11 +348,24 @@ class EmbeddingModule(Objective):
         return Prepared(whole, self.preprocess.within(whole, inputs, environments, self.columns(e.to(whole.device))))
 
     def columns(self, e: Tensor) -> Tensor:
-        """Codes of the environments in each column, ``(B, K)``, of codes of their cross, ``(B,)``."""
+        """Return the codes of the environments in each column, ``(B, K)``.
+
+        Parameters
+        ----------
+        e
+            Codes of the environments, or of the cross of several columns, ``(B,)``; codes ``(B, K)`` are returned
+            unmodified.
+        """
         return e[:, None] if e.ndim == 1 else e
 
     def environments(self, e: np.ndarray) -> np.ndarray:
-        """Codes of the environments that z_s tells apart, ``(N, C)``, of the codes ``e (N,)`` of their cross."""
+        """Return the codes of the environments that z_s distinguishes, ``(N, C)``.
+
+        Parameters
+        ----------
+        e
+            Codes of the environments, or of the cross of several columns, ``(N,)``.
+        """
         return e[:, None]
 
     def _transforms(self) -> dict[BlockName, InputTransform]:
@@ -331,7 +374,7 @@ class EmbeddingModule(Objective):
         return {name: transform for name, transform in found.items() if transform is not None}
 
     def width(self, block: BlockName, representation: Representation) -> int:
-        """Dimension of what :meth:`embed` returns."""
+        """Return the dimension of a representation of a block."""
         return self.network(block).width(representation)
 
     def embed(
@@ -342,37 +385,56 @@ class EmbeddingModule(Objective):
         e: Tensor | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> Tensor:
-        """Embed inputs as stored: ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``; see :meth:`prepare`."""
+        """Embed inputs as stored: return ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``.
+
+        Parameters
+        ----------
+        inputs, e, environments
+            See :meth:`prepare`.
+        block
+            ``"c"`` for z_c, or ``"s"`` for z_s.
+        representation
+            ``"embedding"`` for z, or ``"intermediate"`` for r.
+        """
         prepared = self.prepare(inputs, e, environments=environments)
         return self.network(block).represent(prepared.within if block == "c" else prepared.whole, representation)
 
     def network(self, block: BlockName) -> Network:
-        """That of a block which the module has."""
+        """Return the network of a block."""
         return self.content if block == "c" else self.style
 
     def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Make what is saved but not made by the constructor (part of scvi-tools' loading contract)."""
+        """Create parts that are saved but not created by the constructor (scvi-tools calls this method on loading)."""
 
 
 class AutoAlpha(nn.Module):
-    r"""Alpha that follows what z_c has learned, and what environments do to it.
+    r"""Rule that adapts alpha, the weight of the invariance loss, during training.
 
-    Environments mislead where they *interact* with labels (a shade is a high digit in one colour, and a low one in the
-    other): all of the dose is due. Environments that shift all cells alike mislead nobody: a small dose mixes them.
+    Alpha grows with the label information that z_c has learned, and with the effect of environments. Two cases are
+    distinguished:
+
+    - Environments *interact* with labels: the same feature indicates different labels in different environments (a
+      shade means a high digit in one colour, and a low digit in the other). Such features mislead, and alpha is large.
+    - Environments shift the cells of all labels equally. Such a shift does not mislead, and a small alpha suffices to
+      mix the environments.
+
+    The formula combines the two cases:
 
     .. math:: \alpha = w \cdot 0.05\, q + (1 - w)\, \frac{t^2}{t^2 + 1} \min(0.05\, q,\; 0.005),
               \qquad w = \frac{b^4}{b^4 + 0.1^4}.
 
-    - :math:`q` is the share of what the labels say that z_c carries, from 0 for a point to 1:
-      alpha warms up with learning, and falls where it is too much. It is that of
-      training batches, times the ratio of validation cells to training cells that are drawn alike
-      (:meth:`scbd.data.ImageDataModule.matched_dataloader`), 1 at most: what is learned by heart does not count.
-    - :math:`b` is the interaction as a share of the variance, at the stage that has most of it:
-      the most that ten batches have shown.
-    - :math:`t` is by how many standard errors a batch shows the environment in z_c.
+    - :math:`w`, from 0 to 1, is the weight of the first case. It increases with the interaction :math:`b`.
+    - :math:`q` is the normalised supervised information of z_c, from 0 (collapsed) to 1. Alpha therefore warms up as
+      z_c learns, and decreases if it hinders learning. So that overfitted information does not count, :math:`q` of
+      training batches is multiplied by the ratio of the information of validation cells to that of training cells
+      (at most 1). For this ratio, training cells are drawn in the same way as validation cells
+      (:meth:`scbd.data.ImageDataModule.matched_dataloader`).
+    - :math:`b` is the interaction, as a fraction of the variance, at the stage of the encoder where it is largest. The
+      interaction is averaged over about ten batches, and :math:`b` is the maximum of this average so far.
+    - :math:`t` is the effect of the environment on z_c, in standard errors of a batch.
 
-    :math:`q` and :math:`t` are averages over the last fifty training batches or so. The state is in buffers: it is
-    saved with the weights, and whatever run goes on with those goes on with it.
+    :math:`q` and :math:`t` are averages over about the last fifty training batches. The state is kept in buffers. It is
+    saved with the weights, and a later run that continues from these weights continues with this state.
 
     Examples
     --------
@@ -396,7 +458,7 @@ class AutoAlpha(nn.Module):
 
     @property
     def alpha(self) -> Tensor:
-        """As of now, a scalar."""
+        """Current value of alpha, a scalar."""
         misled = self.most_interaction**4 / (self.most_interaction**4 + _INTERACTION**4)
         shown = self.environment.clamp(min=0) ** 2
         full = _FULL_ALPHA * self.learned * self.kept
@@ -404,7 +466,17 @@ class AutoAlpha(nn.Module):
 
     @torch.no_grad()
     def observe(self, learned: Tensor, interaction: Tensor, environment: Tensor) -> None:
-        """Look at what a training batch says was learned, and of what environments do, scalars."""
+        """Update the moving averages with a training batch.
+
+        Parameters
+        ----------
+        learned
+            Normalised supervised information of z_c, a scalar.
+        interaction
+            Interaction of environment and label, as a fraction of the variance, a scalar.
+        environment
+            Effect of the environment on z_c, in standard errors, a scalar.
+        """
         self.learned.lerp_(learned.to(self.learned).clamp(min=0), 1 / _HORIZON)
         self.interaction.lerp_(interaction.to(self.learned), 1 / _A_MOMENT)
         self.most_interaction.copy_(torch.maximum(self.most_interaction, self.interaction))
@@ -412,9 +484,14 @@ class AutoAlpha(nn.Module):
 
     @torch.no_grad()
     def validate(self, new: Tensor, known: Tensor) -> None:
-        """Look at what batches of validation cells and of training cells say, drawn alike, one number each.
+        """Update the ratio of the supervised information of validation cells to that of training cells.
 
-        A batch of 0 is one whose labels say nothing.
+        Parameters
+        ----------
+        new, known
+            Normalised supervised information of z_c in each batch of validation cells, and in each batch of training
+            cells that are drawn in the same way. Values of 0 are ignored: the labels of such a batch carry no
+            information.
         """
         of_new, of_known = (shares[shares != 0].to(self.learned) for shares in (new, known))
         if len(of_new) and len(of_known) and of_known.mean() > _SOMETHING:

@@ -1,4 +1,4 @@
-"""What each block holds, shown as pictures: the additive decoder, trained after the encoders or with them."""
+"""Training of the additive decoder, after the encoders or jointly with them, and pictures decoded from embeddings."""
 
 from __future__ import annotations
 
@@ -30,22 +30,32 @@ if TYPE_CHECKING:
     from scbd.nn._decoders import AdditiveDecoder, Likelihood
     from scbd.nn._inputs import EnvironmentScaling
 
+# prefix of the decoder's losses in the history
 _PREFIX = "decoder_"
-# cells of a perturbation, for the mean of its embeddings
+# maximum number of cells from which the mean embedding of a perturbation is computed
 _OF_A_MEAN = 1000
-# lengths of embeddings that a decoder knows are 1 but for rounding
+# maximum difference from 1 of the length of an embedding to decode, which allows for rounding
 _OFF_THE_SPHERE = 0.01
-# of a run that trains a decoder: its rate, and cells a batch on frozen blocks, which need no partners
+# defaults of decoder training: learning rate; batch size on frozen blocks, where cells need no partners of their label
 _LR, _FROZEN_CELLS = 1e-3, 128
-# one cell of a batch in so many has its blocks exchanged: enough to learn from, and little work
+# one in this many cells of a batch has its blocks exchanged for the cycle loss: enough to learn from, at a low cost
 _EXCHANGED = 4
 
 
 class Reconstruction(Objective):
-    """The decoder's objective: the likelihood of inputs given the embeddings of a module.
+    """Objective of a decoder: the negative log-likelihood of the inputs, given their embeddings.
 
-    ``weight`` is that of the reconstruction beside the contrastive losses; `None` leaves the blocks frozen. ``cycle``
-    is that of :meth:`cycle_loss`; 0 leaves it out, as a model of a single block must.
+    Parameters
+    ----------
+    module
+        Module whose embeddings are decoded.
+    decoder
+        Decoder to train.
+    weight
+        Weight of the reconstruction loss, which is added to the contrastive losses of the module. With `None`, the
+        module is frozen, and only the decoder is trained.
+    cycle
+        Weight of :meth:`cycle_loss`. It must be 0 for a model with a single block.
     """
 
     def __init__(
@@ -59,27 +69,30 @@ class Reconstruction(Objective):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the decoder, and of the blocks; a resumed run must share them."""
+        """Settings of the decoder and of the module, which a resumed run must share."""
         return self.module.settings | self.own_settings
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """Of the decoder alone."""
+        """Settings of the decoder only."""
         decoder = {"likelihood": self.decoder.likelihood, "width": self.decoder.width}
         return decoder | {"weight": self.weight, "cycle": self.cycle}
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return self.module.device
 
     @property
     def alpha_rule(self) -> AutoAlpha | None:
-        """Of the blocks, if they are trained."""
+        """Rule that adapts alpha of the module; `None` if the module is frozen or alpha is constant."""
         return None if self.weight is None else self.module.alpha_rule
 
     def train(self, mode: bool = True) -> Reconstruction:
-        """Frozen blocks stay in evaluation mode: BatchNorm's statistics are part of the embedding."""
+        """Set training or evaluation mode; a frozen module stays in evaluation mode.
+
+        Otherwise the running statistics of BatchNorm would change, and with them the embeddings.
+        """
         super().train(mode)
         if self.weight is None:
             self.module.eval()
@@ -95,7 +108,16 @@ class Reconstruction(Objective):
         ramp: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        """Negative log-likelihood, nats a value; when joint beside the losses of the blocks."""
+        """Compute the losses of a batch.
+
+        The loss is the negative log-likelihood, in nats per value (pixel and channel, or feature), plus the weighted
+        cycle loss. In joint training, the contrastive losses of the module are added.
+
+        Parameters
+        ----------
+        inputs, y, e, numbers, ramp, generator
+            See :meth:`SCBDModule.forward`.
+        """
         prepared = self.module.prepare(inputs, e, generator)
         target = prepared.whole
         if self.decoder.likelihood == "bernoulli":
@@ -116,12 +138,27 @@ class Reconstruction(Objective):
     def cycle_loss(
         self, z_c: Tensor, z_s: Tensor, e: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Squared distance between the blocks of a picture and those it was decoded from, if these are of two cells.
+        """Compute the cycle loss of pictures decoded from z_c of one cell and z_s of another cell.
 
-        The encoders only look here, as they are: what is learned is to draw, in each part of a picture, what its block
-        says, and nothing that the other block says. From 0 to 4, the mean of both blocks ``(B, D)``; of z_c alone if
-        z_s is clustered by pairs of y and e. Without a generator, pairs are always the same. A picture is of the
-        environment of its z_s, of which ``e (B,)`` are the codes.
+        The pictures are embedded again. The loss is the squared distance between the new embeddings and the embeddings
+        that the pictures were decoded from, averaged over z_c and z_s; it lies between 0 and 4. Only z_c is compared if
+        z_s is clustered by pairs of y and e: such a z_s contains y, which the picture takes from another cell.
+
+        The encoders that embed the pictures are frozen in this pass. The decoder thereby learns to draw each block's
+        part of a picture from the information of this block only.
+
+        Parameters
+        ----------
+        z_c, z_s
+            Embeddings of a batch, ``(B, D)`` each.
+        e
+            Codes of the environments, int64 ``(B,)``. A picture is standardised in the environment of its z_s.
+        generator
+            Random number generator that draws the pairs of cells. Without one, the pairs are the same in each call.
+
+        Returns
+        -------
+        A scalar.
 
         References
         ----------
@@ -140,7 +177,7 @@ class Reconstruction(Objective):
         if environments is not None and e is not None:
             within = environments(pictures, self.module.columns(e[order[-some:].to(e.device)]))
         looking = [(self.module.content, within, z_c)]
-        if self.module.style_target == "e":  # of a pair, no picture with another's content would be
+        if self.module.style_target == "e":  # a z_s of pairs (y, e) contains y, which these pictures take from others
             looking.append((self.module.style, pictures, z_s))
         missed = []
         for block, images, z in looking:
@@ -151,7 +188,7 @@ class Reconstruction(Objective):
 
 @contextmanager
 def _looking(block: nn.Module) -> Iterator[None]:
-    """A block in evaluation mode, through which gradients pass without teaching it."""
+    """Put a block into evaluation mode with frozen parameters for the context; gradients still reach its inputs."""
     was = block.training, [parameter.requires_grad for parameter in block.parameters()]
     block.eval().requires_grad_(False)
     try:
@@ -163,7 +200,7 @@ def _looking(block: nn.Module) -> Iterator[None]:
 
 
 class DecodeMixin(PictureMixin, TrainMixin):
-    """Gives an image model a decoder, :meth:`train_decoder`, and pictures: :meth:`reconstruct`, :meth:`traverse`."""
+    """Mixin for a decoder: :meth:`train_decoder`, :meth:`traverse`, and the methods of :class:`PictureMixin`."""
 
     module: SCBDModule
     decoder_settings_: dict[str, Any]
@@ -179,44 +216,50 @@ class DecodeMixin(PictureMixin, TrainMixin):
         cycle: float | None = None,
         **training: Any,
     ) -> None:
-        """Train a decoder of the embeddings, to see what each block holds.
+        """Train a decoder of the embeddings, to show as pictures what each block contains.
 
-        Each block adds its own part to the picture (paper, appendix A), so that one can be exchanged:
-        :meth:`swap_blocks`. By default the embeddings are frozen, as in the paper, and are the same before and after.
+        Each block adds a separate part to the picture (paper, appendix A), so that one block can be exchanged, see
+        :meth:`swap_blocks`. By default the encoders are frozen, as in the paper, and the embeddings do not change.
 
         Parameters
         ----------
         likelihood
-            ``"bernoulli"`` for intensities between 0 and 1; ``"gaussian"``, with one learned scale, for any. By
-            default Bernoulli for images that ``intensity="scale"`` brings to between 0 and 1; Gaussian otherwise.
+            ``"bernoulli"`` for intensities between 0 and 1, or ``"gaussian"``, with one learned scale, for any
+            intensities. ``"auto"`` is ``"bernoulli"`` for images that ``intensity="scale"`` brings to the range from 0
+            to 1, and ``"gaussian"`` otherwise.
         width
-            Channels of the decoder's layers. The paper has 256, which is sixteen times the arithmetic.
+            Number of channels of the decoder's layers. The paper uses 256, which takes sixteen times as many operations
+            as 64.
         joint
-            Train encoders and decoder together (which the paper leaves to future work); the encoders go on from where
-            they are, or start here.
+            Whether to train encoders and decoder together (which the paper leaves to future work). Training continues
+            from the current weights of the encoders, which need not have been trained before.
         weight
-            Weight of the reconstruction beside the contrastive losses, when joint: times nats per value (pixel and
-            channel). The larger, the more z_c holds of single cells.
+            Weight of the reconstruction loss in joint training, where it is added to the contrastive losses. The
+            reconstruction loss is in nats per value (pixel and channel). With a larger weight, z_c contains more
+            information on individual cells.
         cycle
-            Weight of cycle consistency: pictures with z_c of one cell and z_s of another are embedded again, and should
-            be where they came from. By default 1 when joint, and 0 on frozen blocks, as in the paper.
+            Weight of the cycle loss: pictures are decoded from z_c of one cell and z_s of another and embedded again,
+            and the new embeddings should equal these z_c and z_s. Default: 1 in joint training of a model with two
+            blocks, otherwise 0, as in the paper.
         **training
-            Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` 0.001, and on frozen blocks
-            ``batch_size`` 128, shuffled plainly. The split is by default that which the encoders were trained on.
+            Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` is 0.001; on frozen encoders,
+            ``batch_size`` is 128 (fewer for fewer than 256 cells) and batches are shuffled plainly. The default split
+            is the one that the encoders were trained with.
 
         Raises
         ------
         ValueError
-            If the encoders are not trained and ``joint`` is false, or a setting does not fit the data; before any work
-            is done.
+            If the encoders are not trained and ``joint`` is false, or if a setting does not fit the data. The error is
+            raised before training starts.
         scbd.model.TrainingDiverged, KeyboardInterrupt, SystemExit
-            As :meth:`train`. The decoder is kept as far as it came; one from before, where the run made no step.
+            See :meth:`train`. The partly trained decoder is kept; if the run made no step, an earlier decoder is kept.
 
         Notes
         -----
-        The loss is in ``history`` under ``decoder_train_loss`` and ``decoder_validation_loss``; jointly, it is
-        ``train_reconstruction`` and ``validation_reconstruction`` beside the others. ``cycle``, under the same names,
-        is a squared distance from 0 to 4.
+        On frozen encoders, ``history`` holds the loss as ``decoder_train_loss`` and ``decoder_validation_loss``. In
+        joint training, it holds the reconstruction loss as ``train_reconstruction`` and ``validation_reconstruction``,
+        next to the other losses. The cycle loss, a squared distance between 0 and 4, is ``decoder_train_cycle`` and
+        ``decoder_validation_cycle``, or in joint training ``train_cycle`` and ``validation_cycle``.
         """
         if not joint and not self.is_trained_:
             msg = "The encoders are not trained: call train() first, or train both together with joint=True."
@@ -235,14 +278,14 @@ class DecodeMixin(PictureMixin, TrainMixin):
         settings = self._train_settings(**{"lr": _LR} | training)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
-            most = max(2, min(_FROZEN_CELLS, self.adata.n_obs // 2))  # of a few wells two batches
+            most = max(2, min(_FROZEN_CELLS, self.adata.n_obs // 2))  # so that a table of few wells makes two batches
             settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
         objective = Reconstruction(self.module, decoder, weight if joint else None, cycle=cycle)
         run = self._fit(objective, settings, contrastive=joint)
         try:
             if joint:
                 self._finish(run)
-        finally:  # however the run ended: as far as it came, like the encoders
+        finally:  # the partly trained decoder of an interrupted run is kept, like the encoders
             if run.moved:
                 self._forget_decoder()
                 self.module.decoder = decoder.to(self.module.device).eval()
@@ -262,40 +305,44 @@ class DecodeMixin(PictureMixin, TrainMixin):
         n_steps: int = 5,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        r"""Decode cells on their way to another perturbation: what it would do to a cell, in the cell's own well.
+        r"""Decode pictures of cells whose z_c moves stepwise to another perturbation.
 
-        At step :math:`t` from 0 to 1, z_c is :math:`z_c + t\,(\mu_{to} - \mu_{own})` brought back to unit length, with
-        the mean z_c of the cells of a perturbation (of 1,000 of them, where there are more, always the same random
-        ones); z_s stays. What a cell has of its own stays with it.
+        The pictures predict what the perturbation would do to a cell in the cell's own environment. At
+        :math:`t` from 0 to 1, z_c is replaced by :math:`z_c + t\,(\mu_{to} - \mu_{own})`, scaled to unit length. Here
+        :math:`\mu_{own}` and :math:`\mu_{to}` are the mean z_c of the cells of the cell's own perturbation and of the
+        other perturbation. A mean is computed from at most 1,000 cells, a random choice that is the same in each call.
+        The cell's z_s does not change. Before scaling, the difference between z_c and the mean z_c of its perturbation
+        does not change either.
 
         Parameters
         ----------
         indices
-            Rows of the cells that set out, controls for example.
+            Row numbers of the cells to start from, for example controls, or a boolean mask.
         to
-            Their perturbation in the end, a label of ``y_key``.
+            Perturbation to move to, a label of ``y_key``.
         adata
-            Cells with their perturbations, which the means are taken of, too; the training data by default.
+            Table of cells with their perturbations, from which the means are computed as well. Default: the training
+            data.
         n_steps
-            Pictures of a cell, the first as it is (its reconstruction), the last with all of the perturbation.
+            Number of pictures per cell. The first is the reconstruction of the cell, the last is at :math:`t = 1`.
         batch_size
-            As for :meth:`reconstruct`.
+            Number of cells per forward pass. Default: 256.
 
         Returns
         -------
-        float32 ``(len(indices), n_steps, C, H, W)``, or ``(len(indices), n_steps, F)`` of features, in the units of
-        :meth:`reconstruct`.
+        Array, float32 ``(len(indices), n_steps, C, H, W)`` of images, or ``(len(indices), n_steps, F)`` of features, in
+        the units of :meth:`reconstruct`.
 
         Raises
         ------
         KeyError
-            If no cell has the perturbation.
+            If no cell has the perturbation ``to``.
         ValueError
-            If there is no decoder yet, or ``n_steps`` is less than 2.
+            If no decoder has been trained, or ``n_steps`` is less than 2.
 
         See Also
         --------
-        scbd.pl.traverse : Draws them.
+        scbd.pl.traverse : Draws these pictures.
         """
         self._require_decoder()
         check_count("n_steps", n_steps, least=2)
@@ -320,12 +367,21 @@ class DecodeMixin(PictureMixin, TrainMixin):
         return images.reshape(len(rows), n_steps, *images.shape[1:])
 
     def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
-        """Mean z_c of cells, ``(D,)``; of many, of a random choice that is always the same."""
+        """Return the mean z_c ``(D,)`` of cells given by a boolean mask, from a random choice of at most 1,000 cells.
+
+        The random choice is the same in each call.
+        """
         rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_OF_A_MEAN]
         return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
 
     def _likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
-        """What ``"auto"`` stands for, by intensities of some cells, drawn from all."""
+        """Return the likelihood of the decoder, checked against the intensities of up to 512 random cells.
+
+        Raises
+        ------
+        ValueError
+            If the Bernoulli likelihood is requested and intensities are not between 0 and 1.
+        """
         if asked == "gaussian" or (asked == "auto" and self.module.preprocess.intensity != "scale"):
             return "gaussian"
         n = self._source(self._require(None)).shape[0]
@@ -342,7 +398,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
 
     def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
         lengths = torch.stack([z.norm(dim=1) for z in embeddings])
-        off = ~((lengths - 1).abs() <= _OFF_THE_SPHERE)  # NaN, too
+        off = ~((lengths - 1).abs() <= _OFF_THE_SPHERE)  # also true for NaN
         if off.any():
             rows = np.flatnonzero(off.any(0).numpy())
             msg = (
@@ -353,7 +409,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """No run trains the decoder that is there, and no checkpoint of one holds it."""
+        """Remove the decoder for the context of a run, so that the run does not train or save it."""
         decoder, settings = self.module.decoder, self.decoder_settings_
         self.module.decoder, self.decoder_settings_ = None, {}
         try:
@@ -362,7 +418,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
             self.module.decoder, self.decoder_settings_ = decoder, settings
 
     def _forget(self) -> None:
-        """A decoder of embeddings that are no more shows nothing."""
+        """Reset the attributes derived from the weights, and remove the decoder, which fits earlier embeddings."""
         super()._forget()
         self._forget_decoder()
 

@@ -1,4 +1,4 @@
-"""What was done to cells, and where: controls, environments, and whether the two can be told apart in these data."""
+"""Checks of the experimental design: whether perturbations and environments are confounded, and which are controls."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ if TYPE_CHECKING:
 
 EColumns = Literal["side_by_side", "crossed"]
 
-# floating point with fewer cells a value is a quantity, and no name
+# minimum number of cells per distinct value of a floating-point column, below which it is a quantity, not a label
 _CELLS_A_VALUE = 8
-# share of the contrasts that can be resolved, below which a design is confounded: the invariance loss has a fifth of
-# its force; and share of the labels that may be seen with one label of the other kind only
+# thresholds of a confounded design: minimum fraction of resolvable contrasts (at 0.2, the invariance loss has a fifth
+# of its strength); maximum fraction of perturbations that occur in a single environment, or of environments that hold
+# a single perturbation
 _TOO_FEW, _MANY = 0.2, 0.1
 
 
 class Design(NamedTuple):
-    """Labels of a table as it is set up, each column read once."""
+    """Perturbations, environments and continuous covariates of a table of cells."""
 
     y: pd.Series
     """Perturbation of each cell, categorical ``(N,)``."""
     environments: Mapping[str, pd.Series]
-    """The environments that stand side by side, likewise, by the name of the column, or of those that are crossed."""
+    """Environment of each cell, categorical ``(N,)``, by name: one for each column, or one for all crossed columns."""
     numbers: Mapping[str, np.ndarray]
-    """Numbers beside them by the name of the column, ``(N,)``."""
+    """Continuous covariates, float64 ``(N,)``, by the name of the column."""
 
     @classmethod
     def of(
@@ -60,12 +61,28 @@ class Design(NamedTuple):
         e_columns: EColumns | None,
         number_keys: Iterable[str] | None,
     ) -> Design:
-        """Read the columns.
+        """Read the design from the columns of a table.
+
+        Parameters
+        ----------
+        obs
+            Table of the cells.
+        y_key, e_key
+            Column, or columns, of the perturbation and of the environment.
+        e_columns
+            ``"side_by_side"`` treats each column of ``e_key`` as one environment; otherwise several columns are
+            crossed.
+        number_keys
+            Columns of continuous covariates.
 
         Raises
         ------
-        KeyError, TypeError, ValueError
-            If one is missing, a cell has no value, or a number is none.
+        KeyError
+            If a column is missing.
+        TypeError
+            If a column of covariates does not hold numbers.
+        ValueError
+            If a cell has no value in one of the columns, or a covariate is not finite.
         """
         columns = as_columns(e_key)
         apart = [(column,) for column in columns] if e_columns == "side_by_side" else [columns]
@@ -77,10 +94,21 @@ class Design(NamedTuple):
 
 
 def check_design(design: Design, controls: Iterable[str] = ()) -> None:
-    """Warn of a design that silently spoils what is learned.
+    """Warn of problems of the design that would spoil training without any error.
 
-    That is, if y or an environment is a quantity, if y and an environment, or a number, are confounded, if labels are
-    written in several ways, or if one that is no control is called like a missing value.
+    Parameters
+    ----------
+    design
+        Perturbations, environments and covariates.
+    controls
+        Labels of the controls.
+
+    Warns
+    -----
+    UserWarning
+        If y or an environment holds quantities in place of labels; if y is confounded with an environment or with a
+        continuous covariate; if labels differ only in blanks or case; or if a label that is not a control is spelt like
+        a missing value, such as ``"NA"``.
     """
     y = _codes(design.y)
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
@@ -101,29 +129,54 @@ def check_design(design: Design, controls: Iterable[str] = ()) -> None:
 
 
 def resolvable_contrasts(y: np.ndarray, e: np.ndarray) -> float:
-    """Share of what environments can differ in that is seen at equal perturbation, from 0 to 1.
+    """Compute the fraction of contrasts between environments that can be resolved within perturbations.
 
-    It is 1 where each perturbation is in all environments in equal proportions, and 0 where one label gives the other.
-    If a share p of all cells follow a rule, such as one plate for each compound, about 1 - p² is left. Of a few cells a
-    perturbation, n, it is (n - 1) / n at best.
+    A contrast is a difference between environments. It can be resolved if it can be estimated from cells of the same
+    perturbation.
 
-    With R taking from cells the mean of their perturbation and K averaging over environments, it is the trace of R K R,
-    in units of how many environments there are less one; or the same with the two exchanged, if perturbations are
-    fewer. It is 1 less the square of Cramér's V. Labels are codes, non-negative integers ``(N,)``.
+    The fraction is 1 if all environments hold each perturbation in equal proportions. It is 0 if the perturbation
+    determines the environment, or the reverse. If a fraction p of the cells follows a fixed rule, such as one plate per
+    compound, about 1 - p² remains. With n cells per perturbation and many more than n environments, it is at most about
+    (n - 1) / n.
+
+    It equals 1 - V², where V is Cramér's V. In terms of matrices: let R subtract from each cell the mean of its
+    perturbation, and let K average the cells of each environment. Then the fraction is the trace of R K R, divided by
+    the number of environments minus one. If there are fewer perturbations than environments, the two are exchanged.
+
+    Parameters
+    ----------
+    y, e
+        Codes of perturbation and environment of each cell, non-negative integers ``(N,)``.
+
+    Returns
+    -------
+    A number from 0 to 1.
     """
     pairs, counts = np.unique(y.astype(np.int64) * (int(e.max()) + 1) + e, return_counts=True)
     of_y, of_e = np.divmod(pairs, int(e.max()) + 1)
     n_y, n_e = np.bincount(y), np.bincount(e)
     in_common = float((counts / n_y[of_y] * (counts / n_e[of_e])).sum())
     fewer = min(np.count_nonzero(n_y), np.count_nonzero(n_e))
-    # rounding may leave less than nothing
+    # rounding may give a value slightly below 0
     return max(0.0, (fewer - in_common) / (fewer - 1)) if fewer > 1 else 0.0
 
 
 def resolvable_order(y: np.ndarray, numbers: np.ndarray) -> float:
-    """Share of what changes slowly with numbers ``(N,)`` that is seen at equal perturbation, from 0 to 1.
+    """Compute the fraction of smooth functions of a continuous covariate that can be resolved within perturbations.
 
-    As :func:`resolvable_contrasts`, with smooth functions of the numbers in place of environments.
+    It is the analogue of :func:`resolvable_contrasts`, with polynomials of degree 1 to 4 of the ranks of the covariate
+    in place of environments.
+
+    Parameters
+    ----------
+    y
+        Codes of the perturbations, non-negative integers ``(N,)``.
+    numbers
+        Values of the covariate, ``(N,)``.
+
+    Returns
+    -------
+    A number from 0 to 1.
     """
     terms = Numbers(torch.from_numpy(numbers)).terms.numpy()
     counts = np.bincount(y)
@@ -140,15 +193,26 @@ def with_inferred(
     n_inferred: int | None,
     where: dict[str, Any],
 ) -> str | Sequence[str]:
-    """Columns of the environments, those that were asked to be inferred behind those that are known.
+    """Return the columns of the environments, after adding inferred environments to ``adata.obs`` if requested.
+
+    Parameters
+    ----------
+    adata
+        Cells. Inferred environments are written to ``obs["inferred_environment"]``.
+    y_key, e_key
+        Column, or columns, of the perturbation and of the recorded environments; ``e_key`` may be `None`.
+    n_inferred
+        Number of environments to infer; `None` infers none.
+    where
+        Arguments of :func:`scbd.data.infer_environments` that locate the inputs.
 
     Raises
     ------
     ValueError
-        If there are neither; and see :func:`scbd.data.infer_environments`.
+        If there is neither ``e_key`` nor ``n_inferred``; see also :func:`scbd.data.infer_environments`.
     """
     if n_inferred is not None:
-        # of an earlier set-up: inferred anew
+        # a column that an earlier call inferred is replaced
         known = [] if e_key is None else [column for column in as_columns(e_key) if column != INFERRED]
         found = infer_environments(adata, y_key, n_inferred, e_key=known or None, **where)
         adata.obs[INFERRED] = found.labels
@@ -163,7 +227,10 @@ def with_inferred(
 
 
 def check_inferred_there(obs: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Raise ``KeyError`` if one of these columns was inferred, and a table lacks it: names are those of one call."""
+    """Raise ``KeyError`` if a table lacks the column of inferred environments although it is one of ``columns``.
+
+    The column cannot be inferred for new cells alone, because the names of inferred environments differ between calls.
+    """
     if INFERRED in columns and INFERRED not in obs:
         msg = (
             f"{missing_key('obs', INFERRED, obs.columns)} It was inferred from other cells: put both tables together, "
@@ -175,12 +242,24 @@ def check_inferred_there(obs: pd.DataFrame, columns: Sequence[str]) -> None:
 def known_e_columns(
     asked: EColumns | None, e_key: str | list[str], system: str, *, takes_several: bool
 ) -> EColumns | None:
-    """What several columns are to be, by default what suits the system; of one column there is nothing to say.
+    """Return how several environment columns are combined; `None` if there is a single column.
+
+    Parameters
+    ----------
+    asked
+        Argument ``e_columns`` of the user: ``"side_by_side"``, ``"crossed"`` or `None` for the default.
+    e_key
+        Column, or columns, of the environments.
+    system
+        Name of the model class, for error messages.
+    takes_several
+        Whether the model can treat several columns separately. If so, the default is ``"side_by_side"``, else
+        ``"crossed"``.
 
     Raises
     ------
     ValueError
-        If there is no such choice, or the system has no other.
+        If the argument has another value, or the model cannot treat several columns separately.
     """
     check_choice("e_columns", asked, (*get_args(EColumns), None))
     if asked == "side_by_side" and not takes_several:
@@ -194,12 +273,25 @@ def known_e_columns(
 def known_number_keys(
     asked: str | Sequence[str] | None, e_key: str | list[str], system: str, *, takes_several: bool
 ) -> list[str] | None:
-    """Columns of numbers beside the environment, each once; `None` for none.
+    """Return the columns of continuous covariates without repetitions; `None` if there are no covariates.
+
+    Parameters
+    ----------
+    asked
+        Argument ``continuous_covariate_keys`` of the user.
+    e_key
+        Column, or columns, of the environments.
+    system
+        Name of the model class, for error messages.
+    takes_several
+        Whether the model supports continuous covariates.
 
     Raises
     ------
-    TypeError, ValueError
-        If they are no columns, the system takes none, or one of them is an environment already.
+    TypeError
+        If the argument is neither a name nor a list of names.
+    ValueError
+        If the list is empty, the model does not support covariates, or a column is also in ``e_key``.
     """
     if asked is None:
         return None
@@ -214,25 +306,39 @@ def known_number_keys(
 
 
 def is_side_by_side(registry: dict[str, Any]) -> bool:
-    """Whether a model has several environments a cell."""
+    """Return whether a model treats several environment columns separately (``e_columns="side_by_side"``)."""
     return registry[_SETUP_ARGS_KEY].get("e_columns") == "side_by_side"
 
 
 def covariates(registry: dict[str, Any]) -> np.ndarray | None:
-    """Codes of the single columns of each registered environment, int64 ``(E, C)``, if they are side by side."""
+    """Return the codes of the single columns of each registered environment, int64 ``(E, C)``.
+
+    If a model treats C environment columns separately, its registered environments are the E combinations of their
+    values. For other models, `None` is returned.
+    """
     if not is_side_by_side(registry):
         return None
     return column_codes(registry[_FIELD_REGISTRIES_KEY][E_REGISTRY][_STATE_REGISTRY_KEY]["categories"])
 
 
 def control_labels(control: Any, categories: Iterable[Any]) -> list[Any]:
-    """Those of the categories that are meant by a name or several; a number has one name, as text, too."""
+    """Return the categories that are controls.
+
+    Labels are compared as text, and whole numbers have one text: 1, 1.0 and ``"1"`` are the same label.
+
+    Parameters
+    ----------
+    control
+        Label of the controls, or several labels.
+    categories
+        All labels.
+    """
     names = control_texts(control)
     return [label for label in categories if label_text(label) in names]
 
 
 def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np.ndarray | None:
-    """Mask of the controls, boolean ``(N,)``; `None` without a control, or without the columns to tell by."""
+    """Return a mask of the controls, boolean ``(N,)``; `None` if no control was named or the table lacks a y column."""
     if control is None or any(column not in obs for column in y_columns):
         return None
     labels = label_values(obs, y_columns, allow_missing=True)
@@ -241,7 +347,7 @@ def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np
 
 
 def _warn_if_spelt_alike(labels: pd.Series, what: str) -> None:
-    """Of labels that differ in blanks or in small and capital letters; single letters may be classes."""
+    """Warn if labels differ only in blanks or case; single letters such as "a" and "A" may be different classes."""
     names = [label for label in labels.cat.categories if isinstance(label, str)]
     plain = pd.Series(
         [
@@ -278,7 +384,11 @@ def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quanti
 
 
 def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str]) -> None:
-    """What is not resolved is the same thing to any method: taking e out of z_c takes y out too, or leaves both in."""
+    """Warn if perturbation and environment are confounded.
+
+    Contrasts that are not resolvable cannot be separated by any method: removing e from z_c removes y as well, or both
+    remain.
+    """
     n_y, n_e = len(y.cat.categories), len(e.cat.categories)
     of_y, of_e = np.divmod(np.unique(_codes(y) * n_e + _codes(e)), n_e)
     alone_y, alone_e = (np.count_nonzero(np.bincount(codes) == 1) for codes in (of_y, of_e))
@@ -304,16 +414,19 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
 
 
 def _across_environments(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
-    """Return what links the environments, and so allows comparisons of perturbations between them.
+    """Return advice for a design in which many perturbations lie in a single environment.
+
+    The advice depends on what links the environments: controls in all environments, controls in some of them, other
+    perturbations that lie in several environments, or no common label.
 
     Parameters
     ----------
     y, e
-        Perturbation and environment of each cell.
+        Perturbation and environment of each cell, categorical ``(N,)``.
     controls
         Labels of the controls.
     shared
-        Which perturbations lie in several environments, boolean.
+        Whether each perturbation lies in several environments, boolean, one value per perturbation.
     """
     labels = y.cat.categories
     is_control = np.array([label_text(label) in controls for label in labels])

@@ -1,4 +1,4 @@
-"""From inputs to embeddings: rows in order, read ahead, each cell by what was learned of its own environment."""
+"""Computation of embeddings from inputs, returned as an array or written to a store."""
 
 from __future__ import annotations
 
@@ -39,26 +39,29 @@ if TYPE_CHECKING:
 
 Center = Literal["auto", "controls"] | None
 
+# default number of cells per forward pass, and per block of a store
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
-# enough controls to know their mean
+# maximum number of controls from which the mean embedding of controls is estimated
 _CENTRE_CELLS = 16_384
-# cells whose units are looked at, and fewer that say nothing; what no batch of the same units is off, in standard
-# deviations and as a factor, and the same of logarithms
+# number of cells sampled to check the units of inputs, and minimum number of cells for the check
 _LOOKED_AT, _ENOUGH = 256, 8
+# limits above which inputs are taken to be in other units than in training: offset in standard deviations, and ratio of
+# standard deviations; the second number is for inputs on a logarithmic (arcsinh) scale
 _FAR, _EXP_FAR = 10.0, 3.0
 _BLOCKS = {"c": "perturbation", "s": "environment"}
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 _DTYPES = ("float32", "float16")
-# options of mallopt by number, from malloc.h
+# numbers of the options of mallopt, from malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
 
 @contextmanager
 def freed_memory_kept(device: torch.device) -> Iterator[None]:
-    """Keep memory that was freed with the process, until the end; with glibc, on a processor, if nobody has tuned it.
+    """Keep freed memory in the process until the end of the block, for speed.
 
-    Otherwise activations of each batch go back to the system, which hands them out again page by page, zeroed: up to
-    half of the time of an embedding.
+    By default, glibc returns the memory of each batch's activations to the system, which zeroes it page by page when it
+    is allocated again. This takes up to half of the time of an embedding. The function has an effect only on Linux with
+    glibc, on a CPU, and if no environment variable configures memory allocation.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" and device.type == "cpu" else None
     tuned = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
@@ -69,7 +72,7 @@ def freed_memory_kept(device: torch.device) -> Iterator[None]:
     library.mallopt(_TRIM_THRESHOLD, -1)
     try:
         yield
-    finally:  # to where glibc's own adaptation ends, which values of ours have switched off
+    finally:  # the limits of glibc's adaptive thresholds, since setting a threshold switches the adaptation off
         library.mallopt(_MMAP_MAX, 65_536)
         library.mallopt(_MMAP_THRESHOLD, 32 << 20)
         library.mallopt(_TRIM_THRESHOLD, 64 << 20)
@@ -77,34 +80,45 @@ def freed_memory_kept(device: torch.device) -> Iterator[None]:
 
 
 class Embedder(NamedTuple):
-    """How the cells of a table are embedded."""
+    """Everything that is needed to embed the cells of a table."""
 
     module: EmbeddingModule | StoredBlocks
     source: ImageSource
     blocks: Sequence[BlockName]
     representation: Representation
     centers: Mapping[BlockName, np.ndarray]
-    """What is subtracted from a block."""
+    """Vector ``(D,)`` that is subtracted from the embeddings of a block."""
     environments: Environments | None
-    """Which z_c is to know nothing of."""
+    """Environments of the cells, by which inputs are standardised and z_c is centred; `None` for neither."""
 
     def width(self, block: BlockName) -> int:
-        """Dimension of a block."""
+        """Return the dimension of a block."""
         return self.module.width(block, self.representation)
 
     def embed(self, parts: Sequence[slice | np.ndarray]) -> Generator[dict[BlockName, np.ndarray]]:
-        """Blocks of one part of the rows after the other, float32; each input is read once, ahead of its turn.
+        """Yield the embeddings of one part of the rows after the other, float32.
+
+        A background thread reads the inputs of the next parts in advance. All blocks are computed from the same read.
+
+        Parameters
+        ----------
+        parts
+            Slices of rows, or arrays of row numbers.
+
+        Yields
+        ------
+        The embeddings ``(n, D)`` of a part, by block.
 
         Raises
         ------
         ValueError
-            If inputs are not finite, or the model makes NaN of those that are, naming the rows.
+            If inputs are not finite, or the embedding of finite inputs is not finite. The message names the rows.
         """
         self.module.eval()
         reader = closing(prefetch(read_tensor(self.source, part) for part in parts))
         with freed_memory_kept(self.module.device), reader as batches:
             for part, inputs in zip(parts, batches, strict=True):
-                # left before the caller goes on, who may be interrupted and train
+                # not around the yield: the caller may abandon the generator, and inference mode would stay on
                 with torch.inference_mode():
                     values = self._embedded(inputs, part)
                 for embedding in values.values():
@@ -131,7 +145,15 @@ class Embedder(NamedTuple):
         return values
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
-        """Of all that embeddings depend on, the weights and the cells, and of further settings."""
+        """Return the SHA-256 digest of everything that embeddings depend on: weights, cells and settings.
+
+        Parameters
+        ----------
+        obs
+            Table of the cells.
+        settings
+            Further settings to include.
+        """
         how = [self.representation, *settings]
         how += [f"{block}: {hashlib.sha256(center.tobytes()).hexdigest()}" for block, center in self.centers.items()]
         digest = hashlib.sha256(repr([*how, digest_cells(self.source, obs)]).encode())
@@ -146,7 +168,7 @@ class Embedder(NamedTuple):
 
 
 class EmbedMixin(EnvironmentMixin):
-    """Gives an image model :meth:`get_latent_representation` and :meth:`embed_to`."""
+    """Mixin that adds :meth:`get_latent_representation`, :meth:`embed_to` and :meth:`minify_adata` to a model."""
 
     centers_: dict[str, np.ndarray]
     train_indices: np.ndarray
@@ -164,50 +186,54 @@ class EmbedMixin(EnvironmentMixin):
         out: np.ndarray | str | os.PathLike[str] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> np.ndarray:
-        """Embed cells, with or without labels, from known or unseen environments.
+        """Return the embeddings of cells, with or without labels, from seen or unseen environments.
 
         Parameters
         ----------
         adata
-            Cells with inputs of the kind, and at the place, that the model was set up with; the training data by
-            default. It need not be set up. Labels are not needed; where there are columns of ``e_key``, inputs are
-            standardised within environments as they were in training. An environment that was not trained on is known
-            by those of ``adata`` that it was in training: its controls, or all of its cells.
+            Cells with inputs of the same kind, and under the same key, as at set-up. By default, the attached cells.
+            Another table need not be set up and needs no labels. If it has the columns of ``e_key``, inputs are
+            standardised per environment as in training. The mean and deviation of an environment that was not seen in
+            training are estimated from cells of ``adata``: from its controls or from all of its cells, as in training.
         indices
-            Rows to embed, in this order, or a boolean mask; all by default.
+            Row numbers to embed, in this order, or a boolean mask. By default all rows.
         block
-            ``"c"``: the perturbation, blind to the environment; ``"s"``: the environment.
+            ``"c"`` for z_c, which carries the perturbation and is invariant to the environment; ``"s"`` for z_s, which
+            carries the environment.
         representation
-            ``"embedding"``: z; ``"intermediate"``: r, before the projection, which the paper uses
-            for domain generalisation.
+            ``"embedding"`` returns z. ``"intermediate"`` returns r, the output of the encoder before the projection,
+            which the paper uses for domain generalisation.
         center
-            ``"auto"``: subtract from z_c what its environment does to all cells alike, as inputs are standardised, see
-            ``standardize_by``. ``"controls"``: and the mean z of the training cells that are controls, so that a cell's
-            direction says in what it differs from them, and its length by how much; of features this is the default,
-            where ``setup_anndata`` was told of controls. `None`: z as the losses see it, on the unit sphere.
+            What to subtract from the embedding z (the intermediate representation r is not changed):
+
+            - ``"auto"``: from z_c, the residual offset of each cell's environment, estimated from the same kind of
+              cells as for the standardisation of inputs, see ``standardize_by``. For features, the mean of the controls
+              is subtracted as well (see ``"controls"``) if controls were named in ``setup_anndata``.
+            - ``"controls"``: in addition, the mean z of the controls among the training cells. The direction of an
+              embedding then shows how a cell differs from controls, and its length by how much.
+            - `None`: nothing. Embeddings have unit length, as in the losses.
         batch_size
-            Cells in a forward pass; 512 by default.
+            Number of cells per forward pass. Default: 512.
         out
-            Where to write: an array of the right shape, or the path of an ``.npy`` file, which is memory-mapped, and
-            appears under its name when complete.
+            Array of the right shape to write to, or path of an ``.npy`` file. The file is written as a memory-map, and
+            gets its name when it is complete.
         enable_progress_bar
-            By default for more than 20,000 cells.
+            Whether to show a progress bar. By default if there are more than 20,000 cells.
 
         Returns
         -------
-        float32 ``(len(indices), D)``: ``out``, or a new array.
+        Embeddings, float32 ``(len(indices), D)``: ``out``, or a new array.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            If the inputs are missing, not finite, or not of the kind the model was trained on, an index is out of
-            range, the model has no such block, or an embedding would be NaN.
+            If inputs are missing, not finite or of another kind than at set-up, if an index is out of range, if the
+            model does not have the block, or if an embedding is NaN.
 
         Warns
         -----
         UserWarning
-            If the channels have other names than those the model was set up with, or inputs are in other units than
-            those it was trained on.
+            If the names of the channels differ from those at set-up, or if inputs are in other units than in training.
         """
         embedder = self._embedder(adata, [block], representation, center)
         (name,), n_cells = embedder.blocks, embedder.source.shape[0]
@@ -237,47 +263,50 @@ class EmbedMixin(EnvironmentMixin):
         shard: tuple[int, int] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> AnnData:
-        """Embed any number of cells into a store, written in constant memory.
+        """Embed any number of cells into a Zarr store, in constant memory.
 
-        Killed at any moment and called again with the same model and cells, it goes on where it stopped, to the same
-        bytes. The store appears under its name when it is whole; :func:`scbd.data.verify_screen` compares it with its
-        checksums.
+        If a call is killed, another call with the same model and cells continues where the first one stopped. The
+        result is the same, byte for byte. The store gets its name when it is complete.
+        :func:`scbd.data.verify_screen` compares the store with its checksums.
 
         Parameters
         ----------
         path
-            A ``.zarr`` folder to make.
+            Path of the new store, which ends in ``.zarr``.
         adata
-            As for :meth:`get_latent_representation`.
+            See :meth:`get_latent_representation`.
         blocks
-            ``["c", "s"]``: those that the model has by default. Each image is read once for all of them.
+            Blocks to embed, for example ``["c", "s"]``. By default all blocks of the model. Each input is read once for
+            all blocks.
         representation, center
-            As for :meth:`get_latent_representation`.
+            See :meth:`get_latent_representation`.
         dtype
-            Of what is stored.
+            Type of the stored numbers, ``"float32"`` or ``"float16"``.
         batch_size
-            Cells in a forward pass; 512 by default.
+            Number of cells per forward pass. Default: 512.
         block_size
-            Cells that are written at once, about so many: a kill loses no more; 65,536 by default.
+            Approximate number of cells that are written at once. A call that is killed loses at most these cells.
+            Default: 65,536.
         shard
-            ``(i, n)``: embed only the i-th of n contiguous shares, for n processes or jobs with the same model, cells
-            and path; the last gives the store its name. By default all cells, or one share for each of torch's
-            distributed processes, all of which wait for the store.
+            Pair ``(i, n)``, with i from 1 to n: embed only the i-th of n contiguous parts of the cells. Several
+            processes or jobs, with the same model, cells and path, can then share the work. The last one to finish
+            gives the store its name. By default, the cells are divided among torch's distributed processes, if there
+            are several, and all of these wait for the store.
         enable_progress_bar
-            By default for more than 20,000 cells.
+            Whether to show a progress bar. By default if there are more than 20,000 cells.
 
         Returns
         -------
-        The store, as :func:`scbd.data.open_embedding` opens it: the cells' ``obs``, and embeddings in memory in
-        ``obsm``, ``"X_scbd_c"`` and ``"X_scbd_s"`` (of other models their own name). The table alone while other shares
-        are missing.
+        The store, as :func:`scbd.data.open_embedding` opens it: a table with the ``obs`` of the cells and, in ``obsm``,
+        the embeddings in memory under ``"X_scbd_c"`` and ``"X_scbd_s"`` (other models use their own names). As long as
+        parts of other processes are missing, a table with ``obs`` only.
 
         Raises
         ------
         FileExistsError
-            If there is something at ``path``; nothing is overwritten.
+            If ``path`` exists. Files are not overwritten.
         KeyError, TypeError, ValueError
-            See :meth:`get_latent_representation`; or if the beginning of another store lies there.
+            See :meth:`get_latent_representation`. Also if an unfinished store with other content exists at ``path``.
         """
         if blocks is None:
             blocks = blocks_of(self.module)
@@ -289,7 +318,7 @@ class EmbedMixin(EnvironmentMixin):
             raise ValueError(msg)
         path = _new_store(path, blocks, dtype, shared=shard is not None)
         size, obs = count_or("batch_size", batch_size, BATCH_SIZE), storable(self._require(adata).obs)
-        # whole batches, the same after a kill
+        # blocks consist of whole batches, so that batches are the same when a killed call is continued
         n, rows = len(obs), -(-count_or("block_size", block_size, BLOCK_SIZE) // size) * size
         system = type(self).__name__.removesuffix("Model").lower()
         names = {block: f"X_{system}_{block}" for block in embedder.blocks}
@@ -300,7 +329,7 @@ class EmbedMixin(EnvironmentMixin):
         done = store.begin()
         todo = np.array_split(np.arange(len(done)), share[1])[share[0] - 1]
         todo = todo[~done[todo]]
-        if shard is None:  # a process without blocks must not begin when others have given the store its name
+        if shard is None:  # no process may finish and name the store before all processes have opened it
             wait_for_all()
         stops = np.minimum((todo + 1) * rows, n)
         bar = progress_bar(f"Embedding to {path.name}", int((stops - todo * rows).sum()), shown=enable_progress_bar)
@@ -326,17 +355,19 @@ class EmbedMixin(EnvironmentMixin):
 
     @explain_arguments()
     def minify_adata(self) -> None:
-        """Attach a table with embeddings in place of inputs: small enough to share with ``save(save_anndata=True)``.
+        """Replace the attached table by one that holds embeddings instead of inputs.
 
-        The new table, ``model.adata``, has ``obs``, ``obsp``, ``uns``, names of ``var``, and all of ``obsm`` but the
-        inputs; the one attached before is not changed. What needs embeddings alone goes on as before:
-        :meth:`get_latent_representation`, :meth:`embed_to`, and what decodes them. All else raises a ``ValueError``,
-        until the full table is attached again: ``model.adata = adata``.
+        The new table, ``model.adata``, is small enough to be shared with ``save(save_anndata=True)``. It has ``obs``,
+        ``var``, ``obsp``, ``uns``, and ``obsm`` without the inputs. The table that was attached before is not changed.
+
+        Methods that need only embeddings work as before: :meth:`get_latent_representation`, :meth:`embed_to`, and
+        methods that decode embeddings. All other methods raise a ``ValueError`` until the full table is attached again
+        with ``model.adata = adata``.
 
         Raises
         ------
         ValueError
-            If no cells are attached, or these are minified.
+            If no cells are attached, or if the attached table is minified already.
 
         Examples
         --------
@@ -368,7 +399,7 @@ class EmbedMixin(EnvironmentMixin):
         representation: str,
         center: Center,
     ) -> Embedder:
-        """How these cells are embedded, all of it checked."""
+        """Check the arguments and inputs, and return the :class:`Embedder` of the cells."""
         self._check_if_trained(warn=True)
         adata = self._require(adata)
         check_choice("representation", representation, _REPRESENTATIONS)
@@ -386,12 +417,12 @@ class EmbedMixin(EnvironmentMixin):
         return Embedder(module, source, names, kind, centers, environments)
 
     def _block(self, block: str) -> BlockName:
-        """One that the model has.
+        """Check the name of a block, and return it.
 
         Raises
         ------
         ValueError
-            If it has no such block.
+            If the model does not have this block.
         """
         check_choice("block", block, _BLOCKS)
         name = cast("BlockName", block)
@@ -401,7 +432,7 @@ class EmbedMixin(EnvironmentMixin):
         return name
 
     def _centers(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
-        """What to subtract from each block, if anything."""
+        """Return the mean of the controls for each block; empty if it is not to be subtracted."""
         known: Any = getattr(self, "centers_", {})
         check_choice("center", center, {"auto": "of features", "controls": "by their mean", None: "not at all"})
         if center == "controls" and not known:
@@ -415,7 +446,7 @@ class EmbedMixin(EnvironmentMixin):
         return known if wanted and representation == "embedding" else {}
 
     def _find_centers(self) -> None:
-        """Keep the mean of the controls among the training cells, for each block."""
+        """Compute and store the mean embedding of the controls among the training cells, for each block."""
         controls = self._controls(self.adata)
         self.centers_ = {}
         if controls is None:
@@ -435,15 +466,30 @@ class EmbedMixin(EnvironmentMixin):
 def _warn_of_units(
     module: EmbeddingModule, source: ImageSource, environments: Environments | None, names: Sequence[str]
 ) -> None:
-    """Of inputs that vary or lie quite otherwise than those of the training, such as raw ones in place of scaled."""
+    """Warn if inputs are in other units than in training, such as raw instead of scaled values.
+
+    The means and standard deviations of a sample of cells are compared with those of the training cells.
+
+    Parameters
+    ----------
+    module
+        Module whose preprocessing has stored the means and deviations of the training cells.
+    source
+        Inputs of all cells.
+    environments
+        Environments of the cells; `None` if inputs are not standardised per environment.
+    names
+        Names of the channels or features.
+    """
     n, preprocess = source.shape[0], module.preprocess
     rows = np.sort(np.random.default_rng(0).permutation(n)[:_LOOKED_AT])
     if len(rows) < _ENOUGH or not (preprocess.standardize and bool(preprocess.fitted)):
         return
     values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
-    if environments is not None and environments.inputs is not preprocess.environments:  # new ones bring their own
+    # with unseen environments, compare values that are standardised per environment
+    if environments is not None and environments.inputs is not preprocess.environments:
         values = environments.inputs(values, torch.from_numpy(environments.codes[rows]).to(module.device))
-    # of images what their pixels say, cell by cell: a broken one is refused where it is embedded
+    # images: statistics over the pixels of each cell; cells with NaN or infinity raise an error when they are embedded
     of_images = values.ndim == 4
     pixels = values.double().cpu().numpy().reshape(*values.shape[:2], -1)
     pixels = pixels[np.isfinite(pixels).all((1, 2))]
@@ -453,7 +499,7 @@ def _warn_of_units(
     spread = np.median(pixels.std(-1) if of_images else np.abs(pixels[..., 0] - middles), axis=0)
     off, ratio = float(np.median(np.abs(middles))), float(np.median(spread[spread > 0])) if spread.any() else 1.0
     bound = _EXP_FAR if preprocess.intensity == "arcsinh" else _FAR
-    # smooth images vary less than noisy ones, and so do resized ones
+    # the lower limit is wider for images, since smooth or resized images vary less than noisy ones
     if off > bound or not (0.1 if of_images else 1) / bound < ratio < bound:
         what = "Channels" if of_images else "Features"
         msg = (
@@ -465,7 +511,7 @@ def _warn_of_units(
 
 
 def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
-    """Raise if inputs that were read, of these rows of a table, hold a NaN or an infinity."""
+    """Raise ``ValueError`` if inputs contain NaN or infinity; ``part`` states their rows, for the message."""
     if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
         return
     rows = _row_names(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
@@ -478,7 +524,7 @@ def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
 
 
 def row_numbers(indices: Any, n: int) -> np.ndarray | None:
-    """Row numbers from a list of them, negative ones among them, or from a boolean mask; `None` stays `None`."""
+    """Convert row numbers, which may be negative, or a boolean mask to row numbers from 0 on; `None` stays `None`."""
     if indices is None:
         return None
     rows = np.asarray(indices)
@@ -499,7 +545,7 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
 
 @contextmanager
 def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
-    """The array to fill; one of a file has its name when the block ends."""
+    """Yield the array to write embeddings to; a file gets its name when the block ends without an error."""
     if out is None:
         yield np.empty(shape, dtype=np.float32)
     elif isinstance(out, np.ndarray):
@@ -520,7 +566,7 @@ def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
 
 
 def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, *, shared: bool) -> Path:
-    """A path to write embeddings to."""
+    """Check the path, blocks and type of a new store of embeddings, and return the path."""
     path = local_path(path)
     if not blocks:
         msg = "blocks names no embedding to write: give 'c', 's' or both."
@@ -536,7 +582,10 @@ def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, 
 
 
 def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slice | np.ndarray) -> None:
-    """Raise if the model makes NaN of finite inputs: then it is to blame, or the inputs are beyond all measure."""
+    """Raise ``ValueError`` if embeddings of finite inputs are not finite, and name the likely cause.
+
+    The cause is either weights that are not finite, or inputs far outside the range of the training cells.
+    """
     finite = np.isfinite(embedding).all(axis=1)
     if finite.all():
         return
@@ -554,6 +603,6 @@ def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slic
 
 
 def _row_names(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
-    """Rows of the table, of those that were read."""
+    """Return the row numbers in the table of the chosen cells of a part; ``chosen`` is boolean."""
     rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
     return rows[chosen].tolist()

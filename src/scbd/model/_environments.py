@@ -1,4 +1,7 @@
-"""What environments do to all of their cells alike: learned from cells that they are known by, taken out of inputs."""
+"""Estimation of what each environment does to all of its cells, from reference cells, and removal from inputs and z_c.
+
+Reference cells are the cells from which the mean and the standard deviation of an environment are estimated.
+"""
 
 from __future__ import annotations
 
@@ -32,54 +35,71 @@ if TYPE_CHECKING:
 KnownBy = Literal["controls", "cells"]
 StandardizeBy = Literal["auto", KnownBy] | None
 
-# an environment has controls if it has so many, and environments have, if those with so large a share of the cells do
+# minimum number of controls for an environment to be standardised by its controls; minimum fraction of the cells that
+# lie in such environments for "auto" to choose controls
 _CONTROLS, _MOST_CELLS = 4, 0.9
-# how much perturbations may differ: above, what they do would be taken for what an environment does
+# maximum of `unlikeness`: above it, effects of perturbations would be mistaken for the effect of an environment
 _UNLIKE = 0.05
-# environments hold the same perturbations, if they have so much in common: some differ by chance
+# minimum of `in_common` for environments to count as containing the same perturbations; some differ by chance
 _SAME = 0.75
-# what cells drawn at random have in common with all: if less, as of a plate that holds half of the perturbations once,
-# there are too few of each to tell
+# lower bound of the expected overlap in `in_common`: if randomly drawn cells overlap less with all cells, there are too
+# few cells per perturbation (for example on a plate with half of the perturbations, one well each)
 _BY_CHANCE = 0.7
-# cells that an environment is known by: these, or fewer where all would be more than so many, but not fewer than that
+# number of reference cells: maximum per environment, maximum over all environments of a column, minimum per environment
+# even if the second number is then exceeded (also the minimum of labelled cells to judge which perturbations there are)
 _EACH, _ALL, _LEAST = 256, 65_536, 32
+# number of cells that are read at once
 _BLOCK = 512
 
 logger = logging.getLogger(__name__)
 
 
 class Environments(NamedTuple):
-    """Of the cells of a table."""
+    """Environments of the cells of a table, with their estimated effects."""
 
     codes: np.ndarray
-    """In each column, int64 ``(N, K)``; -1 where it is not known."""
+    """Codes of the environments in each of K columns, int64 ``(N, K)``; -1 if missing."""
     inputs: EnvironmentScaling
-    """What they do to inputs."""
+    """Standardisation of the inputs per environment."""
     outputs: EnvironmentScaling | None = None
-    """What is left of it in z_c, if that is to be taken out."""
+    """Residual environment offsets of z_c; `None` if they are not subtracted."""
 
 
 def known_by(
     asked: StandardizeBy, y: np.ndarray, e: np.ndarray, controls: np.ndarray | None
 ) -> tuple[KnownBy | None, KnownBy | None]:
-    """Which cells the environments of a column are known by, and all that could be; `None` if they are not.
+    """Choose the reference cells for the environments of a column: controls, all cells, or none.
+
+    With ``"auto"``, the first choice that applies is taken:
+
+    1. all cells, if most environments contain the same perturbations;
+    2. controls, if at least 90 % of the cells lie in environments with four or more controls;
+    3. all cells, if most environments contain enough perturbations that no single one affects their mean;
+    4. none.
+
+    If both controls and all cells are possible, inputs are standardised with the controls, and z_c is centred with
+    whichever of the two has the smaller standard error of its mean. An environment that contains other perturbations
+    than most is standardised with its controls, see :func:`telling_cells`.
 
     Parameters
     ----------
     asked
-        ``"auto"`` takes all cells, if most environments hold the same perturbations; else controls, if nine tenths of
-        the cells lie in environments with four or more of them; else all cells, if most environments hold so many
-        different perturbations that none makes a difference to their mean. There, z_c asks whichever know its mean
-        better. An environment that differs from most is known by its controls, see :func:`telling_cells`.
+        Argument ``standardize_by`` of the model. Other values than ``"auto"`` are returned unchanged.
     y, e
         Codes of perturbation and environment of the training cells, ``(N,)``.
     controls
-        Which of them are controls, boolean ``(N,)``, where they are known.
+        Mask of the controls among the training cells, boolean ``(N,)``; `None` if controls were not named.
+
+    Returns
+    -------
+    The choice for the inputs, and the alternative for z_c, which is usually the same. `None` stands for no reference
+    cells: inputs are not standardised per environment.
 
     Warns
     -----
     UserWarning
-        If what was asked for takes perturbations out with environments, or leaves environments as they are.
+        If the requested choice removes effects of perturbations along with those of environments, or if many
+        environments have too few controls.
     """
     have = 0.0 if controls is None else float((np.bincount(e[controls], minlength=e.max() + 1)[e] >= _CONTROLS).mean())
     unlike = unlikeness(y, e, _shares(y))[e]
@@ -102,10 +122,18 @@ def known_by(
 
 
 def unlikeness(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """How much the perturbations of an environment differ from those of all cells, ``(E,)``.
+    """Compute how much the perturbation frequencies of each environment differ from those of all cells, ``(E,)``.
 
-    The sum over perturbations of the squared difference of their share of its cells from their ``shares`` of all, less
-    what is sampling: about 0 where it holds the same, close to 1 where it holds a single one.
+    The value is the squared Euclidean distance between both vectors of frequencies, minus its expectation due to
+    sampling. It is about 0 if the environment contains the same perturbations as all cells, and close to 1 if it
+    contains a single perturbation.
+
+    Parameters
+    ----------
+    y, e
+        Codes of perturbation and environment, ``(N,)``.
+    shares
+        Frequency of each perturbation among the training cells.
     """
     own, of_y, of_e, shares = _own_shares(y, e, shares)
     n_cells = np.bincount(e)
@@ -116,17 +144,25 @@ def unlikeness(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def in_common(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """How much of an environment holds the same perturbations as all cells do, by their ``shares``, ``(E,)``.
+    """Compute the overlap of the perturbation frequencies of each environment with those of all cells, ``(E,)``.
 
-    The sum over perturbations of the smaller of both shares, as a part of what it is on average where the cells of the
-    environment are drawn at random from all; 1 at most.
+    The overlap is the sum over perturbations of the smaller of the two frequencies. It is divided by its expectation
+    if the cells of the environment were drawn at random from all cells. The result is at most 1.
+
+    Parameters
+    ----------
+    y, e
+        Codes of perturbation and environment, ``(N,)``.
+    shares
+        Frequency of each perturbation among the training cells.
     """
     own, of_y, of_e, shares = _own_shares(y, e, shares)
     n_cells = np.bincount(e)
     found = np.bincount(of_e, np.minimum(own, shares[of_y]), minlength=len(n_cells))
     sizes, of_size = np.unique(n_cells, return_inverse=True)
     kinds, n_of_kind = np.unique(shares, return_counts=True)
-    # a share of n cells is below the share p of all by p (1 - p) P(X = floor(n p)) on average, X of n - 1 cells
+    # The frequency f of a perturbation among n cells drawn at random falls short of its frequency p among all cells by
+    # E[max(p - f, 0)] = p (1 - p) P(X = floor(n p)), with X binomial of n - 1 trials.
     others = (sizes - 1).clip(0)[:, None]
     below = kinds * (1 - kinds) * stats.binom.pmf(np.floor(sizes[:, None] * kinds), others, kinds)
     by_chance = ((kinds - below) @ n_of_kind)[of_size]
@@ -134,16 +170,19 @@ def in_common(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def all_in_common(y: np.ndarray, e: np.ndarray) -> float:
-    """The same over all cells: what half of them have at least in common in their environments."""
+    """Return the median over cells of the overlap of each cell's environment with all cells, see :func:`in_common`."""
     return float(np.median(in_common(y, e, _shares(y))[e]))
 
 
 def _own_shares(
     y: np.ndarray, e: np.ndarray, shares: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of the pairs of perturbation and environment that there are: its share of the environment, and both; all shares.
+    """Compute the frequency of each perturbation within each environment, for the P pairs that occur.
 
-    The latter with zeros for perturbations of which they do not know.
+    Returns
+    -------
+    The frequency of the perturbation in the environment, the code of the perturbation, and the code of the environment,
+    each ``(P,)``; and ``shares``, extended by zeros for perturbations that are not in training.
     """
     n_y = max(len(shares), int(y.max(initial=-1)) + 1)
     pairs, counts = np.unique(e.astype(np.int64) * n_y + y, return_counts=True)
@@ -158,24 +197,33 @@ def _shares(codes: np.ndarray) -> np.ndarray:
 def telling_cells(
     y: np.ndarray, e: np.ndarray, controls: np.ndarray, shares: np.ndarray, same: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells that tell of their environments where these are known by all cells, and controls that tell of others.
+    """Select the reference cells of each environment if the training environments are standardised with all cells.
 
-    Where environments of the training hold the same perturbations: of one that holds them, too, the cells of these; of
-    another its controls; without controls all cells, if no perturbation makes a difference to their mean. Where those
-    of the training do not, the last comes first. All cells of one in which few have labels.
+    If the training environments contain the same perturbations (``same`` is at least 0.75), the reference cells of an
+    environment are the first of these that applies:
+
+    1. the cells of perturbations seen in training, if the environment contains these in similar proportions;
+    2. its controls, if there are at least four;
+    3. all of its cells, if no perturbation is frequent enough to affect their mean, or if few cells have labels.
+
+    If the training environments contain different perturbations, the third rule comes before the second, and the
+    first rule does not apply.
 
     Parameters
     ----------
     y, e, controls
-        Codes of perturbation (-1: not known) and environment, and which cells are controls, ``(N,)``.
+        Code of the perturbation (-1 if missing), code of the environment, and whether a cell is a control, ``(N,)``.
     shares
-        Of the perturbations in training.
+        Frequency of each perturbation among the training cells.
     same
-        How much environments of the training have in common.
+        Median overlap of the training environments, see :func:`all_in_common`.
 
     Returns
     -------
-    Two masks of cells, boolean ``(N,)``.
+    Two masks, boolean ``(N,)``. The first marks the reference cells according to rules 1 and 3. The second marks all
+    controls in environments with at least four controls. Rule 2 needs both masks: if an environment has no cells in the
+    first mask, its controls are brought to the mean and deviation that the controls of other environments have after
+    standardisation.
     """
     n_e = int(e.max(initial=-1)) + 1
     n_cells = np.bincount(e)
@@ -204,16 +252,16 @@ def telling_cells(
 def draw_reference(
     source: ImageSource, rows: np.ndarray, codes: np.ndarray, used: np.ndarray, controls: np.ndarray | None = None
 ) -> Reference:
-    """Some of the cells that environments are known by, the same number of each environment of a column.
+    """Draw a sample of the reference cells, with at most the same number from each environment of a column.
 
     Parameters
     ----------
     source
         Inputs of all cells.
     rows
-        Those to choose from.
+        Rows to draw from.
     codes, used, controls
-        Of all cells, see :class:`Reference`.
+        Codes of the environments and masks of the reference cells, for all cells, see :class:`Reference`.
     """
     rng, masks = np.random.default_rng(0), [used] if controls is None else [used, controls]
     drawn = [_drawn(rng, rows, codes, mask) for mask in masks]
@@ -224,7 +272,7 @@ def draw_reference(
 
 
 def _drawn(rng: np.random.Generator, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Of the rows that are used in a column, the same number of each environment."""
+    """Draw rows from the reference cells of each column, at most the same number per environment."""
     drawn = [np.empty(0, dtype=np.int64)]
     for column, use in zip(codes.T, used.T, strict=True):
         usable = rng.permutation(rows[use[rows]])
@@ -237,7 +285,7 @@ def _drawn(rng: np.random.Generator, rows: np.ndarray, codes: np.ndarray, used: 
 
 
 class EnvironmentMixin(SetupMixin):
-    """Gives an image model what it knows of environments."""
+    """Mixin that adds standardisation per environment, of inputs and of z_c, to a model."""
 
     standardized_by_: dict[str, KnownBy]
     could_be_known_by_: dict[str, KnownBy]
@@ -249,16 +297,23 @@ class EnvironmentMixin(SetupMixin):
 
     @property
     def _standardized_by(self) -> dict[str, KnownBy]:
-        """Which cells the environments of a column are known by; without columns whose environments are not."""
+        """Reference cells by column of environments, without columns that are not standardised per environment."""
         return getattr(self, "standardized_by_", {})
 
     def _preprocess(self, *, standardize_by: StandardizeBy = None, **settings: Any) -> Preprocess | FeatureScaling:
-        """What prepares the inputs; with ``standardize_by`` within environments, too, see :class:`scbd.SCBDModel`.
+        """Create the module that prepares the inputs, including their standardisation per environment.
+
+        Parameters
+        ----------
+        standardize_by
+            Kind of reference cells, see :class:`scbd.SCBDModel`; `None` for no standardisation per environment.
+        **settings
+            Arguments of :class:`scbd.nn.Preprocess` or :class:`scbd.nn.FeatureScaling`.
 
         Raises
         ------
         ValueError
-            If there is no such choice, or controls were not named.
+            If ``standardize_by`` is not one of the choices, or is ``"controls"`` and controls were not named.
         """
         preprocess, asked = super()._preprocess(**settings), standardize_by
         by = {"auto": "by what fits", "controls": "by these", "cells": "by all of them", None: "not at all"}
@@ -274,14 +329,14 @@ class EnvironmentMixin(SetupMixin):
 
     @property
     def _environment_columns(self) -> list[tuple[str, ...]]:
-        """Columns of ``obs``, those together that were crossed."""
+        """Columns of ``obs`` with environments; crossed columns form one tuple."""
         columns = self._registered(E_REGISTRY)["columns"]
         return [(column,) for column in columns] if is_side_by_side(self.registry_) else [tuple(columns)]
 
     def _environment_codes(self, adata: AnnData) -> tuple[np.ndarray, list[list[Any]]]:
-        """Codes of each cell's environments, int64 ``(N, K)``, and the names of each column's.
+        """Return the codes of each cell's environments, int64 ``(N, K)``, and the names of the environments by column.
 
-        New ones count on behind those that are registered; -1 where a table does not say.
+        New environments get codes above those of the registered ones. The code is -1 if a value or column is missing.
         """
         categories = self._registered(E_REGISTRY)["categories"]
         known: Sequence[Sequence[Any]] = [categories]
@@ -298,7 +353,7 @@ class EnvironmentMixin(SetupMixin):
         return np.stack(codes, 1), names
 
     def _reference(self, adata: AnnData, source: ImageSource, rows: np.ndarray) -> Reference:
-        """Training cells that environments are known by; the first time, it is decided which cells these are."""
+        """Return the reference cells among the training rows; the first call chooses between controls and all cells."""
         codes, _ = self._environment_codes(adata)
         if not hasattr(self, "standardized_by_"):
             controls, y, of_rows = self._controls(adata), self._label_codes(adata)[rows], codes[rows]
@@ -312,7 +367,10 @@ class EnvironmentMixin(SetupMixin):
         return self._known_by(self.standardized_by_, adata, source, codes, rows)
 
     def _label_codes(self, adata: AnnData) -> np.ndarray:
-        """Codes of the perturbations, int64 ``(N,)``; new ones count on behind those registered, -1: not known."""
+        """Return the codes of the perturbations, int64 ``(N,)``.
+
+        New perturbations get codes above those of the registered ones. The code is -1 if a label or column is missing.
+        """
         registered = self._registered(Y_REGISTRY)
         if not all(column in adata.obs for column in registered["columns"]):
             return np.full(adata.n_obs, -1)
@@ -328,7 +386,23 @@ class EnvironmentMixin(SetupMixin):
         rows: np.ndarray,
         of: np.ndarray | None = None,
     ) -> Reference:
-        """Those of the rows that a column's environments are known by; ``of`` some, boolean ``(N, K)``."""
+        """Draw the reference cells of the environments from some rows.
+
+        Parameters
+        ----------
+        by
+            ``"controls"`` or ``"cells"`` for each column of environments.
+        adata
+            Table of the cells.
+        source
+            Inputs of all cells.
+        codes
+            Codes of the environments, int64 ``(N, K)``.
+        rows
+            Rows to draw from.
+        of
+            Mask that restricts the choice, boolean ``(N, K)``; `None` for no restriction.
+        """
         y, named = self._label_codes(adata), self._controls(adata)
         controls = np.zeros(len(codes), dtype=bool) if named is None else named
         used, beside = np.zeros(codes.shape, dtype=bool), np.zeros(codes.shape, dtype=bool)
@@ -348,14 +422,17 @@ class EnvironmentMixin(SetupMixin):
         return draw_reference(source, rows, codes, used, beside if beside.any() else None)
 
     def _environments(self, adata: AnnData, *, leftover: bool) -> Environments | None:
-        """What is known of the environments of a table, new ones among them; `None` where they play no part.
+        """Return the environments of a table with their estimated effects.
+
+        Effects of environments that were not seen in training are estimated from the cells of the table. The result is
+        `None` if inputs are not standardised per environment.
 
         Parameters
         ----------
         adata
-            Cells, with labels or without.
+            Cells, with or without labels.
         leftover
-            Whether what is left in z_c is to be taken out, too.
+            Whether to include the residual environment offsets of z_c.
         """
         inputs, device = self.module.preprocess.environments, self.module.device
         if inputs is None or not self._standardized_by:
@@ -368,7 +445,7 @@ class EnvironmentMixin(SetupMixin):
         new = asked & (codes >= 0) & ~inputs.known(of_cells).cpu().numpy()
         if new.any():
             (module, source), rows = self._read_from(adata), np.flatnonzero(new.any(1))
-            if module is self.module:  # what is stored was made of standardised inputs
+            if module is self.module:  # embeddings stored in a minified table are those of standardised inputs already
                 inputs = copy.deepcopy(inputs)
                 known = self._known_by(self.standardized_by_, adata, source, codes, rows, new)
                 scaled = self.module.preprocess.scaled_inputs
@@ -380,7 +457,7 @@ class EnvironmentMixin(SetupMixin):
         return Environments(codes, inputs, outputs)
 
     def _say_absent(self, adata: AnnData) -> None:
-        """Name environments that a table does not hold, by intent or by a misspelt name."""
+        """Warn in the log of environment columns that a table lacks, since a column may be misspelt."""
         columns = self._registered(E_REGISTRY)["columns"]
         absent = [column for column in columns if column not in adata.obs]
         if absent:
@@ -388,7 +465,11 @@ class EnvironmentMixin(SetupMixin):
             logger.warning("obs has no %s: inputs are standardised over all training cells alone.", names)
 
     def _learn_leftover(self) -> None:
-        """Learn from training cells what environments still do to all of z_c alike."""
+        """Estimate the residual offset of z_c in each environment from training cells.
+
+        If inputs are standardised with controls, and all cells could be reference cells as well, both are tried. The
+        choice with the smaller standard error of the mean is kept.
+        """
         self.leftover_ = {}
         environments = self._environments(self.adata, leftover=False)
         if environments is None:
@@ -417,7 +498,7 @@ def _learn(scaling: EnvironmentScaling, batches: Callable[[], Iterator[torch.Ten
 def embeddings(
     module: EmbeddingModule | StoredBlocks, reference: Reference, environments: EnvironmentScaling
 ) -> Iterator[torch.Tensor]:
-    """z_c of the cells that environments are known by, block by block."""
+    """Yield z_c of the reference cells in blocks of cells, from inputs that are standardised per environment."""
     module.eval()
     start, codes = 0, torch.from_numpy(reference.codes)
     with torch.inference_mode():
@@ -427,12 +508,12 @@ def embeddings(
 
 
 def column_name(columns: str | Sequence[str]) -> str:
-    """One name for a column, or for several that are crossed."""
+    """Return the name of a column, or one name for several crossed columns."""
     return CROSS.join(map(str, as_columns(columns)))
 
 
 def _restored(saved: Mapping[str, np.ndarray]) -> EnvironmentScaling:
-    """Of what :meth:`EnvironmentMixin._learn_leftover` kept."""
+    """Rebuild the residual environment offsets from the arrays that :meth:`EnvironmentMixin._learn_leftover` saved."""
     outputs = EnvironmentScaling(saved["shift"].shape[1], len(saved["reference"]), scale=False)
     outputs.load_state_dict({name: torch.as_tensor(values) for name, values in saved.items()})
     return outputs

@@ -1,4 +1,4 @@
-"""Whether z_c is alive: what is measured, and what it means."""
+"""Health of z_c after training: measures of collapse and overfitting, and warnings with advice."""
 
 from __future__ import annotations
 
@@ -18,34 +18,50 @@ if TYPE_CHECKING:
     from scbd.model._objective import SCBDModule
     from scbd.nn._variance import Environments
 
-# a point, in units of the temperature, which is the scale on which the losses see distances
+# maximum total variance of a collapsed embedding, in units of the temperature, the scale of distances in the losses
 _COLLAPSED_SPREAD = 0.25
-# of what training cells show of the labels, so much or more should validation cells show
+# minimum validation/training ratio of supervised information before we warn of overfitting
 _BY_HEART = 0.5
-# cells in a forward pass
+# number of cells in a forward pass
 _CELLS = 512
-# permuted labels that means of perturbations are compared with, and the p value below which these are told apart
+# permutation test of perturbation means: number of permutations, and p value below which the means differ
 _PERMUTATIONS, _TOLD = 199, 0.01
-# of unit vectors in single precision: what differs by less is rounding
+# total variance of unit vectors below which they differ only by rounding in single precision
 _ROUNDING = 1e-10
-# share of the objective below which invariance is not the reason for anything
+# minimum fraction of the invariance loss in the objective at which a warning names alpha as a possible cause
 _NOTABLE = 0.01
 _ALIKE = "means of perturbations differ no more than those of permuted labels"
 
 
 def shape_of(z_c: Tensor) -> dict[str, float]:
-    """Two numbers that tell a point, or a line, from an embedding ``(N, D)``."""
+    """Return total variance and effective rank of embeddings ``(N, D)``, which show a collapse to a point or a line."""
     return {"spread": spread(z_c), "effective_rank": effective_rank(z_c)}
 
 
 def measure(
     module: SCBDModule, batch: dict[str, Tensor], told: Callable[[], bool], remedy: Callable[[], str]
 ) -> tuple[dict[str, float], str]:
-    """Health of z_c on a batch, as :attr:`scbd.SCBDModel.health` names it, and a warning if it carries nothing.
+    """Compute the health of z_c on a batch, and a warning if z_c is collapsed, overfitted or without information.
 
-    It carries something if perturbation means are ``told`` apart: little spread, or a loss that is none better than
-    that of a point, is what weak effects leave. That is asked only where there is something to warn of, and so is what
-    to do about it.
+    A small total variance, or a loss no better than that of a collapsed embedding, may also result from weak effects.
+    Therefore z_c counts as collapsed or without information only if the means of perturbations do not differ either.
+
+    Parameters
+    ----------
+    module
+        Trained module.
+    batch
+        Batch of cells: inputs, labels and environments.
+    told
+        Function that tests whether the means of perturbations differ in z_c. It is called only if there is a reason for
+        a warning.
+    remedy
+        Function that returns advice for the warning. It is called only for a warning that contains advice.
+
+    Returns
+    -------
+    Health, a dictionary as in :attr:`scbd.SCBDModel.health`, and the text of the warning, which is empty if z_c is
+    healthy.
     """
     labels, environments = Groups(batch["y"]), Groups(batch["e"])
     parts = zip(batch["inputs"].split(_CELLS), batch["e"].split(_CELLS), strict=True)
@@ -90,20 +106,37 @@ def measure(
 
 
 def means_differ(z: Tensor, labels: Groups) -> bool:
-    """Whether means of labels of ``z (N, D)`` lie further apart than those of permuted labels."""
+    """Return whether the means of labels differ more than with permuted labels (199 permutations, p < 0.01).
+
+    Parameters
+    ----------
+    z
+        Embeddings, ``(N, D)``.
+    labels
+        Labels of the cells.
+    """
     z = z.double() - z.double().mean(0)
     if not z.square().sum(1).mean() > _ROUNDING:
         return False
     generator = torch.Generator().manual_seed(0)
     orders = [torch.arange(len(z)), *(torch.randperm(len(z), generator=generator) for _ in range(_PERMUTATIONS))]
-    # a mean counts once for each cell of its label: the sum of squares between labels
+    # the statistic is the sum of squares between labels: each mean is weighted by the number of its cells
     size = (labels.n_others + 1)[:, None]
     between = torch.stack([(labels.sums(z[order]) / size).square().sum() for order in orders])
     return bool((between >= between[0] * (1 - 1e-9)).double().mean() < _TOLD)
 
 
 def remedy(module: SCBDModule, of_invariance: float) -> str:
-    """What to do about a z_c that carries nothing, as lines that run; alpha is named where invariance had a share."""
+    """Return advice, with code to run, for a z_c without information.
+
+    Parameters
+    ----------
+    module
+        Trained module.
+    of_invariance
+        Largest fraction of the invariance loss in the objective during training. From 0.01 on, the advice is to lower
+        alpha; below, to train for longer.
+    """
     if of_invariance >= _NOTABLE:
         alpha = float(module.current_alpha)
         other = "0" if module.auto_alpha is not None else f"{alpha / 10:g}"
@@ -116,6 +149,6 @@ def remedy(module: SCBDModule, of_invariance: float) -> str:
 
 
 def _turned(module: SCBDModule) -> str:
-    """Advice to turn images, where they could be and are not."""
+    """Return advice to flip and rotate training images; empty if the model does so or its inputs are features."""
     of_images_as_they_are = getattr(module.preprocess, "augment", True) is False
     return ", and so does SCBDModel(adata, augment=True) where orientation means nothing" * of_images_as_they_are

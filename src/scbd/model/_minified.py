@@ -1,4 +1,4 @@
-"""Tables with embeddings in place of inputs (scvi-tools calls them minified): how they are made, and read again."""
+"""Minified tables, which hold embeddings in place of inputs as in scvi-tools: creating and reading them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from scbd.nn._encoders import Representation
     from scbd.nn._inputs import EnvironmentScaling
 
-# in uns, where scvi-tools has the kind of a minified table: neither of its own kinds, which hold posteriors
+# kind of a minified table, in the entry of uns where scvi-tools states it; the kinds of scvi-tools hold posteriors
 _KIND = "embeddings"
-# what they are of
+# key of uns for the digests of the inputs, embeddings and weights that a minified table was created from
 _OF = "_scbd_minified"
-# all blocks side by side, as the losses see them
+# key of obsm for the uncentred embeddings of all blocks, concatenated
 _KEY = "_scbd_latent"
 _STORED = Inputs(obsm_key=_KEY)
 
 
 class StoredBlocks(nn.Module):
-    """In place of a network, where its inputs are all of its blocks side by side."""
+    """Replacement for a module that reads stored embeddings of a minified table, the blocks concatenated."""
 
     def __init__(self, module: EmbeddingModule) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class StoredBlocks(nn.Module):
         self.widths = {block: module.width(block, "embedding") for block in blocks_of(module)}
 
     def width(self, block: BlockName, representation: Representation) -> int:
-        """Dimension of a block."""
+        """Return the dimension of the embedding of a block."""
         return self.widths[block]
 
     def embed(
@@ -52,23 +52,45 @@ class StoredBlocks(nn.Module):
         e: Tensor | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> Tensor:
-        """A block, as :meth:`EmbeddingModule.embed` would make it."""
+        """Return the stored embedding of a block, ``(B, D)``, which :meth:`EmbeddingModule.embed` computed.
+
+        Parameters
+        ----------
+        inputs
+            Stored embeddings of all blocks, concatenated.
+        block
+            ``"c"`` for z_c, or ``"s"`` for z_s.
+        representation, e, environments
+            Ignored; they exist for the same signature as :meth:`EmbeddingModule.embed`.
+        """
         first = 0 if block == "c" else self.widths["c"]
         return inputs[:, first : first + self.widths[block]]
 
 
 def blocks_of(module: EmbeddingModule) -> list[BlockName]:
-    """Those that a model has."""
+    """Return the names of a module's blocks."""
     return ["c"] if module.style is None else ["c", "s"]
 
 
 def is_minified(adata: AnnData) -> bool:
-    """Whether a table was made by :func:`minified`."""
+    """Return whether a table was created by :func:`minified`."""
     return bool(_get_adata_minify_type(adata) == _KIND)
 
 
 def minified(adata: AnnData, inputs: Inputs, module: EmbeddingModule, z: np.ndarray) -> AnnData:
-    """A table with all blocks ``z (N, D)`` in place of inputs, X and layers."""
+    """Return a copy of a table with embeddings in place of inputs, X and layers.
+
+    Parameters
+    ----------
+    adata
+        Table of cells with inputs.
+    inputs
+        Place of the inputs in the table.
+    module
+        Module that computed the embeddings.
+    z
+        Embeddings of all blocks, concatenated, float32 ``(N, D)``.
+    """
     uns = {key: value for key, value in adata.uns.items() if key not in (_SCVI_UUID_KEY, _MANAGER_UUID_KEY)}
     left_out = (inputs.image_key, inputs.obsm_key)
     obsm = {key: values for key, values in adata.obsm.items() if key not in left_out}
@@ -79,7 +101,7 @@ def minified(adata: AnnData, inputs: Inputs, module: EmbeddingModule, z: np.ndar
 
 
 def without(inputs: str) -> str:
-    """What is said where a minified table cannot be used; ``inputs`` are what is lacking."""
+    """Return the error message for a minified table where inputs are needed; ``inputs`` names these inputs."""
     return (
         f"These cells are minified: embeddings stand in place of {inputs}, which this needs. Pass the full table, or "
         "attach it with model.adata = …"
@@ -87,12 +109,12 @@ def without(inputs: str) -> str:
 
 
 def stored_blocks(adata: AnnData, module: EmbeddingModule) -> ImageSource:
-    """What a minified table holds in place of inputs.
+    """Return the source of the embeddings that a minified table holds in place of inputs.
 
     Raises
     ------
     ValueError
-        If it holds embeddings of other weights.
+        If the table lacks embeddings, or its embeddings were computed with other weights.
     """
     if _KEY not in adata.obsm or adata.uns[_OF]["weights"] != _weights(module):
         msg = (
@@ -104,7 +126,10 @@ def stored_blocks(adata: AnnData, module: EmbeddingModule) -> ImageSource:
 
 
 def digest_of_inputs(adata: AnnData) -> str:
-    """Of those that the embeddings are of, as long as the cells are the same."""
+    """Return the digest of the inputs from which the embeddings of a minified table were computed.
+
+    It is empty if the embeddings have changed since, for example because rows were selected.
+    """
     of = adata.uns[_OF]
     return str(of["inputs"]) if of["embeddings"] == _digest(adata, _STORED) else ""
 
@@ -114,7 +139,7 @@ def _digest(adata: AnnData, inputs: Inputs) -> str:
 
 
 def _weights(module: EmbeddingModule) -> str:
-    """Digest of all that embeddings are made by."""
+    """Return a digest of the preprocessing and the networks, on which embeddings depend."""
     digest = hashlib.sha256()
     for part in filter(None, (module.preprocess, module.content, module.style)):
         for name, tensor in part.state_dict().items():

@@ -1,4 +1,4 @@
-"""The network and objective of SCBD: two blocks, three losses (paper, eq. 1). Torch alone."""
+"""The network and the objective of SCBD: two blocks and three losses (paper, eq. 1), in plain torch."""
 
 from __future__ import annotations
 
@@ -36,82 +36,89 @@ Invariance = Literal["variance", InvarianceReduction]
 Positives = Literal["all", "other_environments"]
 
 
-# weight of the loss of cells beside that of their sets: what a set shows, its cells need not
+# weight of the supervised loss of single cells relative to that of sets: a set may show an effect that its cells do not
 _CELLS_BESIDE_SETS = 0.5
 
 
 class Embedded(NamedTuple):
-    """A batch in both blocks."""
+    """Embeddings of a batch in all blocks."""
 
     z: tuple[Tensor, ...]
-    """z_c and, unless it is left out, z_s, each ``(B, D)``."""
+    """z_c and, if the model has this block, z_s; ``(B, D)`` each."""
     passed: list[Tensor]
-    """What the inputs were on the way to z_c, if the form of invariance looks there: a vector a stage, and r_c."""
+    """Intermediate representations of z_c: one of each stage of the encoder, and r_c; ``(B, features)`` each.
+
+    The list is empty if the form of the invariance loss does not use them.
+    """
     h: Tensor | None = None
-    """z_c before it is brought to unit length, ``(B, D)``, if sets of cells are averaged there."""
+    """Projections ``(B, D)``: z_c before scaling to unit length. Given if sets of cells are averaged."""
 
     def gathered(self) -> Embedded:
-        """The joint batch of all processes."""
+        """Return the joint batch of all processes."""
         h = None if self.h is None else gather(self.h)
         return Embedded(tuple(map(gather, self.z)), list(map(gather, self.passed)), h)
 
 
 class Supervised(NamedTuple):
-    """The supervised loss of z_c, scalars but for the last."""
+    """Supervised losses of z_c. All fields are scalars, except ``log_normaliser``."""
 
     loss: Tensor
-    """With smoothing of the labels and the positives that were chosen, to descend."""
+    """Loss to minimise, with label smoothing and the chosen positives."""
     shown: Tensor
-    """Without smoothing, with all positives: comparable from run to run."""
+    """Loss to log: without label smoothing and with all positives, so that it is comparable between runs."""
     learned: Tensor
-    """Share of what the labels say, see :func:`share_learned`."""
+    """Normalised supervised information, see :func:`share_learned`."""
     log_normaliser: Tensor
-    """See :func:`scbd.nn.log_normaliser`, ``(B,)``."""
+    """Normaliser :func:`scbd.nn.log_normaliser` of each cell ``(B,)``, or of each of S sets of cells ``(S,)``."""
 
 
 class SCBDModule(EmbeddingModule):
-    r"""Two encoders that meet only in the objective
+    r"""Network of SCBD: two encoders that are coupled only by the objective
 
     .. math:: L^{sup}_{z_c, y} + L^{sup}_{z_s, e} + \alpha L^{inv}_{z_c, e}.
 
     Parameters
     ----------
     preprocess
-        What prepares the inputs.
+        Preparation of the inputs.
     encoder
-        Name or module, see :func:`scbd.nn.build_encoder`; each block has its own.
+        Name or module, see :func:`scbd.nn.build_encoder`; each block has a separate copy.
     transform
-        What features pass before an encoder; each block has its own.
+        Transform applied to features before the encoder; each block has a separate copy.
     norm
-        Of encoders by name, see :func:`scbd.nn.build_encoder`.
+        Normalisation in encoders that are given by name, see :func:`scbd.nn.build_encoder`.
     n_latent
         Dimension of both embeddings.
     alpha
         Weight of the invariance loss, or ``"auto"``, see :class:`scbd.model.AutoAlpha`.
     temperature
-        Temperature of all three losses.
+        Temperature of the supervised losses and of the contrastive forms of the invariance loss.
     smoothing
-        Of the labels of the cells of z_c, see :func:`scbd.nn.supervised_contrastive_loss`; sets are matched without.
+        Label smoothing of the supervised loss of single cells in z_c, see
+        :func:`scbd.nn.supervised_contrastive_loss`. The loss of sets of cells has no smoothing.
     set_size
-        Cells of a perturbation whose projections are averaged, before they are brought to unit length, into one point
-        that the supervised loss of z_c matches, half of the loss of the cells beside it; 1 matches cells alone.
+        Number of cells of one perturbation whose projections are averaged, before scaling to unit length, into one
+        point. The supervised loss of z_c then matches these points, and half of the loss of single cells is added. With
+        1, single cells are matched only.
     positives
-        Of z_c: ``"all"`` cells of a label, or those of ``"other_environments"``, see
+        Positives of z_c: ``"all"`` cells of the same perturbation, or those in ``"other_environments"`` only, see
         :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
-        What z_s is clustered by: the environment ``"e"``, or the pair ``"ye"``; `None` leaves z_s out. Of several
-        environments side by side, ``"e"`` is the mean of their losses, and ``"ye"`` the pair with their cross.
+        Label by which z_s is clustered: the environment (``"e"``) or the pair of perturbation and environment
+        (``"ye"``); `None` for a model without z_s. With several environments per cell, ``"e"`` averages the losses of
+        the single environments, and ``"ye"`` pairs the perturbation with the cross of all environments.
     include_self
-        Self-similarity in the normaliser, see :func:`scbd.nn.supervised_contrastive_loss`.
+        Whether the normaliser includes a cell's similarity with itself, see
+        :func:`scbd.nn.supervised_contrastive_loss`.
     invariance
-        Form of the invariance loss: ``"variance"``, at every stage on the way to z_c and there, see
-        :func:`scbd.nn.invariance_statistic`; or one of the contrastive forms, on z_c, see
+        Form of the invariance loss: ``"variance"``, computed on the intermediate representations and z_c, see
+        :func:`scbd.nn.invariance_statistic`; or a contrastive form, computed on z_c, see
         :func:`scbd.nn.invariance_loss`.
     covariates
-        Environments that stand side by side, such as plate and position: codes of each, integer ``(E, C)``, for each
-        code of ``e``, which is their cross. `None` if ``e`` is the one environment.
+        Codes of C separate environments, such as plate and position, for each code of ``e``, which is their cross:
+        integer ``(E, C)``. `None` if each cell has a single environment.
     controls
-        Codes of the labels of controls, where they are known.
+        Codes of the labels of controls; `None` if no controls were named.
     """  # noqa: D400
 
     covariates: Tensor | None
@@ -156,53 +163,80 @@ class SCBDModule(EmbeddingModule):
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
-        # what the labels were set up with says it: no part of the weights
+        # these follow from setup_anndata, and are therefore not saved with the weights
         self.register_buffer("covariates", None, persistent=False)
         self.register_buffer("controls", None, persistent=False)
         self.set_known(covariates, controls)
         self.content = Block(encoder, preprocess.output_shape, n_latent, transform, norm=norm)
         if style_target:
             self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform), norm=norm)
-        self.decoder: AdditiveDecoder | None = None  # comes with train_decoder
+        self.decoder: AdditiveDecoder | None = None  # created by train_decoder
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the objective; a resumed run must share them."""
+        """Settings of the objective, which a resumed run must share."""
         return {name: getattr(self, name) for name in ("alpha", "smoothing", "set_size", "invariance")}
 
     @property
     def alpha_rule(self) -> AutoAlpha | None:
-        """Of ``alpha="auto"``."""
+        """Rule that adapts alpha during training with ``alpha="auto"``; `None` if alpha is constant."""
         return self.auto_alpha
 
     @property
     def current_alpha(self) -> float | Tensor:
-        """Alpha as of now: the number given, or what ``"auto"`` has found so far, a scalar."""
+        """Current value of alpha: the given number, or with ``"auto"`` the value found so far, a scalar."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
 
     def set_known(self, covariates: np.ndarray | None, controls: np.ndarray | None) -> None:
-        """Know environments that stand side by side, and which labels are controls; again, when new ones were met."""
+        """Set the codes of separate environments and of controls; called again when labels have been added.
+
+        Parameters
+        ----------
+        covariates, controls
+            See :class:`SCBDModule`.
+        """
         known = [
             None if codes is None else torch.as_tensor(codes, device=self.device) for codes in (covariates, controls)
         ]
         self.covariates, self.controls = known
 
     def learned(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
-        """Share of what labels say that z_c ``(B, D)`` carries without smoothing: :func:`share_learned`."""
+        """Compute the normalised supervised information of z_c, without label smoothing, see :func:`share_learned`.
+
+        Parameters
+        ----------
+        z_c
+            Embeddings of cells, or of sets of cells, ``(B, D)``.
+        y
+            Perturbations of the cells or sets.
+        normaliser
+            Value of :func:`scbd.nn.log_normaliser` for these embeddings, ``(B,)``.
+
+        Returns
+        -------
+        A scalar.
+        """
         perturbed = self.perturbed(y)
         similarity = self._similarity | {"log_normaliser": normaliser}
         loss = supervised_contrastive_loss(z_c, y, anchors=perturbed, **similarity)
         return share_learned(loss, y, include_self=self.include_self, anchors=perturbed)
 
     def perturbed(self, y: Groups) -> Tensor | None:
-        """Cells of a batch that are no controls, boolean ``(B,)``; `None` where controls are not known.
+        """Return a mask of the cells that are not controls, boolean ``(B,)``; `None` if no controls were named.
 
-        What z_c has learned is asked of these: where most wells are controls, their share would hide that of others.
+        The supervised information of z_c is computed for these cells only. If most wells are controls, the information
+        on controls would otherwise hide that on perturbations.
         """
         return None if self.controls is None else ~torch.isin(y.labels, self.controls.to(y.labels.device))
 
     def environments(self, e: np.ndarray) -> np.ndarray:
-        """Codes of each environment ``(N, C)``, no two environments having one in common."""
+        """Return the codes of each cell's environments, ``(N, C)``; environments of different columns differ in code.
+
+        Parameters
+        ----------
+        e
+            Codes of the environment, or of the cross of several columns, ``(N,)``.
+        """
         if self.covariates is None:
             return super().environments(e)
         codes = self.covariates.cpu().numpy()[e]
@@ -218,15 +252,20 @@ class SCBDModule(EmbeddingModule):
         ramp: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        """Losses of a batch, that of z_c shown without smoothing, see :class:`scbd.model.EmbeddingModule`.
+        """Compute the losses of a batch. The supervised loss of z_c is logged without label smoothing.
 
-        ``numbers``, integer ``(B, K)``, are places in an order, such as that of time: z_c is to know nothing of what
-        changes slowly with them. z_s, which is made of clusters, does not hear of them.
+        Parameters
+        ----------
+        inputs, y, e, ramp, generator
+            See :meth:`scbd.model.EmbeddingModule.forward`.
+        numbers
+            Values of continuous covariates such as time, ``(B, K)``. The invariance loss makes z_c independent of
+            smooth functions of these values. The loss of z_s does not use them, because it clusters cells by labels.
         """
         return self.losses(self.blocks(self.prepare(inputs, e, generator)), y, e, numbers, ramp=ramp)
 
     def blocks(self, inputs: Prepared) -> Embedded:
-        """Embed a prepared batch."""
+        """Embed a prepared batch in all blocks."""
         h, passed = self.content.watched(inputs.within)
         z_c = on_sphere(h)
         return Embedded(
@@ -238,7 +277,15 @@ class SCBDModule(EmbeddingModule):
     def losses(
         self, embedded: Embedded, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
     ) -> Losses:
-        """Objective of embedded cells, those of all processes together, see :meth:`forward`."""
+        """Compute the losses of embedded cells of all processes.
+
+        Parameters
+        ----------
+        embedded
+            Embeddings of this process's cells; they are gathered with those of the other processes.
+        y, e, numbers, ramp
+            See :meth:`forward`.
+        """
         embedded = embedded.gathered()
         of_y, of_e = Groups(gather(y)), Groups(gather(e))
         z_c, *z_s = embedded.z
@@ -262,42 +309,71 @@ class SCBDModule(EmbeddingModule):
             parts["environment_c"] = effects.of_last
         else:
             similarity = self._similarity
-            if self.set_size == 1:  # both losses read the same Gram matrix
+            if self.set_size == 1:  # both losses use the same Gram matrix
                 similarity |= {"log_normaliser": supervised.log_normaliser}
             each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]
             parts["invariance_c"] = torch.stack(each).mean()
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
 
     def side_by_side(self, e: Groups) -> list[Groups]:
-        """Each environment by itself; the one, if there are no others."""
+        """Return one grouping of the cells for each separate environment column, or ``[e]`` if there is a single one.
+
+        Parameters
+        ----------
+        e
+            Environments of the cells, or the cross of several columns.
+        """
         if self.covariates is None:
             return [e]
         return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
 
     def columns(self, e: Tensor) -> Tensor:
-        """Of each that stands side by side, see :meth:`scbd.model.EmbeddingModule.columns`."""
+        """Return the codes of each separate environment, see :meth:`scbd.model.EmbeddingModule.columns`."""
         if self.covariates is None or e.ndim > 1:
             return super().columns(e)
         codes: Tensor = self.covariates.to(e.device)[e]
         return codes
 
     def matched(self, z_c: Tensor, y: Groups, h: Tensor | None) -> tuple[Tensor, Groups]:
-        """What the supervised loss of z_c matches, and its labels: cells, or means of sets of ``h``, at unit length."""
+        """Return the points that the supervised loss of z_c matches, and their labels.
+
+        The points are the cells, or means of sets of cells, scaled to unit length.
+
+        Parameters
+        ----------
+        z_c
+            Embeddings of the cells, ``(B, D)``.
+        y
+            Perturbations of the cells.
+        h
+            Projections of the cells before scaling to unit length, ``(B, D)``, which are averaged over sets; `None` to
+            match cells.
+        """
         if h is None:
             return z_c, y
         means, labels = y.in_sets(h, self.set_size)
         return on_sphere(means), labels
 
     def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> Supervised:
-        """Supervised losses of z_c ``(B, D)``: the one that is descended, and those to look at; of sets with ``h``.
+        """Compute the supervised losses of z_c: the loss to minimise, the loss to log and the supervised information.
 
-        Sets are matched as they are, and their cells beside them, with smoothing.
+        If sets are matched, they are matched without label smoothing, and half of the loss of single cells with
+        smoothing is added.
+
+        Parameters
+        ----------
+        z_c
+            Embeddings of the cells, ``(B, D)``.
+        y, e
+            Perturbations and environments of the cells.
+        h
+            Projections of the cells, see :meth:`matched`; `None` to match cells.
         """
         similarity, smoothing, beside = self._similarity, self.smoothing, None
         if h is not None:
             beside = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
             smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
-        # all losses on z_c read the same Gram matrix
+        # all losses on z_c use the same Gram matrix
         normaliser = log_normaliser(z_c, **similarity)
         similarity |= {"log_normaliser": normaliser}
         loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
@@ -306,7 +382,7 @@ class SCBDModule(EmbeddingModule):
         if self.positives != "all":
             loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=smoothing, **self._similarity)
         if smoothing:
-            # shown as it would be without: beside the ceiling, a smoothed loss looks dead
+            # logged without smoothing: a smoothed loss is close to that of a collapsed embedding even after learning
             with torch.no_grad():
                 shown = supervised_contrastive_loss(z_c, y, **similarity)
         perturbed = self.perturbed(y)
@@ -319,22 +395,30 @@ class SCBDModule(EmbeddingModule):
 
     @property
     def _similarity(self) -> dict[str, Any]:
-        """How all losses compare two cells."""
+        """Arguments of all contrastive losses: temperature and normaliser."""
         return {"temperature": self.temperature, "include_self": self.include_self}
 
     def make_decoder(self, likelihood: Likelihood, width: int) -> AdditiveDecoder:
-        """An untrained decoder of both blocks to images as the encoders see them."""
+        """Create an untrained decoder of all blocks.
+
+        Parameters
+        ----------
+        likelihood
+            ``"bernoulli"`` or ``"gaussian"``.
+        width
+            Number of channels of the decoder's layers.
+        """
         n_latents = tuple(block.n_latent for block in (self.content, self.style) if block is not None)
         return AdditiveDecoder(n_latents, self.preprocess.output_shape, width=width, likelihood=likelihood)
 
     def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Make room for the decoder that was saved with the model (part of scvi-tools' loading contract)."""
+        """Create the decoder if one was saved with the model (scvi-tools calls this method on loading)."""
         if model.decoder_settings_:
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
 
 
 def _check_alpha(alpha: Alpha, invariance: str) -> None:
-    """Raise ``ValueError`` unless alpha is a weight that goes with the form of invariance."""
+    """Raise ``ValueError`` unless alpha is a valid weight, or ``"auto"`` with the form ``"variance"`` of invariance."""
     check_choice("invariance", invariance, Invariance)
     if not isinstance(alpha, str):
         check_number("alpha", alpha)

@@ -1,4 +1,4 @@
-"""What each block holds, shown as pictures: cells decoded from their own embeddings, and from those of others."""
+"""Pictures that show what each block contains: cells decoded from their embeddings, or with a block of another cell."""
 
 from __future__ import annotations
 
@@ -21,34 +21,38 @@ if TYPE_CHECKING:
 
     from scbd.data._sources import ImageSource
 
-# cells in a forward pass; that are read at once
+# default numbers of cells: in a forward pass of the decoder; read at once
 CELLS, READ = 256, 512
 
 
 class PictureMixin(EmbedMixin):
-    """Gives an image model whose module has a ``decoder`` pictures: :meth:`reconstruct`, :meth:`swap_blocks`.
+    """Mixin for pictures decoded from embeddings: :meth:`reconstruct`, :meth:`swap_blocks` and :meth:`decode`.
 
-    The decoder says what it takes of each block, ``n_latents``, its ``likelihood``, and has a ``mean`` of codes
-    ``(B, D)``, one for each block: intensities (Bernoulli), or prepared inputs (Gaussian).
+    The model's module has a ``decoder`` with
+
+    - ``n_latents``, the dimension of each block;
+    - ``likelihood``, ``"bernoulli"`` or ``"gaussian"``;
+    - a method ``mean`` that takes embeddings ``(B, D)`` of each block, and returns intensities (Bernoulli) or prepared
+      inputs (Gaussian).
     """
 
-    # its decoder is None as long as there is none
+    # its attribute decoder is None until a decoder has been trained
     module: Any
 
     @explain_arguments()
     def get_intensities(
         self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
     ) -> np.ndarray:
-        """Cells as they are, in the units of :meth:`reconstruct`, to compare with.
+        """Return the inputs of cells in the units of :meth:`reconstruct`, to compare with reconstructions.
 
         Parameters
         ----------
         adata, indices
-            As for :meth:`reconstruct`.
+            See :meth:`reconstruct`.
 
         Returns
         -------
-        float32 ``(len(indices), C, H, W)`` of images, ``(len(indices), F)`` of features.
+        Array, float32 ``(len(indices), C, H, W)`` of images, or ``(len(indices), F)`` of features.
         """
         source, preprocess = self._source(self._require(adata)), self.module.preprocess
         rows = row_numbers(indices, source.shape[0])
@@ -67,27 +71,27 @@ class PictureMixin(EmbedMixin):
         *,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        """Decode cells from their own two embeddings.
+        """Decode cells from their embeddings.
 
         Parameters
         ----------
         adata
-            Cells to reconstruct; the training data by default.
+            Cells to reconstruct. Default: the training data.
         indices
-            Rows, in this order; all by default.
+            Row numbers in the order of the output, or a boolean mask. Default: all cells.
         batch_size
-            Cells in a forward pass; 256 by default.
+            Number of cells per forward pass. Default: 256.
 
         Returns
         -------
-        float32 ``(len(indices), C, H, W)``: expected intensities, as they are before standardisation (between 0 and 1
-        for images of uint8; arcsinh of the counts for uint16), at the size the encoders see. Of features
-        ``(len(indices), F)``, in their own units.
+        Array, float32. For images ``(len(indices), C, H, W)``: expected intensities before standardisation, at the size
+        that the encoders take. With the default ``intensity``, these are between 0 and 1 for uint8 images, and arcsinh
+        of the counts for uint16 images. For features ``(len(indices), F)``: values in the units of the features.
 
         Raises
         ------
         KeyError, ValueError
-            If there is no decoder yet; and see :meth:`get_latent_representation`.
+            If no decoder has been trained (``ValueError``); see also :meth:`get_latent_representation`.
         """
         self._require_decoder()
         batch_size = count_or("batch_size", batch_size, CELLS)
@@ -103,23 +107,29 @@ class PictureMixin(EmbedMixin):
         *,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        """Decode the content of some cells with the style of others: the perturbation of one in the well of the other.
+        """Decode z_c of some cells with z_s of other cells.
+
+        A picture shows the perturbation of one cell in the environment of another cell.
 
         Parameters
         ----------
-        content, style
-            Rows whose z_c and whose z_s to take, equally many.
+        content
+            Row numbers of the cells whose z_c is used.
+        style
+            Row numbers of the cells whose z_s is used, the same number as in ``content``.
         adata, batch_size
-            As for :meth:`reconstruct`.
+            See :meth:`reconstruct`.
 
         Returns
         -------
-        float32 ``(len(content), C, H, W)``, see :meth:`reconstruct`.
+        Array, float32 ``(len(content), C, H, W)`` of images, or ``(len(content), F)`` of features, in the units of
+        :meth:`reconstruct`.
 
         Raises
         ------
         ValueError
-            If there is no decoder yet, the model has a single block, or the rows differ in number or are out of range.
+            If no decoder has been trained, the model has a single block, ``content`` and ``style`` differ in length, or
+            a row number is out of range.
         """
         self._require_decoder()
         if self.module.style is None:
@@ -136,25 +146,27 @@ class PictureMixin(EmbedMixin):
 
     @explain_arguments()
     def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
-        """Decode embeddings, for example points between two cells (of SCBD, brought back to unit length).
+        """Decode embeddings, for example interpolations between the embeddings of two cells.
+
+        Embeddings of SCBD lie on the unit sphere, so scale interpolations to length 1 before decoding.
 
         Parameters
         ----------
         *embeddings
-            z_c and z_s ``(N, D)`` as the losses see them (``get_latent_representation(center=None)``), of length 1
-            where these are on the unit sphere; for a model of a single block z_c alone.
+            z_c and z_s, ``(N, D)`` each, without centring (``get_latent_representation(center=None)``). For a model
+            with a single block, z_c only.
         batch_size
-            Cells in a forward pass; 256 by default.
+            Number of cells per forward pass. Default: 256.
 
         Returns
         -------
-        float32 ``(N, C, H, W)``, see :meth:`reconstruct`.
+        Array, float32 ``(N, C, H, W)`` of images, or ``(N, F)`` of features, in the units of :meth:`reconstruct`.
 
         Raises
         ------
         ValueError
-            If there is no decoder yet, or the embeddings are not those of its blocks, not finite, or of SCBD and of
-            lengths that are off 1 by more than a hundredth.
+            If no decoder has been trained, the embeddings do not have the dimensions of the model's blocks or are not
+            finite, or an embedding of SCBD has a length that differs from 1 by more than 0.01.
         """
         decoder = self._require_decoder()
         batch_size = count_or("batch_size", batch_size, CELLS)
@@ -176,11 +188,11 @@ class PictureMixin(EmbedMixin):
         return images
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        """What the decoder takes of a block, float32 ``(len(rows), D)``."""
+        """Return the uncentred embeddings of a block, which the decoder takes, float32 ``(len(rows), D)``."""
         return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
 
     def _read(self, source: ImageSource, rows: np.ndarray, size: int) -> Iterator[tuple[slice, Tensor]]:
-        """Inputs of rows as stored, some at once, with their places among the rows."""
+        """Yield the stored inputs of up to ``size`` cells at a time, with the slice of ``rows`` that they belong to."""
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             stored = read_tensor(source, rows[part]).to(self.module.device)
@@ -188,7 +200,7 @@ class PictureMixin(EmbedMixin):
             yield part, stored
 
     def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
-        """Raise a ``ValueError`` if there are none like these, ``(N, D)`` each, in rows that it names."""
+        """Raise a ``ValueError`` that names the rows with NaN or infinity in embeddings to decode, ``(N, D)`` each."""
         broken = ~torch.stack([z.isfinite().all(1) for z in embeddings]).all(0)
         if broken.any():
             rows = np.flatnonzero(broken.numpy())

@@ -1,4 +1,4 @@
-"""What a step is: the Lightning module of all models, and the linear head that may learn beside it."""
+"""The training plan (Lightning module) of all models, and the linear head that can be trained alongside a model."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# enough embeddings to see how many directions are in use, few enough to cost nothing
+# number of validation embeddings from which total variance and effective rank are computed
 _HEALTH_CELLS = 8192
 
 
 class OnlineHead(Callback):
-    """A linear head of the perturbation on r_c, trained beside the encoder as the paper's authors do.
+    """Linear classifier of the perturbation on r_c, trained alongside the encoder as the paper's authors do.
 
-    It learns by cross-entropy from the forward pass that the encoder has just learned from, without gradient to it,
-    with an AdamW of its own: training is the same with it and without. Its weights are among the plan's.
+    In each step, the head is trained by cross-entropy on the representations from the encoder's own forward pass. The
+    head has a separate AdamW optimiser, and its gradient does not reach the encoder. The encoder is therefore trained
+    exactly as without the head. The weights of the head are part of the training plan.
 
     Parameters
     ----------
     network
-        Of z_c.
+        Network of z_c.
     n_labels
-        Number of different y.
+        Number of perturbations.
     lr, weight_decay
-        Of its AdamW.
+        Learning rate and weight decay of the head's AdamW.
     seed
-        Of its first weights.
+        Seed of the initial weights.
     weights
-        ``weight`` and ``bias`` to go on from, of the first labels; new ones come behind.
+        Arrays ``weight`` and ``bias`` of an earlier run, from which training continues. Labels that have been
+        registered since then keep their random initial weights.
     """
 
     def __init__(
@@ -63,20 +65,21 @@ class OnlineHead(Callback):
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._network, self._lr, self._weight_decay = network, lr, weight_decay
-        with torch.random.fork_rng(devices=[]):  # the random numbers of all others stay theirs
+        with torch.random.fork_rng(devices=[]):  # do not change the global random state
             torch.manual_seed(seed)
             self.linear = nn.Linear(network.width("intermediate"), n_labels)
         with torch.no_grad():
             for name, values in (weights or {}).items():
                 self.linear.get_parameter(name)[: len(values)] = torch.from_numpy(values)
-        # several processes would wait for gradients of what is no part of their loss
+        # no gradient while Lightning wraps the plan: distributed training would wait for gradients of parameters that
+        # are not part of the loss
         self.linear.requires_grad_(False)
         self._features: Tensor | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._state: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to look; go on with the optimiser of a run that is resumed."""
+        """Create the optimiser, restore its state if the run is resumed, and start to record r_c."""
         self.linear.requires_grad_(True)
         self._optimizer = torch.optim.AdamW(self.linear.parameters(), lr=self._lr, weight_decay=self._weight_decay)
         if self._state is not None:
@@ -86,7 +89,7 @@ class OnlineHead(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
     ) -> None:
-        """Learn from the batch; not from features that are no numbers, which a plan may tolerate."""
+        """Train the head on the batch, unless r_c is not finite, which a plan may tolerate."""
         assert self._features is not None and self._optimizer is not None
         features, y = gather(self._features), gather(batch["y"])
         self._features = None
@@ -99,17 +102,17 @@ class OnlineHead(Callback):
         plan.log("train_online_head", loss.detach(), on_step=True, on_epoch=False)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Look no longer, whatever happened."""
+        """Stop recording r_c, even after an error."""
         if hasattr(self, "_handle"):
             self._handle.remove()
         self._features = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the optimiser; the weights are the plan's."""
+        """Return the state of the optimiser; the weights are saved with the plan."""
         return {} if self._optimizer is None else self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until the weights are where they are trained."""
+        """Store the state of the optimiser until training starts, when the weights are on their device."""
         self._state = state_dict
 
     def _look(self, features: Tensor) -> None:
@@ -118,30 +121,30 @@ class OnlineHead(Callback):
 
 
 class TrainingPlan(L.LightningModule):
-    """Steps, logging and optimiser of an objective.
+    """Lightning module that defines the training step, the logging and the optimiser of an objective.
 
-    A system with steps of its own subclasses this, and names its class in the model's ``traits``.
+    A model with another training step derives a class from this one, and names that class in its ``traits``.
 
     Parameters
     ----------
     module
-        What is trained: an :class:`EmbeddingModule`, or something around one.
+        Objective to train: an :class:`EmbeddingModule`, or an objective that contains one.
     lr, weight_decay
-        Of AdamW.
+        Learning rate and weight decay of AdamW.
     encoder_lr
-        The rate of encoders, where it is another; 0 freezes them.
+        Learning rate of the encoders, if it differs from ``lr``; 0 freezes the encoders.
     lr_decay
-        Whether rates fall to 0 along half a cosine, from the first step of the run to its last.
+        Whether learning rates decay to 0 along half a cosine, from the first step of the run to its last.
     n_steps_alpha_warmup
-        Steps over which alpha rises linearly from 0 (as ``ramp`` does from 0 to 1); 0 for none.
+        Number of steps over which alpha rises linearly from 0 to its full value; 0 for no warm-up.
     seed
-        Seed of the random orientations.
+        Seed of the random orientations of training images.
     first_step
-        Steps of the runs before, whose orientations are not repeated.
+        Number of steps of earlier runs. Their random orientations are not used again.
     settings
-        What must not change when a run is resumed; kept in every checkpoint.
+        Settings that must not change when a run is resumed. They are saved in each checkpoint.
     head
-        What learns beside the module, see :meth:`scbd.SCBDModel.train`.
+        Linear classifier that is trained alongside the module, see ``online_head`` of :meth:`scbd.SCBDModel.train`.
 
     Examples
     --------
@@ -155,9 +158,9 @@ class TrainingPlan(L.LightningModule):
     >>> HalvedModel(adata, encoder="small").train(max_steps=2)
     """
 
-    # losses in a row that may be no numbers; more only where their gradients are left out
+    # number of consecutive non-finite losses that do not stop training; above 0 only in plans that skip their gradients
     tolerated_losses: ClassVar[int] = 0
-    # steps, those of earlier runs among them, before the objective is what the system is named for
+    # number of steps, including those of earlier runs, before the full objective applies (pre-training, for example)
     preliminary_steps: int = 0
 
     def __init__(
@@ -180,7 +183,7 @@ class TrainingPlan(L.LightningModule):
         check_count("n_steps_alpha_warmup", n_steps_alpha_warmup, 0)
         check_forward(module)
         self.module = module
-        self.head = None if head is None else head.linear  # its weights go where ours go
+        self.head = None if head is None else head.linear  # moved and saved with this module
         self._beside: list[Callback] = [] if head is None else [head]
         self.lr = lr
         self.weight_decay = weight_decay
@@ -198,8 +201,11 @@ class TrainingPlan(L.LightningModule):
         self._learned: list[Tensor] = []
 
     def configure_optimizers(self) -> Any:
-        """AdamW with torch's own epsilon (scvi-tools' default of 0.01 would drown these gradients)."""
-        # one kernel for all parameters; Lightning refuses to clip gradients for it
+        """Create AdamW with torch's default epsilon, and the decay of its learning rate.
+
+        The epsilon of scvi-tools, 0.01, would be larger than typical gradients of these losses.
+        """
+        # fused: one kernel for all parameters, which Lightning does not combine with gradient clipping
         fused = self.module.device.type in ("cpu", "cuda") and not self.trainer.gradient_clip_val
         groups = self.parameter_groups()
         optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
@@ -210,7 +216,7 @@ class TrainingPlan(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameters to optimise, with a rate where it is their own; encoders are frozen, or freed."""
+        """Return the parameters to optimise, in groups with their learning rates; freeze or unfreeze the encoders."""
         for part in self._encoders:
             part.freeze(self.encoder_lr == 0)
         if self.encoder_lr is None:
@@ -221,7 +227,7 @@ class TrainingPlan(L.LightningModule):
         return [{"params": others}, *([{"params": own, "lr": self.encoder_lr}] if self.encoder_lr else [])]
 
     def _check_encoders(self) -> None:
-        """Raise a ValueError unless there are encoders, and something behind them."""
+        """Raise ``ValueError`` if the model has no encoder, or has no other parameters while the encoder is frozen."""
         if not self._encoders:
             msg = "encoder_lr: this model has no encoder, leave it out."
             raise ValueError(msg)
@@ -231,21 +237,21 @@ class TrainingPlan(L.LightningModule):
             raise ValueError(msg)
 
     def configure_callbacks(self) -> list[Callback]:
-        """What learns beside the module."""
+        """Return the callback that trains the online head, if there is one."""
         return self._beside
 
     def ramp(self, step: int) -> float:
-        """Factor of alpha, or of another weight that warms up, at a step of this run."""
+        """Return the factor, from 0 to 1, of alpha or of another weight that warms up, at a step of this run."""
         return min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Loss of a batch."""
+        """Return the loss of a batch, and log its parts."""
         step, rule, of_step = self.global_step, self.module.alpha_rule, self.trainer.accumulate_grad_batches
-        # a generator of its own for each batch: a resumed run turns its images as an uninterrupted one
+        # seeding each batch separately gives a resumed run the same image orientations as an uninterrupted run
         number = (self.first_step + step) * of_step + batch_idx % of_step
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         losses = self._losses(batch, ramp=self.ramp(step), generator=generator)
-        # of each step, Lightning takes milliseconds for it: as long as a GPU's step, of which it says nothing
+        # not at each step: logging takes milliseconds, which is as long as a training step on a GPU
         if (step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log("train", losses, len(batch["y"]))
             if rule is not None:
@@ -255,7 +261,7 @@ class TrainingPlan(L.LightningModule):
         return losses.loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Losses of a validation batch, at the final alpha, or at what ``"auto"`` has found so far."""
+        """Log the losses of a validation batch, with the full alpha, or with the current alpha of ``"auto"``."""
         losses = self._losses(batch)
         self._log("validation", losses, len(batch["y"]))
         if self.module.alpha_rule is not None:
@@ -264,7 +270,7 @@ class TrainingPlan(L.LightningModule):
             self._embeddings.append(losses.z_c)
 
     def on_validation_epoch_end(self) -> None:
-        """Log how alive z_c is, for modules that return it; alpha follows what was learned, where it does."""
+        """Log total variance and effective rank of z_c, if the module returns z_c; update alpha if it is ``"auto"``."""
         if self.module.alpha_rule is not None:
             self.module.alpha_rule.validate(torch.stack(self._learned), self._learned_of_known())
             self._learned.clear()
@@ -285,16 +291,19 @@ class TrainingPlan(L.LightningModule):
         return losses
 
     def _learned_of_known(self) -> Tensor:
-        """What is learned of training cells that are looked at as validation cells are: a number a batch."""
+        """Return the normalised supervised information of training cells, one number per batch.
+
+        The batches are drawn in the same way as validation batches. Comparing the two shows overfitting.
+        """
         trainer, learned = self.trainer, []
-        # no validation step, of which others would be told
+        # not a validation step, which would call the validation hooks of callbacks
         with trainer.precision_plugin.val_step_context():
             for batch in trainer.datamodule.matched_dataloader():  # type: ignore[attr-defined]
                 learned.append(self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"])
         return torch.stack(learned) if learned else torch.empty(0)
 
     def on_train_start(self) -> None:
-        """Say so where a run ends before its own objective begins."""
+        """Warn in the log if the run ends before the preliminary steps do."""
         last = self.first_step + self.trainer.max_steps
         if last <= self.preliminary_steps and self.trainer.is_global_zero:
             logger.warning(
@@ -306,16 +315,16 @@ class TrainingPlan(L.LightningModule):
             )
 
     def on_train_end(self) -> None:
-        """Leave all processes with one network, while it is still on its device."""
+        """Copy the buffers of the first process to all others, while the module is still on its device."""
         agree_on_buffers(self.module)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the settings beside the state."""
+        """Add the settings to the checkpoint."""
         checkpoint["scbd_settings"] = self.settings
 
     def _log(self, stage: Literal["train", "validation"], losses: Losses, batch_size: int) -> None:
         for name, value in {"loss": losses.loss, **losses.parts}.items():
-            # on_step and on_epoch apart, so that names carry no suffix
+            # with both on_step and on_epoch, Lightning would add suffixes to the names
             training = stage == "train"
             self.log(
                 f"{stage}_{name}",
@@ -329,7 +338,7 @@ class TrainingPlan(L.LightningModule):
 
 
 def check_forward(module: Objective) -> None:
-    """Raise ``TypeError`` unless ``forward`` takes what the plan gives it in training and in validation."""
+    """Raise ``TypeError`` unless ``forward`` accepts the arguments of the plan in training and in validation."""
     signature, batch = inspect.signature(module.forward), ("inputs", "y", "e")
     try:
         for given in (batch, (*batch, "ramp", "generator")):

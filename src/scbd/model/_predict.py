@@ -1,4 +1,4 @@
-"""Naming the perturbation of cells, by the linear head that was trained with the encoder or beside it."""
+"""Prediction of perturbations by a linear classifier that was trained together with the encoder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class PredictMixin(EmbedMixin):
-    """Gives an image model :meth:`predict`."""
+    """Mixin that adds :meth:`predict` to a model."""
 
     online_head_: dict[str, np.ndarray]
 
     @property
     def can_predict(self) -> bool:
-        """Whether there is a head, of a classifier or trained by ``train(online_head=True)``."""
+        """True if the model has a linear classifier: as part of its objective, or from ``train(online_head=True)``."""
         return self._own_head is not None or bool(getattr(self, "online_head_", {}))
 
     @explain_arguments()
@@ -37,30 +37,31 @@ class PredictMixin(EmbedMixin):
         return_proba: bool = False,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        """Predict the perturbation of cells by the linear head that learned with the encoder.
+        """Predict the perturbation of cells with a linear classifier on the intermediate representation r_c.
 
-        That of a classifier is part of its objective. Other models have one if they were trained with
-        ``online_head=True``: the head that the paper's authors report.
+        In a classifier model, the linear classifier is part of the objective. Other models have one if they were
+        trained with ``online_head=True``; the paper's authors report scores of such a classifier.
 
         Parameters
         ----------
         adata
-            Cells with inputs; the training data by default.
+            Cells with inputs. Default: the training data.
         indices
-            Rows, in this order; all by default.
+            Row numbers in the order of the output, or a boolean mask. Default: all cells.
         return_proba
-            Return probabilities, ``(len(indices), n_labels)``, in the order of the registered categories.
+            Whether to return probabilities in place of labels.
         batch_size
-            Cells in a forward pass; 512 by default.
+            Number of cells per forward pass. Default: 512.
 
         Returns
         -------
-        Labels, ``(len(indices),)``.
+        Labels, ``(len(indices),)``; or probabilities, float32 ``(len(indices), n_labels)``, with labels in the order of
+        the registered categories.
 
         Raises
         ------
         ValueError
-            If there is no head; and see :meth:`get_latent_representation`.
+            If the model has no linear classifier; see also :meth:`get_latent_representation`.
         """
         head = self._head()
         r = torch.from_numpy(
@@ -77,13 +78,13 @@ class PredictMixin(EmbedMixin):
         if return_proba:
             return logits.softmax(1).numpy()
         categories = self._registered(Y_REGISTRY)["categories"]
-        # numbers and text in one array of numpy's would all become text
+        # numpy would convert an array of both numbers and text to text
         alike = len({type(category) for category in categories}) == 1
         return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]
 
     @property
     def _own_head(self) -> nn.Linear | None:
-        """A classifier's, which is part of its objective."""
+        """Linear classifier that is part of the objective; `None` if the model has none."""
         return None
 
     def _head(self) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""SCBDModel: the two embeddings of the paper, under the scvi-tools contract."""
+"""The model of the paper, :class:`SCBDModel`, with the interface of scvi-tools."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from scbd.model._contract import Alpha
     from scbd.model._environments import StandardizeBy
 
-# perturbations from which cells of images are matched in sets, and cells of a set: among so many, few cells show which
-# is theirs
+# set_size="auto": number of perturbations from which on cells are averaged in sets, and cells per set; among that many
+# perturbations, a single cell rarely shows which one it has
 _MANY, _SET_SIZE = 30, 4
-# whose means are asked before a warning
+# number of cells used to test whether perturbation means differ, before a warning is raised
 _CELLS = 2_048
-# further arguments with their defaults: of the preparation of inputs, of what features pass, and of the module
+# further keyword arguments with their defaults: of the preprocessing, of the transform of features, of the module
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
 _MODULE: dict[str, Any] = {"set_size": "auto", "norm": "batch", "positives": "all", "include_self": False}
@@ -42,76 +42,102 @@ _MODULE: dict[str, Any] = {"set_size": "auto", "norm": "batch", "positives": "al
 class SCBDModel(DecodeMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
-    Learns :math:`z_c`, clustered by the perturbation ``y`` and blind to the environment ``e``, and :math:`z_s`,
-    clustered by the environment, from images of cells, or from features of cells or wells. Several columns of
-    environment, such as plate and position, stand side by side, and z_c may be kept from numbers, such as the time
-    (``e_columns`` and ``continuous_covariate_keys`` of :meth:`setup_anndata`).
+    The model learns two embeddings from images of cells, or from features of cells or wells. :math:`z_c` is clustered
+    by the perturbation ``y`` and invariant to the environment ``e``. :math:`z_s` is clustered by the environment.
+
+    z_c can be made invariant to several environments per cell, such as plate and position, and to numbers, such as the
+    time of imaging (see ``e_columns`` and ``continuous_covariate_keys`` of :meth:`setup_anndata`).
 
     Parameters
     ----------
     adata
-        Cells that :meth:`setup_anndata` was called on.
+        Table of cells that was registered with :meth:`setup_anndata`.
     encoder
-        Of images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (tiny images, quick runs); of
-        features, ``"linear"``, which begins as the identity, or ``"mlp"``; or any module from inputs to features.
-        ``"auto"`` is ``"resnet18"`` of images where :meth:`setup_anndata` found an accelerator, else ``"small"``; of
-        features ``"mlp"`` where there are ten rows or more for each feature, else ``"linear"``.
+        Name of the encoder, or any module that maps inputs to vectors:
+
+        - for images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (for tiny images and quick runs);
+        - for features, ``"linear"``, a linear map that starts as the identity, or ``"mlp"``.
+
+        ``"auto"`` stands for ``"resnet18"`` for images if the machine had an accelerator when :meth:`setup_anndata` was
+        called, and otherwise for ``"small"``. For features, it stands for ``"mlp"`` if there are at least ten rows per
+        feature, and otherwise for ``"linear"``.
     n_latent
-        Dimension of both embeddings. By default 64, and for ``"linear"`` 300 at most, or without whitening as many as
-        there are features. The paper uses 64 for batch correction, 128 for domain generalisation.
+        Dimension of both embeddings. Default: 64. The default for the encoder ``"linear"`` is the number of features,
+        but at most 300 if features are whitened. The paper uses 64 for batch correction and 128 for domain
+        generalisation.
     alpha
-        How strongly z_c is made invariant to e. 0 leaves it free; too much keeps it from learning. Each form of
-        ``invariance`` has its own scale. ``"auto"``, for ``"variance"``, follows what z_c learns, see
+        Weight of the invariance loss, which makes z_c independent of e. With 0, z_c is not made invariant. With too
+        large a weight, z_c does not learn the perturbation. The scale of alpha depends on ``invariance``. With
+        ``"auto"``, which requires ``invariance="variance"``, alpha is adapted during training, see
         :class:`scbd.model.AutoAlpha`.
     style_target
-        What z_s is clustered by: ``"e"``, each of several columns side by side; or the pair ``"ye"`` of the
-        perturbation and their cross (domain generalisation). `None` leaves z_s out: the paper's ablation.
+        Labels by which z_s is clustered. ``"e"`` stands for the environment; if there are several columns of
+        environments, the loss is averaged over them. ``"ye"`` stands for the combination of perturbation and
+        environment (domain generalisation). With `None`, the model has no z_s, as in the paper's ablation.
     invariance
-        Form of the invariance loss. ``"variance"``: what the environment explains at equal label, at every stage of the
-        encoder; alpha is the price of one standard error of it, in nats, see
-        :func:`scbd.nn.invariance_statistic`. Or one of :func:`scbd.nn.invariance_loss`. The published method is
-        ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None, augment=False``, with
-        alpha 1 (34 wells) and 192 (two balanced environments), at a rate that does not fall.
+        Form of the invariance loss. ``"variance"`` is the variance that the environment explains among cells of the
+        same perturbation, at every stage of the encoder; alpha is then in nats per standard error of this variance, see
+        :func:`scbd.nn.invariance_statistic`. The other forms are those of :func:`scbd.nn.invariance_loss`.
+
+        The published method corresponds to
+        ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None, augment=False``,
+        with alpha 1 (34 wells) or 192 (two balanced environments) and a constant learning rate.
     smoothing
-        Label smoothing of z_c: the share of a cell's target that goes to all cells, so that cells which show no effect
-        of their perturbation need not be forced apart. See :func:`scbd.nn.supervised_contrastive_loss`.
+        Label smoothing of the supervised loss of z_c: probability of the target that is distributed over all cells.
+        Cells that do not show an effect of their perturbation then need not be separated from other cells. See
+        :func:`scbd.nn.supervised_contrastive_loss`.
     temperature
         Temperature of the contrastive losses.
     image_size
-        Resize images to this many pixels a side while training; a pair ``(height, width)`` if they are not square.
-        `None` keeps the stored size. Cost grows with the area.
+        Size to which images are resized, in pixels per side, or a pair ``(height, width)`` for images that are not
+        square. `None` keeps the stored size. The cost of training is proportional to the area.
     augment
-        Whether training images are flipped and rotated by right angles at random, each by itself: `False`
-        where orientation has a meaning, as that of digits.
+        Whether each training image is flipped and rotated by a multiple of 90 degrees at random. Use `False` if the
+        orientation of images has a meaning, as for digits.
     standardize_by
-        By which cells the inputs of each environment are standardised, channel by channel or feature by feature:
-        ``"controls"``, or all of its ``"cells"``, which takes perturbations out as well where environments hold
-        different ones. ``"auto"``: all cells, where most environments hold the same perturbations; else controls, where
-        nine tenths of the cells lie in environments with four or more of them; else all cells, where most environments
-        hold dozens of perturbations; else, and with `None` (the published form), inputs are standardised over all
-        environments together. An environment of other perturbations than most goes by its controls, and so does a new
-        one. What is left in z_c is taken out in the same way, see :meth:`get_latent_representation`. z_s sees inputs
-        as they are.
+        Reference cells from which the mean and the standard deviation of each environment are estimated. Inputs are
+        standardised with them per environment, separately for each channel or feature.
+
+        - ``"controls"``: the controls of the environment.
+        - ``"cells"``: all cells of the environment. If environments contain different perturbations, this removes part
+          of the effects of perturbations, too.
+        - ``"auto"``: the first choice that applies: all cells, if most environments contain the same perturbations;
+          controls, if 90 % of the cells lie in environments with four or more controls; all cells, if most environments
+          contain dozens of perturbations; otherwise as with `None`.
+        - `None`: inputs are standardised over all environments together, as in the published method.
+
+        With ``"auto"``, an environment whose perturbations differ from those of most environments is standardised with
+        its controls, whether or not it was seen in training. The residual offset of each environment in z_c is
+        estimated in the same way, see :meth:`get_latent_representation`. z_s is computed from inputs that are not
+        standardised per environment.
     registry
         Used by :meth:`load` for a model without data.
     **module_kwargs
-        ``intensity``: how pixel values are transformed, see :class:`scbd.nn.Preprocess`; ``standardize`` (`True`):
-        whether channels, or features, are brought to one scale; ``clip`` (20): standard deviations at which scaled
-        features are cut off. ``whitening``: what features pass before each encoder, ``"within"``, ``"controls"``,
-        ``"lda"``, ``"plda"`` or `None` (by default ``"plda"`` before ``"linear"``, ``"within"`` before ``"mlp"``), with
-        ``whitening_kwargs``, see :class:`scbd.nn.InputTransform`. ``norm``: of encoders of images by name, see
-        :func:`scbd.nn.build_encoder`. ``set_size``: so many cells of a perturbation are averaged, before the sphere,
-        into one point that the supervised loss matches, beside the cells themselves; what single cells do not show,
-        sets of weak cells may. By default 4 where there are 30 perturbations or more and the encoder is no linear map,
-        else 1. ``positives`` (``"all"``, or those of ``"other_environments"``) and ``include_self`` (`False`, as the
-        paper's formula; the published code counts it), see :func:`scbd.nn.supervised_contrastive_loss`.
+        Further settings:
+
+        - ``intensity``: transformation of pixel values, see :class:`scbd.nn.Preprocess`.
+        - ``standardize`` (`True`): whether each channel, or feature, is centred and scaled to unit deviation.
+        - ``clip`` (20): number of standard deviations at which scaled features are clipped.
+        - ``whitening``: linear transform of features before each encoder: ``"within"``, ``"controls"``, ``"lda"``,
+          ``"plda"`` or `None`, see :class:`scbd.nn.InputTransform`. By default ``"plda"`` before the encoder
+          ``"linear"`` and ``"within"`` before ``"mlp"``.
+        - ``whitening_kwargs``: further arguments of :class:`scbd.nn.InputTransform`.
+        - ``norm``: normalisation layers of the named image encoders, see :func:`scbd.nn.build_encoder`.
+        - ``set_size``: number of cells of one perturbation that are averaged into one point before the embedding is
+          scaled to unit length. The supervised loss contrasts these points in addition to the single cells, because a
+          set of cells may show a weak effect that single cells do not show. The default is 4 if there are at least 30
+          perturbations, the encoder is not ``"linear"`` and ``positives`` is ``"all"``, and otherwise 1.
+        - ``positives`` (``"all"``): partners of a cell in the supervised loss: all cells of its perturbation, or only
+          those in ``"other_environments"``, see :func:`scbd.nn.supervised_contrastive_loss`.
+        - ``include_self`` (`False`): whether the denominator of the losses includes the similarity of a cell to itself.
+          The paper's formula does not include it, the published code does.
 
     Raises
     ------
     TypeError
-        If there is no such argument.
+        If an argument does not exist.
     ValueError
-        If a value cannot be, or is for inputs of the other kind.
+        If a value is not valid, or a setting is for the other kind of inputs.
 
     Examples
     --------
@@ -160,7 +186,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
         transform = self._transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
-        if n_latent is None:  # a linear encoder leaves the dimension of its inputs
+        if n_latent is None:  # a linear encoder does not change the dimension of its inputs
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
         if further["set_size"] == "auto":
             many = len(self._registered(Y_REGISTRY)["categories"]) >= _MANY
@@ -185,26 +211,36 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     @property
     def health(self) -> dict[str, float]:
-        """How alive z_c was at the end of training; empty before.
+        """Diagnostics of z_c at the end of training; empty before training.
 
-        ``supervised_c``: its supervised loss; ``ceiling``: that of a collapsed embedding, log B; ``learned_c``: share
-        of what the labels say that z_c carries, from 0 (as a single point) to 1, of cells that are no controls where
-        these are known; ``environment_c``: by how many standard errors of a batch z_c shows its
-        environments, between -2 and 2 by chance, see :func:`scbd.nn.invariance_statistic`; ``spread``: its total
-        variance, between 0 (collapsed) and 1; ``effective_rank``: directions in use, of ``n_latent``; ``collapsed``: 1
-        if it is nearly a point and means of perturbations differ no more than those of permuted labels, else 0;
-        ``final_alpha``: alpha, or where ``"auto"`` ended.
+        They are computed on one batch of validation cells, or of training cells if no cells are validated:
+
+        - ``supervised_c``: supervised loss of z_c, in nats, without label smoothing.
+        - ``ceiling``: supervised loss of a collapsed embedding, in nats: log(B - 1) for B points, or log B with
+          ``include_self=True``.
+        - ``learned_c``: normalised supervised information of z_c: 0 for a collapsed embedding, at most 1. Controls are
+          excluded if they are known.
+        - ``environment_c``: invariance statistic of z_c, in standard errors of a batch. By chance, it is between -2 and
+          2. See :func:`scbd.nn.invariance_statistic`.
+        - ``spread``: total variance of z_c, from 0 (collapsed) to 1.
+        - ``effective_rank``: effective number of dimensions that z_c uses, at most ``n_latent``.
+        - ``collapsed``: 1 if z_c is nearly a single point and means of perturbations do not differ more than those of
+          permuted labels; otherwise 0.
+        - ``final_alpha``: alpha, or the last value of alpha with ``"auto"``.
         """
         return self.health_
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """See that perturbations have the partners asked for; know the environments."""
+        """Check that cells have partners if positives lie in other environments, and set the module's known labels.
+
+        Labels that are new since the model was constructed are thereby included.
+        """
         if self.module.positives == "other_environments":
             check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.module.set_known(covariates(self.registry_), self._control_codes)
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Look at z_c on a batch, and warn if it carries nothing."""
+        """Compute :attr:`health` on a batch, and warn if z_c does not carry the perturbation or has overfitted."""
         of_invariance = self._share_of_invariance()
         self.health_, warning = measure(
             self.module,
@@ -216,14 +252,20 @@ class SCBDModel(DecodeMixin, ImageModel):
             warnings.warn(warning, UserWarning, stacklevel=5)
 
     def _tells_means(self) -> bool:
-        """Whether z_c tells means of perturbations apart, of validation cells where there are some."""
+        """Return whether perturbation means of z_c differ more than those of permuted labels.
+
+        Validation cells are used if there are at least two, and training cells otherwise.
+        """
         rows = self.validation_indices if len(self.validation_indices) > 1 else self.train_indices
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CELLS])
         z = self.get_latent_representation(indices=rows, enable_progress_bar=False)
         return means_differ(torch.from_numpy(z), Groups(torch.from_numpy(self._codes(self.adata, Y_REGISTRY)[rows])))
 
     def _share_of_invariance(self) -> float:
-        """The largest share that the invariance loss had of the objective at a training step that was logged."""
+        """Return the maximum fraction, over logged training steps, of the objective that is the invariance loss.
+
+        The invariance loss is weighted by alpha. The fraction is at most 1.
+        """
         history = self.history_ or {}
         if "train_loss" not in history:
             return 0.0
@@ -232,7 +274,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         return min(float((alpha * invariance / loss).abs().max()), 1.0)
 
     def _parts(self) -> list[tuple[str, str]]:
-        """Blocks and objective, to print."""
+        """Return the lines of ``print(model)`` on blocks and objective, as pairs of name and text."""
         module = self.module
         blocks, style = "z_c alone", ""
         if module.style_target is not None:
@@ -253,7 +295,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         ]
 
     def _outcome(self) -> list[tuple[str, str]]:
-        """Health and decoder, to print."""
+        """Return the lines of ``print(model)`` on health and decoder, as pairs of name and text."""
         health, decoder, lines = self.health, self.decoder_settings_, []
         if health:
             state = (

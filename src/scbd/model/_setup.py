@@ -1,4 +1,4 @@
-"""Where a table has inputs and labels: set up once, found again in every table that comes after, and prepared."""
+"""The ``setup_anndata`` method of all models, and the access to inputs and labels of the attached cells."""
 
 from __future__ import annotations
 
@@ -68,35 +68,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# rows for each feature from which a network with hidden layers has enough to learn from
+# minimum number of rows per feature for which encoder="auto" is "mlp", which has hidden layers, and not "linear"
 _ROWS_A_FEATURE = 10
-# dimensions of a linear embedding, which costs nothing
+# default dimension of the embedding of a linear encoder; a large one costs little time
 _LINEAR_LATENT = 300
-# what features pass before an encoder by default
+# default whitening of the features before each encoder
 _BEFORE: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
-# settings that have no meaning for features, and for images, with the values that ask for nothing
+# settings for images only, and settings for features only, with their defaults
 _OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 _OF_FEATURES: dict[str, Any] = {"clip": 20.0}
-# runs of features: a linear map that begins well, and networks that begin anywhere; of images: the small encoder
+# default arguments of train: for features with a linear encoder, which starts as the identity and needs few steps; for
+# features with other encoders; for images with the encoder "small"
 _FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
 _MORE_STEPS = {"max_steps": 200, "lr": 1e-3}
 _SOME_STEPS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
 
 
 class ScreenManager(AnnDataManager):
-    """scvi-tools' manager; of a label the registry returns codes, as it does for the labels of scvi-tools' own models.
+    """Data manager of scvi-tools that returns labels as codes, as scvi-tools' own models do.
 
-    Nothing is written to ``obs``: codes are looked up when they are asked for, so that labels which are changed, or
-    categories which are put in another order, never meet codes that were made before.
+    The codes are computed whenever they are requested and are not stored in ``obs``. Codes therefore cannot become
+    outdated when a user changes labels or reorders categories.
     """
 
     def get_from_registry(self, registry_key: str) -> Any:
-        """What is registered: for labels codes, int64 ``(N, 1)``, of a cross for several columns; for numbers these.
+        """Return the registered data of a field for the attached cells.
+
+        Labels are returned as codes, int64 ``(N, 1)``; several columns are crossed to one label. Continuous covariates
+        are returned as numbers, float64 ``(N, K)``. All other fields are returned as scvi-tools does.
 
         Raises
         ------
         ValueError
-            If a label is not one that was registered, or a number is missing.
+            If a cell has a label that was not registered, or a number is missing.
         """
         field = next(field for field in self.fields if field.registry_key == registry_key)
         if isinstance(field, NumberField):
@@ -111,20 +115,20 @@ class ScreenManager(AnnDataManager):
 
 
 class SetupMixin(BaseMinifiedModeModelClass):
-    """Gives a model :meth:`setup_anndata`, the cells that are attached to it, and what they were set up with."""
+    """Mixin that adds :meth:`setup_anndata` and the attached cells, ``adata``, to a model."""
 
     module: EmbeddingModule = Absent(  # type: ignore[assignment]
         "set it in the constructor, to the EmbeddingModule to train: self.module = …"
     )
     traits: Traits
-    # whether others are attached than those it was trained on, and what they were called when that was found out
+    # whether the attached cells differ from the training cells, and the names of the cells when this was determined
     _has_other_cells = False
     _compared: pd.Index | None = None
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
         source = None if adata is None else self.adata_manager._source_registry
-        if source is not None:  # the model of the cells it was first set up with, whatever is attached
+        if source is not None:  # the registry stays that of the first set-up, whichever cells are attached
             self.registry_ = source
             self.summary_stats = ScreenManager._get_summary_stats_from_registry(source)
 
@@ -147,77 +151,89 @@ class SetupMixin(BaseMinifiedModeModelClass):
         position_key: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell the model where inputs, perturbation and environment are.
+        """Register the inputs, the perturbation label and the environment label of a table of cells.
 
-        Nothing in ``adata`` is changed but ``uns``, and ``obs`` where environments are inferred. Inputs are images, or
-        features of cells or wells: give one of ``image_key``, ``layer`` and ``obsm_key``, or none for images where
-        ``obsm`` has them, else for ``X``.
+        Inputs are either images or features, of cells or of wells. Give one of ``image_key``, ``layer`` and
+        ``obsm_key``. If none is given, the images in ``obsm["single_cell_images"]`` are used, or ``X`` if there are no
+        images. In ``adata``, only ``uns`` is changed, and ``obs`` if environments are inferred.
 
         Parameters
         ----------
         adata
-            Annotated cells, or wells.
+            Annotated cells or wells.
         y_key
-            Column of ``obs`` with what was done to each cell (perturbation, gene, guide, class); a list of columns
-            stands for their cross.
+            Column of ``obs`` with the perturbation of each cell (gene, guide, compound, class). For a list of columns,
+            each combination of their values is a perturbation.
         e_key
-            Column of ``obs`` with where each cell was measured (well, plate, hospital), or a list, see ``e_columns``.
-            May be left out with ``infer_environments``.
+            Column of ``obs`` with the environment in which each cell was measured (well, plate, hospital), or a list of
+            columns, see ``e_columns``. Optional if ``infer_environments`` is given.
         image_key
             Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
-            memory-mapped (:func:`scbd.data.open_screen`); ``"single_cell_images"`` by default. Channels are named by
-            ``var["channels"]``, or by ``var_names``.
+            memory-mapped (:func:`scbd.data.open_screen`). Default: ``"single_cell_images"``. Names of channels are
+            taken from ``var["channels"]`` or from ``var_names``.
         infer_environments
-            So many environments that were not recorded are looked for in all cells, see
-            :func:`scbd.data.infer_environments`, and written to ``obs["inferred_environment"]``. They are the
-            environment, or stand beside that of ``e_key``.
+            Number of unrecorded environments to infer from all cells, see :func:`scbd.data.infer_environments`. They
+            are written to ``obs["inferred_environment"]`` and used as environment, in addition to ``e_key`` if that is
+            given.
         channels
-            Those that are learned from, by name or number; by default all but masks
-            (``var["channel_mapping"]`` of scPortrait). A mapping gives them names of the model's own.
+            Names or numbers of the channels to use. By default all channels except masks (which scPortrait marks in
+            ``var["channel_mapping"]``). A mapping from new names to channels renames them in the model.
         e_columns
-            What several columns of ``e_key`` are. ``"side_by_side"``: each is an environment of its own, and z_c is to
-            know none of them; the default of :class:`scbd.SCBDModel`, which alone has it. ``"crossed"``: each
-            combination of their values is an environment, as splits and batches always have it.
+            How several columns of ``e_key`` are combined. With ``"side_by_side"``, each column is a separate
+            environment, and z_c is made invariant to each; only :class:`scbd.SCBDModel` supports this, as its default.
+            With ``"crossed"``, each combination of values is one environment. Splits and batches always use the
+            combinations.
         continuous_covariate_keys
-            Column of ``obs`` with numbers that z_c is to know nothing of (row, column, time, number of cells), or a
-            list, whatever their scale, see :class:`scbd.nn.Numbers`. For :class:`scbd.SCBDModel` with
-            ``invariance="variance"``.
+            Column of ``obs``, or list of columns, with numbers to which z_c should be invariant (row, column, time,
+            number of cells). Only their order matters, see :class:`scbd.nn.Numbers`. Supported by
+            :class:`scbd.SCBDModel` with ``invariance="variance"``.
         layer, obsm_key
-            Layer with features, ``"X"`` for ``X``; or key of ``obsm`` with them. Dense ``(N, F)`` of float16, float32
-            or float64, in memory, memory-mapped or in Zarr. Features are known by ``var_names``, or by the columns of a
-            :class:`pandas.DataFrame` in ``obsm``, in any order.
+            Layer with the features (``"X"`` for ``X``), or key of ``obsm`` with the features. They are a dense array
+            ``(N, F)`` of float16, float32 or float64, in memory, memory-mapped or in Zarr. Features are identified by
+            ``var_names``, or by the columns of a :class:`pandas.DataFrame` in ``obsm``; their order may change.
         control
-            The perturbation of the controls, or several. They tell what an environment does by itself, where
-            environments hold different perturbations: see ``standardize_by`` of the model. Features are scaled to what
-            controls vary by, and their embeddings centred on them.
+            Perturbation label of the controls, or a list of labels. Controls show the effect of an environment even if
+            environments contain different perturbations, see ``standardize_by`` of the model. Features are scaled by
+            the variation among controls, and embeddings of features are centred on the controls.
         position_key
-            Column of ``obs`` with the position on the plate (the well), or a list. With ``control`` and a ``whitening``
-            of the model, what controls differ by from position to position is taken out of features.
+            Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control`` and a
+            ``whitening`` of the model, the variation of controls between positions is reduced in the features.
         **kwargs
             Used by scvi-tools when it sets up the data of a loaded model.
 
         Raises
         ------
         KeyError
-            If a key or channel is missing.
+            If a key or a channel is missing.
         TypeError, ValueError
-            If inputs cannot be read or hold NaN or infinity (all are looked at in memory, some elsewhere), names do not
-            fit them, a label is missing or has one value only, a column is named as ``y_key`` and as ``e_key``, no cell
-            is a control, a covariate is no number, the system takes one environment only, or there is neither ``e_key``
-            nor ``infer_environments``.
+            If
+
+            - inputs cannot be read, or contain NaN or infinity (all inputs in memory are checked, and a sample of
+              others);
+            - names do not match the inputs;
+            - a label is missing, or has the same value in all cells;
+            - a column is given both as ``y_key`` and as ``e_key``;
+            - no cell is a control;
+            - a covariate is not a number;
+            - the model supports one environment only;
+            - neither ``e_key`` nor ``infer_environments`` is given.
 
         Warns
         -----
         UserWarning
-            If ``y`` and ``e``, or a covariate, are confounded; if ``y`` or an environment is a quantity; if labels
-            differ only in blanks or case, or one is called like a missing value; if a channel shows nothing; or if
-            features have one value in all cells, which are left out.
+            If
+
+            - ``y`` is confounded with ``e`` or with a covariate;
+            - the values of ``y`` or of an environment are a continuous quantity;
+            - labels differ only in blanks or case, or a label is a word for a missing value, such as ``"nan"``;
+            - a channel has a single value in all pixels of the cells checked;
+            - features have a single value in all cells; these features are excluded.
         """
         check_anndata(adata)
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
         e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
-        infer_environments = None  # from here on they are a column like any other
-        # plain text, whatever they came as: they are saved with the model
+        infer_environments = None  # from here on, inferred environments are an ordinary column
+        # keys are saved with the model, and therefore converted to text or lists of text
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
         several = {"takes_several": cls.traits.side_by_side}
         e_columns = known_e_columns(e_columns, e_key, cls.__name__, **several)
@@ -252,7 +268,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
                 y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
                 control_names(control, y, y_key, chain(*e))
         else:
-            # new cells of a loaded model: labels that are there are kept, labels that are not are not needed
+            # new cells of a loaded model: register the labels that are present; missing labels are not required
             labels = [field for field in labels if all(column in adata.obs for column in field.columns)]
         manager = ScreenManager(fields=[field, *labels], setup_method_args=setup_method_args)
         manager.register_fields(adata, **kwargs)
@@ -266,10 +282,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def adata(self) -> Any:
-        """Cells that are attached; others may be, if their inputs are of the kind the model was trained on.
+        """Table of cells that is attached to the model.
 
-        The model keeps the labels, and the codes of labels, that it was set up with: to embed new cells they need no
-        label, and to train on them a network with parameters for each label must know theirs.
+        Another table can be attached if its inputs are of the kind that the model was set up with. The model keeps the
+        registered labels and their codes. New cells can be embedded without labels. Training on new cells may add
+        labels, except in models that have parameters for each label.
         """
         return self._adata
 
@@ -288,18 +305,18 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @explain_arguments()
     def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
-        """Print what the model, or ``adata``, was set up with.
+        """Print the set-up of the attached cells, or of ``adata``.
 
         Raises
         ------
         ValueError
-            If there is no data to show the set-up of.
+            If no cells are attached and ``adata`` is not given.
         """
         super().view_anndata_setup(self._require(adata), hide_state_registries)
 
     @explain_arguments()
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
-        """Variable names of the data the model was set up with."""
+        """Return the variable names of the table that the model was set up with."""
         return np.array(self._registered_inputs["var_names"], dtype=str)
 
     def _require(self, adata: AnnData | None) -> AnnData:
@@ -311,7 +328,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return self.adata if adata is None else adata
 
     def _compare_cells(self, adata: AnnData) -> None:
-        """Note whether the cells that are attached are those the model was trained on."""
+        """Record whether the inputs of the attached cells differ from the inputs that the model was trained on."""
         trained_on = getattr(self, "training_settings_", {}).get("images")
         if is_minified(adata):
             images = digest_of_inputs(adata)
@@ -320,23 +337,26 @@ class SetupMixin(BaseMinifiedModeModelClass):
         self._know_cells(adata, others=trained_on not in (None, images))
 
     def _know_cells(self, adata: AnnData, *, others: bool) -> None:
-        """Note whether these cells are others than those the model was trained on, and what they are called now."""
+        """Record the names of the attached cells, and whether these cells differ from the training cells."""
         self._has_other_cells, self._compared = others, adata.obs_names
 
     def _has_others(self) -> bool:
-        """Whether cells are attached that the model was not trained on: rows may have been taken out in place."""
+        """Return whether the attached cells differ from the cells of the training table.
+
+        The names of the cells are compared first, because rows can be removed or reordered in place.
+        """
         before = self._compared
         if before is None or self.adata is None:
             return self._has_other_cells
         names = self.adata.obs_names
         if len(names) != len(before):
             return True
-        if not (names.is_(before) or names.equals(before)):  # in another order, or only called otherwise
+        if not (names.is_(before) or names.equals(before)):  # the cells were either reordered or only renamed
             self._compare_cells(self.adata)
         return self._has_other_cells
 
     def _source(self, adata: AnnData) -> ImageSource:
-        """Inputs of a table, checked against what the model takes. Reads none of them."""
+        """Return the source of a table's inputs, after checking their kind, but not their values, against the model."""
         inputs, registered = self._inputs, self._registered_inputs
         if is_minified(adata):
             raise ValueError(without(inputs.where))
@@ -349,7 +369,10 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return source
 
     def _read_from(self, adata: AnnData) -> tuple[EmbeddingModule | StoredBlocks, ImageSource]:
-        """What embeds the cells of a table, and what it reads; of a minified table, what stands in place of both."""
+        """Return the module that embeds the cells of a table, and the source that the module reads.
+
+        For a minified table, the source holds the stored embeddings, and the module returns them.
+        """
         if is_minified(adata):
             return StoredBlocks(self.module), stored_blocks(adata, self.module)
         return self.module, self._source(adata)
@@ -359,24 +382,27 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def _registered_inputs(self) -> dict[str, Any]:
-        """What was recorded of images, or of features."""
+        """Properties of the images, or of the features, that were registered at set-up."""
         return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
 
     @property
     def _inputs(self) -> Inputs:
-        """Where they are."""
+        """Location of the inputs in a table: the keys that were given at set-up."""
         setup = self.registry_[_SETUP_ARGS_KEY]
         return Inputs(*(setup.get(name) for name in Inputs._fields))
 
     def _codes(self, adata: AnnData, key: str) -> np.ndarray:
-        """Codes of a label as it was registered; new ones are registered where the network has no parameters for them.
+        """Return the codes of a registered label, int64 ``(N,)``.
+
+        New labels are registered, unless the network has parameters for each label.
 
         Raises
         ------
         KeyError
             If a column is missing.
         ValueError
-            If a cell has no label, all have the same, or one has a label the network does not know.
+            If a cell has no label, if all cells have the same label, or if a label is new and the network has
+            parameters for each label.
         """
         registered = self._registered(key)
         check_inferred_there(adata.obs, registered["columns"])
@@ -389,28 +415,31 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return codes
 
     def _positions(self, adata: AnnData) -> np.ndarray | None:
-        """Codes of the position of each cell, int64 ``(N,)``; `None` where there is none."""
+        """Return the codes of each cell's position on the plate, int64 ``(N,)``; `None` without ``position_key``."""
         return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
 
     def _numbers(self, adata: AnnData) -> np.ndarray | None:
-        """Places of each cell in the order of its numbers, int64 ``(N, K)``; `None` where there are none.
+        """Return the rank of each cell in each continuous covariate, int64 ``(N, K)``; `None` without covariates.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            If a column is missing, holds no numbers, or not one for each cell; or if all are the same.
+            If a column is missing, does not hold numbers, lacks a number for a cell, or has one value in all cells.
         """
         columns = self._registered(NUMBER_REGISTRY).get("columns")
         return None if columns is None else NumberField(NUMBER_REGISTRY, columns).places(adata)
 
     def _controls(self, adata: AnnData) -> np.ndarray | None:
-        """Which cells are controls, boolean ``(N,)``; `None` where that was not said, or no column says it."""
+        """Return a mask of the controls, boolean ``(N,)``.
+
+        Return `None` if no controls were named at set-up, or if ``obs`` lacks a column of ``y_key``.
+        """
         setup = self.registry_[_SETUP_ARGS_KEY]
         return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
 
     @property
     def _control_codes(self) -> np.ndarray | None:
-        """Codes of the registered perturbations that are controls, int64; `None` where that was not said."""
+        """Codes of the registered perturbations that are controls, int64; `None` without ``control``."""
         control = self.registry_[_SETUP_ARGS_KEY].get("control")
         if control is None:
             return None
@@ -418,14 +447,19 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return np.array([categories.index(label) for label in control_labels(control, categories)])
 
     def _preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
-        """What prepares the inputs, by arguments of :class:`scbd.nn.Preprocess` or :class:`scbd.nn.FeatureScaling`.
+        """Create the module that prepares the inputs.
+
+        Parameters
+        ----------
+        **settings
+            Arguments of :class:`scbd.nn.Preprocess` for images, or of :class:`scbd.nn.FeatureScaling` for features.
 
         Raises
         ------
         TypeError
-            If a setting is not known.
+            If a setting does not exist.
         ValueError
-            If a setting is for inputs of the other kind, and not at its default.
+            If a setting is for the other kind of inputs and differs from its default.
         """
         registered, of_images = self._registered_inputs, self._inputs.image_key is not None
         ours, theirs = ("images", "features") if of_images else ("features", "images")
@@ -434,7 +468,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             if settings.get(name, default) != default:
                 msg = f"{name}={settings[name]!r} is for {theirs}, and the model was set up with {ours}: leave it out."
                 raise ValueError(msg)
-        # features are not turned, whether or not that is said
+        # features are not augmented, so that `augment` is ignored
         own = {
             name: value for name, value in settings.items() if name not in foreign and (of_images or name != "augment")
         }
@@ -447,7 +481,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return FeatureScaling(len(registered["features"]), **own)
 
     def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
-        """What ``"auto"`` stands for: for images by the machine, for features by the number of rows for each."""
+        """Return the encoder that ``"auto"`` stands for; any other encoder is returned unchanged.
+
+        For images, the choice depends on whether the machine had an accelerator at set-up. For features, it depends on
+        the number of rows per feature.
+        """
         registered = self._registered_inputs
         if not isinstance(encoder, str) or encoder != "auto":
             return encoder
@@ -462,12 +500,30 @@ class SetupMixin(BaseMinifiedModeModelClass):
         n_latent: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> InputTransform | None:
-        """What features pass before an encoder; by default ``"plda"`` if it is ``"linear"``, ``"within"`` if ``"mlp"``.
+        """Create the transform that is applied to features before an encoder; `None` without whitening.
+
+        By default, the whitening is ``"plda"`` before the encoder ``"linear"`` and ``"within"`` before ``"mlp"``.
+
+        Parameters
+        ----------
+        encoder
+            Name of the encoder, or a module.
+        whitening
+            Kind of whitening, see :class:`scbd.nn.InputTransform`, ``"auto"`` or `None`.
+        n_latent
+            Dimension of the embedding. A linear encoder does not change the dimension, so that the transform sets it.
+        settings
+            Further arguments of :class:`scbd.nn.InputTransform`.
 
         Raises
         ------
         ValueError
-            If a whitening is asked for of images.
+            If a whitening is given for images.
+
+        Warns
+        -----
+        UserWarning
+            If positions were registered and the transform does not use them.
         """
         of_images = self._inputs.image_key is not None
         if of_images and whitening not in ("auto", None):
@@ -477,7 +533,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         transform = None
         if kind is not None and not of_images:
             n_features, own = len(self._registered_inputs["features"]), dict(settings or {})
-            if encoder == "linear":  # which embeds in the dimensions that come in
+            if encoder == "linear":  # its output has as many dimensions as its input
                 own = {"n_components": min(_LINEAR_LATENT, n_features)} | own
                 own |= {} if n_latent is None else {"n_components": n_latent}
             transform = InputTransform(n_features, kind, **own)
@@ -493,7 +549,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def _training_defaults(self) -> Mapping[str, Any]:
-        """Arguments of ``train`` that suit the inputs and the encoder."""
+        """Default arguments of ``train`` for these inputs and this encoder."""
         if self._inputs.image_key is not None:
             asked = self.init_params_["non_kwargs"].get("encoder")
             return _SOME_STEPS if asked is not None and self._encoder(asked) == "small" else {}
@@ -501,9 +557,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def _train_size(self) -> float:
-        """Share of the cells to train on, by default: a map that begins well has next to nothing to be validated for.
+        """Default fraction of the cells that are training cells.
 
-        A tenth of some wells a perturbation, drawn at random, are strangers to each other, whose loss says nothing.
+        A linear encoder is trained on all cells, since it starts close to its final state and has little to validate.
+        Moreover, if each perturbation has only a few wells, a random tenth of the wells contains hardly any two wells
+        of one perturbation, and the validation loss would be meaningless.
         """
         return 1.0 if self._is_linear else TRAIN_SIZE
 

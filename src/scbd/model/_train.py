@@ -1,4 +1,4 @@
-"""Training as scvi-tools users know it, over Lightning's own callbacks."""
+"""The ``train`` method of all models, its settings, and the Lightning trainer and callbacks that it uses."""
 
 from __future__ import annotations
 
@@ -59,30 +59,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# of networks of images
+# default learning rate for images with an encoder other than "small"
 _LR = 1e-4
-# those that leave the weights in float32
+# precisions of Lightning that keep the weights in float32
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-# settings that can be compared with those of another run
+# types of settings that are saved in a checkpoint and compared when a run is resumed
 _PLAIN = (str, int, float, tuple, type(None))
-# validations without improvement after which early stopping stops by default
+# number of validations without improvement after which early stopping stops by default
 _PATIENCE = 10
-# remedy where there is nothing to validate on
+# remedy that errors name if a run that needs validation has none
 _NO_VALIDATION = "keep validation cells (train_size=0.9, or split), and leave limit_val_batches=0 out"
-# arguments of Lightning's trainer that train passes on
+# arguments of Lightning's Trainer that `train` accepts and forwards
 TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if name not in INSTEAD["train"])
-# arguments of the plan and of the data module that the model gives them itself
+# arguments of the training plan, and of the data module, that the model sets itself and users cannot give
 _OF_PLAN = ("module", "seed", "first_step", "settings", "head")
 _OF_BATCHES = ("source", "y", "e", "split", "numbers", "mixed_by", "max_steps", "first_step")
-# numbers that validation logs; all others come with training steps
+# prefixes of the metrics that validation logs; training steps log all other metrics
 _OF_VALIDATION = ("validation_", "z_c_")
 
 
 class TrainingDiverged(RuntimeError):
-    """The loss became NaN or infinite.
+    """Error that training raises when the loss or a weight becomes NaN or infinite.
 
-    The model has the weights of the last validation whose loss was a number (or those from before the run, if there was
-    none); ``model.history`` has the losses.
+    The model keeps the weights of the last validation with a finite loss. Without validation, it keeps weights that
+    were saved at a regular interval while the training loss was finite. If there are no such weights, it keeps the
+    weights from before the run. ``model.history`` holds the losses.
 
     Examples
     --------
@@ -97,7 +98,7 @@ class TrainingDiverged(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Arguments of :meth:`TrainMixin.train`, which has their defaults and says what they mean."""
+    """Arguments of one call of :meth:`TrainMixin.train`, which documents them and sets their defaults."""
 
     max_steps: int | None
     max_epochs: int | None
@@ -142,33 +143,35 @@ class TrainSettings:
 
     @property
     def folder(self) -> Path | None:
-        """Where states are kept."""
+        """Folder of the checkpoints; `None` if the run keeps none."""
         return local_path(self.checkpoint_dir) if self.checkpoint_dir else None
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Arguments of the training plan."""
+        """Keyword arguments of the training plan: learning rate, weight decay and ``plan_kwargs``."""
         rates = {"lr": _LR if self.lr is None else self.lr, "weight_decay": self.weight_decay}
         return rates | dict(self.plan_kwargs or {})
 
     @property
     def accumulated(self) -> int:
-        """Number of batches per step."""
+        """Number of batches whose gradients are accumulated in one training step."""
         return self.trainer_kwargs.get("accumulate_grad_batches") or 1
 
     def validates(self, data: ImageDataModule) -> bool:
-        """Return whether the run validates: there are validation cells, and no argument turns validation off."""
+        """Return whether the run validates: it has validation cells, and no argument turns validation off."""
         return data.validates and self.trainer_kwargs.get("limit_val_batches") != 0
 
     def with_validation_in_steps(self, data: ImageDataModule) -> TrainSettings:
-        """Return settings whose ``validate_every`` stands for the arguments of Lightning that time validations.
+        """Return settings in which ``validate_every`` replaces Lightning's arguments that time validations.
 
-        Lightning counts epochs, and takes a whole run for one, while its users mean passes over the training cells.
+        To Lightning, a whole run is a single epoch. Users who give ``check_val_every_n_epoch`` or
+        ``val_check_interval`` mean passes over the training cells. Both arguments are therefore converted to a number
+        of steps.
 
         Raises
         ------
         ValueError
-            If several arguments time validations, one has no meaning, or the run does not validate.
+            If several arguments time validations, if the value of one is not valid, or if the run does not validate.
         """
         further = dict(self.trainer_kwargs)
         epochs, interval = (further.pop(name, None) for name in ("check_val_every_n_epoch", "val_check_interval"))
@@ -203,7 +206,7 @@ class TrainSettings:
 
 
 class TrainMixin(PredictMixin):
-    """Gives an image model :meth:`train`."""
+    """Mixin that adds :meth:`train` to a model."""
 
     history_: dict[str, pd.DataFrame] | None
     train_indices: np.ndarray
@@ -239,120 +242,147 @@ class TrainMixin(PredictMixin):
         plan_kwargs: Mapping[str, Any] | None = None,
         **trainer_kwargs: Any,
     ) -> None:
-        """Train the model; again, to go on with a fresh optimiser, and with batches that were not seen yet.
+        """Train the model.
+
+        A second call continues from the current weights, with a new optimiser and with batches that earlier runs have
+        not used.
 
         Parameters
         ----------
         max_steps, max_epochs
-            Length of the run, in updates or in passes over the training cells (not both). By default scvi-tools'
-            heuristic: 400 epochs up to 20,000 cells, fewer beyond. With the encoder ``"small"`` 300 steps; of features
-            50 steps with ``"linear"``, 200 with others.
+            Length of the run, either in optimiser steps or in passes over the training cells. Give at most one of them.
+            The default depends on the inputs and the encoder:
+
+            - images, encoder ``"small"``: 300 steps;
+            - images, any other encoder: the heuristic of scvi-tools, which is 400 epochs for up to 20,000 training
+              cells and fewer epochs for more cells;
+            - features, encoder ``"linear"``: 50 steps;
+            - features, any other encoder: 200 steps.
         lr, weight_decay
-            Learning rate and weight decay of AdamW. The rate is 0.0001 by default, 0.001 with ``"small"``, and for
-            features 0.001 with others than ``"linear"``; it falls to 0 along half a cosine.
+            Learning rate and weight decay of AdamW. The default learning rate is 0.001 for the encoder ``"small"`` and
+            for features with an encoder other than ``"linear"``; otherwise it is 0.0001. The learning rate decays to 0
+            along half a cosine.
         batch_size
-            Cells a batch; larger batches hold more pairs. By default 2,048, with ``"small"`` 512; or all training cells
-            if they are fewer.
+            Number of cells per batch. Larger batches contain more pairs of cells to contrast. By default 512 for the
+            encoder ``"small"`` and 2,048 otherwise, but at most the number of training cells.
         perturbations_per_batch
-            Draw P perturbations with equally many cells each; `None` shuffles plainly. By default plain shuffling
-            where it gives a cell about eight partners of its perturbation, P × 8 otherwise; classifiers and
-            latent-variable models shuffle, or draw environments or pairs.
+            Number of perturbations P per batch, with an equal number of cells each. `None` draws cells by plain
+            shuffling. By default, cells are shuffled if each cell then has about eight partners of its perturbation in
+            a batch; otherwise P is chosen such that each perturbation has about eight cells. Classifiers and
+            latent-variable models shuffle cells, or draw environments or pairs.
         split
             A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
-            By default a random split, stratified by y and e; or that of the model's earlier run on the same cells.
+            By default, the split of the model's last run, if that run used the same cells and no sizes are given;
+            otherwise a random split that is stratified by y and e.
         train_size, validation_size
-            Fractions of a random split, 0.9 and the rest by default, and all of features with ``"linear"``; what they
-            leave is the test part.
+            Fractions of the cells in the training part and the validation part of a random split. By default,
+            ``train_size`` is 0.9 (1.0 for features with the encoder ``"linear"``) and all remaining cells are
+            validation cells. Cells in neither part are test cells.
         validate_every
-            Steps between validations and checkpoints. By default a twentieth of the run, or more where validation
-            would take more than about a tenth of the time. A validation is of whole batches of ``batch_size``, or of
-            one of all validation cells if they are fewer, the same each time. Lightning's ``check_val_every_n_epoch``
-            and ``val_check_interval`` may be given in its place, in passes over the training cells and in batches.
+            Number of steps between validations, and between checkpoints. The default is a twentieth of the run, or
+            more steps if validation would otherwise take more than about a tenth of the time. Each validation uses the
+            same whole batches of ``batch_size`` cells, or one batch of all validation cells if they are fewer.
+            Instead, Lightning's ``check_val_every_n_epoch`` (passes over the training cells) or ``val_check_interval``
+            (batches) can be given.
         load_best
-            End with the weights of the lowest validation loss rather than the last, if the run is interrupted, too. A
-            contrastive loss counts overconfidence: it may rise while perturbations are found better.
+            Whether to end with the weights of the lowest validation loss instead of the last weights. An interrupted
+            run ends with them, too. A contrastive loss penalises overconfidence. The validation loss may therefore
+            rise while the model still gets better at distinguishing perturbations.
         early_stopping
-            Stop when the validation loss has not improved for some validations.
+            Whether to stop after ``early_stopping_patience`` validations without an improvement of the validation loss.
         early_stopping_patience
-            Number of these validations, 10 by default.
+            Number of validations without improvement before the run stops. Default: 10.
         online_head
-            Train a linear head of the perturbation on r_c beside the encoder, as the paper's authors do, for
-            :meth:`predict`; it changes nothing of the training. Classifiers have a head already, and get no other.
+            Whether to train a linear classifier of the perturbation on r_c alongside the encoder, as the paper's
+            authors do. :meth:`predict` uses it. The classifier does not affect the training of the encoder. Models
+            that are classifiers have a head already and do not get another one.
         checkpoint_dir
-            Where to keep ``last.ckpt``, written with each validation, and with ``load_best`` ``best.ckpt``. A run that
-            is killed loses the steps since then.
+            Folder for checkpoints. ``last.ckpt`` is written at each validation, or every ``validate_every`` steps if
+            the run does not validate. With ``load_best``, ``best.ckpt`` is written as well. A run that is killed loses
+            the steps since its last checkpoint.
         resume
-            Go on from the ``last.ckpt`` in ``checkpoint_dir``, if there is one, optimiser included: to the weights of a
-            run that was never interrupted. Cells, labels and settings must be those of the run.
+            Whether to continue from ``last.ckpt`` in ``checkpoint_dir``, if this file exists. The state of the
+            optimiser is restored, too, so that the run ends with the same weights as a run that was not interrupted.
+            Cells, labels and settings must be the same as those of the interrupted run.
         accelerator, devices
             See :class:`lightning.pytorch.Trainer`.
         precision
-            ``"32-true"``, or ``"bf16-mixed"``, which computes the encoders in bfloat16 and the losses in float32
-            (``"16-mixed"``: in float16); weights and embeddings are float32.
+            ``"32-true"`` computes in float32. ``"bf16-mixed"`` and ``"16-mixed"`` compute the encoders in bfloat16 or
+            float16, and the losses in float32. Weights and embeddings are always float32.
         seed
-            Seed of the split, the batches and the augmentation; by default ``scvi.settings.seed``, from which the
-            weights are drawn when the model is made, or 0.
+            Seed of the split, the batches and the augmentation. By default ``scvi.settings.seed``, or 0 if that is not
+            set. The encoders' initial weights do not depend on this argument. They are drawn when the model is
+            constructed, and are reproducible with ``scvi.settings.seed``.
         batch_kwargs
-            Further arguments of :class:`scbd.data.ImageDataModule`: ``preload="device"`` puts all images on the device
-            before training; ``neighbours`` says whether rows are drawn in stretches.
+            Further arguments of :class:`scbd.data.ImageDataModule`. For example, ``preload="device"`` copies all images
+            to the device before training, and ``neighbours`` sets whether cells are drawn in contiguous stretches of
+            rows.
         plan_kwargs
             Further arguments of :class:`scbd.model.TrainingPlan`: ``encoder_lr``, ``lr_decay``,
             ``n_steps_alpha_warmup``.
         **trainer_kwargs
             Further arguments of :class:`lightning.pytorch.Trainer`, such as ``enable_progress_bar``,
-            ``gradient_clip_val``, ``callbacks`` (beside our own) or ``logger``.
+            ``gradient_clip_val``, ``callbacks`` (added to the model's own callbacks) or ``logger``.
 
         Raises
         ------
         TypeError
-            If there is no such argument.
+            If an argument does not exist.
         ValueError
-            If the settings do not fit together or the data; before any work is done.
+            If settings contradict each other or do not fit the data. This is checked before any work is done.
         FileExistsError
-            If ``checkpoint_dir`` holds an earlier run that is not resumed.
+            If ``checkpoint_dir`` holds the checkpoint of an earlier run and ``resume`` is false.
         scbd.model.TrainingDiverged
-            If the loss became NaN or infinite. The model keeps the last weights that were good.
+            If the loss or a weight becomes NaN or infinite. The model then has the last weights that were good.
         KeyboardInterrupt
-            If interrupted. Weights and history are kept; ``last.ckpt`` is that of the last validation.
+            If the user interrupts the run. The model keeps the weights and the history. ``last.ckpt`` holds the state
+            of the last validation.
         SystemExit
-            With code 143, if the process receives SIGTERM while it trains. The same is kept.
+            With code 143, if the process receives SIGTERM during training. Weights, history and ``last.ckpt`` are kept
+            in the same way.
 
         Warns
         -----
         UserWarning
-            If z_c has collapsed, or has learned no more than it would then, and does not tell means of perturbations
-            apart either; if it has learned training cells by heart; if cells are validated on that an earlier run was
-            trained on.
+            If z_c is nearly a single point, or carries no supervised information, and the means of perturbations do not
+            differ more than the means of permuted labels. If z_c has overfitted the training cells. If the validation
+            cells include cells that an earlier run of the model was trained on.
         """
         given = dict(locals())
         del given["self"]
         settings, defaults = TrainSettings(**given), dict(self._training_defaults)
-        leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}  # of the first, see _data
+        # _data sets batch_size, which depends on the number of training cells
+        leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
         self._finish(self._fit(self.module, replace(settings, **unset)))
 
     def _train_settings(self, **given: Any) -> TrainSettings:
-        """Arguments of :meth:`train`, with its defaults."""
+        """Return the settings of a call of :meth:`train` with these arguments, and its defaults for all others."""
         bound = inspect.signature(self.train).bind(**given)
         bound.apply_defaults()
         return TrainSettings(**bound.arguments)
 
     def _fit(self, objective: Objective, settings: TrainSettings, *, contrastive: bool = True) -> TrainingRun:
-        """Train an objective: our module, or one around it. All checks come first.
+        """Train an objective, after all checks.
 
         Parameters
         ----------
         objective
-            What the plan calls with each batch.
+            The model's module, or an objective that contains the module. The plan calls it with each batch.
         settings
-            How.
+            Arguments of :meth:`train`.
         contrastive
-            Whether the encoders are trained: then cells need partners, and the run goes on from those before.
+            Whether the run trains the encoders. If so, its steps are counted from the end of earlier runs, and cells
+            need partners of the same perturbation.
+
+        Returns
+        -------
+        The finished run. An exception raised during training is kept in its ``error``.
         """
         self._check_further_arguments(settings)
         adata = self._require(None)
         state = find_state(settings.folder, resume=settings.resume)
-        # a run that is resumed goes on from where it was begun
+        # steps of earlier runs; a resumed run keeps the count of the interrupted run
         first_step = state.settings["first_step"] if state else self._steps() if contrastive else 0
         source, y, e = self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
         cells = cell_digests(source, self._labels())
@@ -369,7 +399,7 @@ class TrainMixin(PredictMixin):
         with _quiet_lightning(), _folder(settings) as folder:
             run = TrainingRun(plan, data, settings, folder)
             self.trainer = run.trainer
-            run.trainer._model = self  # type: ignore[attr-defined]  # where callbacks of scvi-tools look for it
+            run.trainer._model = self  # type: ignore[attr-defined]  # scvi-tools' callbacks read the model from here
             if contrastive:
                 warn_of_singletons(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
@@ -390,7 +420,7 @@ class TrainMixin(PredictMixin):
         return run
 
     def _check_further_arguments(self, settings: TrainSettings) -> None:
-        """Raise ``TypeError`` for names in ``plan_kwargs`` and ``batch_kwargs`` that their classes do not take."""
+        """Raise ``TypeError`` if ``plan_kwargs`` or ``batch_kwargs`` hold names that their classes do not accept."""
         traits, of_train = self.traits, keyword_names(type(self).train)
         for name, cls, own in (
             ("plan_kwargs", traits.plan, _OF_PLAN),
@@ -403,7 +433,21 @@ class TrainMixin(PredictMixin):
     def _data(
         self, source: ImageSource, y: np.ndarray, e: np.ndarray, settings: TrainSettings, first_step: int, images: str
     ) -> ImageDataModule:
-        """Batches of the cells that are trained on, as many as the run is long; ``images`` is their digest."""
+        """Create the data module of a run, with its split, batch size and number of steps.
+
+        Parameters
+        ----------
+        source
+            Inputs of all cells.
+        y, e
+            Codes of perturbation and environment, ``(N,)``.
+        settings
+            Arguments of :meth:`train`.
+        first_step
+            Number of steps of earlier runs.
+        images
+            Digest of the inputs. If the last run has the same digest, its split is used again.
+        """
         seed = (scvi.settings.seed or 0) if settings.seed is None else settings.seed
         split = choose_split(
             self.adata.obs,
@@ -441,7 +485,7 @@ class TrainMixin(PredictMixin):
 
     @rank_zero_only
     def _tell(self, data: ImageDataModule, plan: TrainingPlan) -> None:
-        """Log, in one table, what was asked for and what was decided."""
+        """Log one table with the data, the model, the length of the run and the sizes of the split."""
         split = data.split
         parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
         lines = [
@@ -451,7 +495,7 @@ class TrainMixin(PredictMixin):
         logger.info("%s", self._described(lines))
 
     def _new_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
-        """What learns beside the encoder, where no head is part of the objective: it goes on from where it is."""
+        """Create the online head, which continues from its earlier weights; `None` for models that are classifiers."""
         if self._own_head is not None:
             return None
         return OnlineHead(
@@ -464,7 +508,7 @@ class TrainMixin(PredictMixin):
         )
 
     def _shared_settings(self, objective: Objective, data: ImageDataModule, settings: TrainSettings) -> dict[str, Any]:
-        """What a resumed run must share with the one it goes on with, and what the model remembers of it."""
+        """Collect the settings that a resumed run must share with the interrupted run; the model keeps them, too."""
         given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]}
         for name in [name for name, value in given.items() if isinstance(value, dict)]:
             given |= given.pop(name)
@@ -474,11 +518,11 @@ class TrainMixin(PredictMixin):
             "control": self.registry_["setup_args"].get("control"),
             "e_columns": "side_by_side" if is_side_by_side(self.registry_) else None,
             "continuous_covariate_keys": ", ".join(self._registered(NUMBER_REGISTRY).get("columns", [])),
-            # what a network has learned of each label lies under its number
+            # parameters for each label are stored by the code of the label
             "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
             **{name: getattr(data, name) for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")},
             "first_step": data.first_step,
-            # rates fall towards the end
+            # a learning rate that decays over the run depends on the length of the run
             "length": data.max_steps if {**self.traits.plan_kwargs, **settings.plan}.get("lr_decay", True) else None,
             "validate_every": settings.validate_every,
             "precision": settings.precision,
@@ -492,7 +536,12 @@ class TrainMixin(PredictMixin):
         return {name: value for name, value in shared.items() if isinstance(value, _PLAIN)}
 
     def _finish(self, run: TrainingRun) -> None:
-        """Keep what a run of the encoders leaves, behind what it went on from."""
+        """Store the history and results of a run of the encoders, and raise the exception that ended the run, if any.
+
+        The new history is appended to the history of earlier runs. Split, settings and weights of the online head are
+        stored only if the run has updated the weights. The residual environment offsets and the means of the controls
+        are then estimated again from the new embeddings.
+        """
         new, first = run.history.frames(run.plan.first_step), run.plan.first_step
         earlier = {n: f[f.index <= first] if n in new else f for n, f in (self.history_ or {}).items()}
         both = {name: [f[name] for f in (earlier, new) if name in f and len(f[name])] for name in earlier | new}
@@ -512,23 +561,31 @@ class TrainMixin(PredictMixin):
                 self._find_centers()
             if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
                 self._after_training(run.data)
-        finally:  # whatever else goes wrong with cells that a run failed at
+        finally:  # the exception of the run takes precedence over exceptions of the steps above
             if run.error is not None:
                 raise run.error
 
     def _steps(self) -> int:
-        """Steps of all runs so far."""
+        """Return the number of steps of all runs so far."""
         return getattr(self, "training_settings_", {}).get("steps", 0) if self.is_trained_ else 0
 
     def _labels(self) -> pd.DataFrame:
-        """Columns of the perturbation, of environments, and of the position."""
+        """Return the columns of ``obs`` with perturbation, environments, positions and continuous covariates."""
         setup = self.registry_["setup_args"]
         names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
         keys = [setup[name] for name in names if setup.get(name) is not None]
         return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 
     def _earlier_split(self, images: str, *, given: bool) -> Split | None:
-        """The split of the last run, if that was on these images."""
+        """Return the split of the last run if that run used the same inputs; otherwise `None`.
+
+        Parameters
+        ----------
+        images
+            Digest of the inputs.
+        given
+            Whether the user gives a split. If not, a warning is logged when the inputs have changed.
+        """
         trained_on = getattr(self, "training_settings_", {}).get("images")
         if trained_on == images:
             return Split(self.train_indices, self.validation_indices, self.test_indices)
@@ -540,13 +597,16 @@ class TrainMixin(PredictMixin):
         return None
 
     def _forget(self) -> None:
-        """Nothing was found of these weights yet."""
+        """Reset the attributes derived from the weights, which are listed in ``traits.findings``."""
         for name, kind in self.traits.findings.items():
             setattr(self, name, kind())
 
     @contextmanager
     def _forgotten(self) -> Iterator[None]:
-        """While weights change, callbacks save a model of which nothing was found; then it is remembered again."""
+        """Reset the attributes derived from the weights while a run lasts, and restore them afterwards.
+
+        A callback that saves the model during the run would otherwise save attributes of earlier weights.
+        """
         kept = {name: getattr(self, name) for name in self.traits.findings if hasattr(self, name)}
         for name in kept:
             setattr(self, name, self.traits.findings[name]())
@@ -557,34 +617,34 @@ class TrainMixin(PredictMixin):
                 setattr(self, name, found)
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """For a model to look at codes of training cells."""
+        """Check the codes of the training cells before a run; a subclass overrides this."""
 
     def _apart(self) -> AbstractContextManager[None]:
-        """For a model with parts that are not trained: they are no part of it while a run lasts."""
+        """Return a context that detaches untrained parts of the model during a run; a subclass overrides this."""
         return nullcontext()
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """For a model to look at what was learned."""
+        """Evaluate the model after a run; a subclass overrides this."""
 
 
 class TrainingRun:
-    """A run of a plan over Lightning's trainer, with our callbacks beside those of the user.
+    """One training run with Lightning's trainer, our callbacks and the callbacks of the user.
 
     Parameters
     ----------
     plan
-        What a step is.
+        Training plan, which defines the step, the optimiser and the logging.
     data
-        Batches, of which ``max_steps`` are trained on.
+        Data module with the batches; the run has ``data.max_steps`` steps.
     settings
-        How the run goes.
+        Arguments of :meth:`TrainMixin.train`.
     folder
-        Where states and best weights are kept.
+        Folder for checkpoints and best weights; `None` if the run keeps neither.
 
     Raises
     ------
     ValueError
-        If a setting does not fit; before anything is written.
+        If a setting does not fit. Files have not been written by then.
     """
 
     def __init__(self, plan: TrainingPlan, data: ImageDataModule, settings: TrainSettings, folder: Path | None) -> None:
@@ -607,7 +667,8 @@ class TrainingRun:
         theirs = _several(given.pop("callbacks", None))
         shown = given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs)
         ours = [
-            callbacks.TQDMProgressBar() if shown else None,  # the default names epochs, of which there is one
+            # Lightning's default bar counts epochs, and a run is a single epoch
+            callbacks.TQDMProgressBar() if shown else None,
             EarlyStopping(settings.early_stopping_patience or _PATIENCE) if settings.early_stopping else None,
             self.history,
             self._divergence,
@@ -616,7 +677,7 @@ class TrainingRun:
         ]
         defaults = {
             "max_epochs": -1,
-            "val_check_interval": every * settings.accumulated,  # counted in batches
+            "val_check_interval": every * settings.accumulated,  # in batches
             "num_sanity_val_steps": 0,
             "log_every_n_steps": max(1, min(10, every)),
             "enable_model_summary": False,
@@ -631,7 +692,7 @@ class TrainingRun:
             precision=settings.precision,
             callbacks=[*theirs, *filter(None, ours)],
             plugins=plugins,
-            use_distributed_sampler=False,  # ours know their rank
+            use_distributed_sampler=False,  # our samplers already divide batches among ranks
         )
         if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
             msg = (
@@ -642,26 +703,29 @@ class TrainingRun:
 
     @property
     def moved(self) -> bool:
-        """Whether it came to a step: or the weights are those from before."""
+        """Return whether the run counts: it made at least one step that is kept, or it ended without an exception."""
         return self.settings["steps"] > self.plan.first_step or self.error is None
 
     def start(self, state: State | None) -> None:
-        """Train, and keep an exception in ``error`` rather than raise it.
+        """Train, and store an exception in ``error`` instead of raising it.
 
-        The plan ends with the last weights; with the best, if it keeps them; or after a divergence with the last good
-        ones.
+        Afterwards, the plan has one of these weights:
+
+        - after a divergence, the last good weights;
+        - with ``load_best``, the weights of the lowest validation loss;
+        - otherwise, the last weights.
         """
-        # a model that was embedded from, or loaded, is in evaluation mode, and Lightning keeps the mode it finds
+        # loading or embedding leaves a model in evaluation mode, and Lightning does not change the mode
         self.plan.train()
         try:
             with freed_memory_kept(self.trainer.strategy.root_device):
                 self.trainer.fit(self.plan, self.data, ckpt_path=state.path if state else None, weights_only=True)
-        except SystemExit as error:  # Lightning's answer to Ctrl-C; a notebook must survive it
+        except SystemExit as error:  # Lightning raises it on Ctrl-C, which would end the kernel of a notebook
             interrupted = isinstance(error.__context__, KeyboardInterrupt)
             self.error = KeyboardInterrupt() if interrupted else error
-        except BaseException as error:  # noqa: BLE001 - raised again, once what was learned is kept
+        except BaseException as error:  # noqa: BLE001 - raised again after weights and history are stored
             self.error = error
-        # Lightning raises an exception with exit status 0, and after the last step none
+        # on SIGTERM, Lightning raises an exception with exit status 0, or no exception after the last step
         if isinstance(self.error, SIGTERMException) or (self.error is None and self.trainer.received_sigterm):
             logger.warning("Training was terminated by SIGTERM after %d steps.", self.trainer.global_step)
             self.error = SystemExit(128 + signal.SIGTERM)
@@ -671,15 +735,17 @@ class TrainingRun:
             steps = self._divergence.step
         elif self._best is not None:
             self._best.restore(self.plan)
-            if self.error is None:  # all processes have read them
+            if self.error is None:  # a temporary folder must not be removed before all processes have read the weights
                 self.trainer.strategy.barrier()
         self.settings["steps"] = self.plan.first_step + steps
 
 
 class History(Checkpoint):
-    """Every logged number by step. It is part of each checkpoint, whose step it therefore ends at.
+    """Callback that records every logged metric by step.
 
-    A checkpoint to Lightning, so that it comes behind all callbacks that log.
+    The history is saved in each checkpoint. The history of a resumed run therefore continues at the checkpoint's step.
+    The class derives from ``Checkpoint`` because Lightning runs checkpoint callbacks last, and so after all callbacks
+    that log.
     """
 
     def __init__(self) -> None:
@@ -688,25 +754,33 @@ class History(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep what a step logged, every so many steps."""
+        """Record the metrics of a training step, every ``log_every_n_steps`` steps."""
         step_ends = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if step_ends and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._keep(trainer, validation=False)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep what validation logged."""
+        """Record the metrics of a validation."""
         self._keep(trainer, validation=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far."""
+        """Return the recorded metrics by step."""
         return {"rows": self._rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the recorded metrics."""
         self._rows = state_dict["rows"]
 
     def frames(self, offset: int = 0, prefix: str = "") -> dict[str, pd.DataFrame]:
-        """The shape of ``history_`` in scvi-tools: one frame a metric, indexed by step."""
+        """Return one data frame per metric, indexed by step, as ``history_`` holds them in scvi-tools.
+
+        Parameters
+        ----------
+        offset
+            Number added to each step: the steps of earlier runs.
+        prefix
+            Text put before the name of each metric.
+        """
         rows, frames = sorted(self._rows.items()), {}
         for name in dict.fromkeys(name for _, row in rows for name in row):
             values = {step + offset: row[name] for step, row in rows if name in row}
@@ -721,49 +795,50 @@ class History(Checkpoint):
 
 
 class Divergence(Checkpoint):
-    """Keep the last weights that were good, and stop at a loss that is no number.
+    """Callback that stops training when the loss is not finite, and keeps a copy of the last good weights.
 
-    Good are weights whose validation loss was finite; where nothing is validated, weights whose training loss was.
-    Those just before a loss that is none are not trusted.
+    Weights are good if their validation loss is finite. Without validation, weights are good if their training loss is
+    finite. The weights just before a non-finite loss are not used, because they may already have diverged.
 
     Parameters
     ----------
     every
-        Steps between weights that are kept where nothing is validated.
+        Number of steps between copies of the weights in a run without validation.
     """
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._bad = torch.zeros((), dtype=torch.int64)  # losses in a row; where they are, since to ask waits for them
+        # number of consecutive non-finite losses; stays on the device, because reading it waits for the device
+        self._bad = torch.zeros((), dtype=torch.int64)
         self.weights: dict[str, Tensor] = {}
         self.step = 0
-        """Of these weights."""
+        """Step at which ``weights`` were copied."""
 
     def on_train_start(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Keep the weights that a run starts from."""
+        """Copy the weights that the run starts from."""
         self._bad = self._bad.to(plan.device)
         self._keep(trainer, plan)
 
     def on_before_backward(self, trainer: L.Trainer, plan: TrainingPlan, loss: Tensor) -> None:  # type: ignore[override]
-        """Count, and keep weights that this loss shows to be good."""
+        """Count consecutive non-finite losses; without validation, copy weights whose loss is finite."""
         self._bad = torch.where(loss.isfinite(), torch.zeros_like(self._bad), self._bad + 1)
         if trainer.global_step % self._every == 0 and not any(trainer.num_val_batches) and not int(self._bad):
             self._keep(trainer, plan)
 
     def on_train_batch_end(self, trainer: L.Trainer, plan: TrainingPlan, *args: Any) -> None:  # type: ignore[override]
-        """Stop if more losses than the plan tolerates are none; all processes do, if one has to."""
+        """Stop all processes if one has more consecutive non-finite losses than ``plan.tolerated_losses``."""
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             bad = int(trainer.strategy.reduce(self._bad, reduce_op="max"))
             self._check(bad <= plan.tolerated_losses, "training loss", trainer)
 
     def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Keep the weights, if they were found good."""
+        """Copy the weights if the validation loss is finite; otherwise stop."""
         loss = trainer.callback_metrics.get("validation_loss", torch.zeros(()))
         self._check(bool(loss.isfinite()), "validation loss", trainer)
         self._keep(trainer, plan)
 
     def on_train_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Look at what the last step made of the weights, which no loss has shown."""
+        """Check that the weights after the last step are finite, since no loss has been computed with them."""
         finite = [value.isfinite().all() for value in plan.state_dict().values()]
         self._check(bool(torch.stack(finite).all()), "weights", trainer)
 
@@ -774,7 +849,7 @@ class Divergence(Checkpoint):
     def _check(self, good: bool, what: str, trainer: L.Trainer) -> None:
         if not good:
             group = trainer.optimizers[0].param_groups[0]
-            lr = group.get("initial_lr", group["lr"])  # what was asked for, however far it has fallen
+            lr = group.get("initial_lr", group["lr"])  # the learning rate before its decay
             msg = (
                 f"NaN or infinity in the {what} by step {trainer.global_step:,} (lr {lr:g}, precision "
                 f"{trainer.precision}): lower lr, set gradient_clip_val=1.0, or look for extreme values of the inputs. "
@@ -784,18 +859,21 @@ class Divergence(Checkpoint):
 
 
 class EarlyStopping(callbacks.EarlyStopping):
-    """Lightning's early stopping; a run that had stopped does not go on when it is resumed."""
+    """Lightning's early stopping on the validation loss, which also ends a resumed run that had stopped before."""
 
     def __init__(self, patience: int) -> None:
         super().__init__("validation_loss", patience=patience, check_on_train_epoch_end=False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop at once, if it is over."""
+        """Stop at once if the resumed run has already used up its patience."""
         trainer.should_stop = self.wait_count >= self.patience
 
 
 class BestWeights(ModelCheckpoint):
-    """``best.ckpt``: the weights of the lowest validation loss, from where the plan's own objective has begun."""
+    """Callback that saves the weights of the lowest validation loss as ``best.ckpt``.
+
+    Validations during the plan's preliminary steps do not count.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
@@ -808,12 +886,16 @@ class BestWeights(ModelCheckpoint):
         )
 
     def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Not before: a penalty that sets in late raises the loss, and the weights kept would be without it."""
+        """Save the weights if they are the best so far, unless the preliminary steps of the plan are still running.
+
+        A penalty that starts after the preliminary steps raises the loss. The best weights would otherwise always be
+        weights that were trained without the penalty.
+        """
         if plan.first_step + trainer.global_step > plan.preliminary_steps:
             super().on_validation_end(trainer, plan)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, wherever the folder lies now."""
+        """Restore the path and loss of the best weights, in the current folder in case the folder was moved."""
         path, score = os.path.join(str(self.dirpath), "best.ckpt"), state_dict["best_model_score"]
         if score is not None and os.path.isfile(path):
             self.best_model_path = self.kth_best_model_path = path
@@ -821,16 +903,18 @@ class BestWeights(ModelCheckpoint):
             self.best_k_models = {path: score}
 
     def restore(self, plan: L.LightningModule) -> None:
-        """Give the plan the best weights, if there was a validation."""
+        """Load the best weights into the plan, if any were saved."""
         if self.best_model_path:
             saved = torch.load(self.best_model_path, map_location=plan.device, weights_only=True)
             plan.load_state_dict(saved["state_dict"])
 
 
 class LastState(ModelCheckpoint):
-    """``last.ckpt``: the state a run can be resumed from, with each validation, or else every so many steps.
+    """Callback that saves ``last.ckpt``, from which a run can be resumed.
 
-    Not ``save_on_exception``, which would put the middle of a step, or weights that diverged, in its place.
+    The file is written at each validation. In a run without validation, the file is written every ``every`` steps.
+    Lightning's ``save_on_exception`` is not used, because it would replace the file with a state from within a step, or
+    with weights that have diverged.
     """
 
     def __init__(self, folder: Path | None, every: int, *, validates: bool) -> None:
@@ -845,20 +929,21 @@ class LastState(ModelCheckpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Not within a step, whose gradients are in no state."""
+        """Save only after the last batch of a step, because a checkpoint does not hold accumulated gradients."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_end(trainer, plan, outputs, batch, batch_idx)
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it.
+    """Checkpoint writer that never leaves a partial checkpoint.
 
-    Lightning's own way goes through the folder for temporary files. Where that is on another file system, the last
-    step is a copy over the only good checkpoint, and a process that is killed meanwhile leaves half of one.
+    A checkpoint is written to a temporary file in the same folder, which is then renamed. Lightning's own writer uses
+    the system's folder for temporary files. If that folder is on another file system, Lightning copies the new file
+    over the only good checkpoint, and a process that is killed during the copy leaves a partial file.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write to a local path; whatever else Lightning takes is left to it."""
+        """Write a checkpoint to a local path; remote addresses are left to Lightning."""
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -867,24 +952,24 @@ class WholeFiles(TorchCheckpointIO):
 
 
 class State(NamedTuple):
-    """Where a run goes on from."""
+    """Checkpoint from which a run is resumed."""
 
     path: Path
     step: int
-    """Updates made, since the run began."""
+    """Number of steps from the beginning of the run to the checkpoint."""
     settings: dict[str, Any]
-    """What the run that goes on must share."""
+    """Settings that the resumed run must share with the interrupted run."""
 
 
 def find_state(folder: Path | None, *, resume: bool) -> State | None:
-    """The state to resume from, read through; `None` for a run that begins.
+    """Find and verify the checkpoint to resume from; return `None` if the folder holds none.
 
     Raises
     ------
     FileExistsError
-        If a run is to begin where the state of another is.
+        If the folder holds a checkpoint and ``resume`` is false.
     ValueError
-        If it cannot be read.
+        If the checkpoint cannot be read.
     """
     path = folder / "last.ckpt" if folder else None
     if path is None or not path.is_file():
@@ -896,7 +981,7 @@ def find_state(folder: Path | None, *, resume: bool) -> State | None:
 
 
 def check_resumable(state: State, settings: dict[str, Any], max_steps: int) -> None:
-    """Raise ``ValueError`` if a state is of other cells or settings, or further than the run should end."""
+    """Raise ``ValueError`` if a checkpoint has other cells or settings than the run, or is beyond its last step."""
     changed = [
         f"other {name}" if name in ("images", "labels", "split", "order of labels") else f"{name}: {before!r} → {now!r}"
         for name in settings | state.settings
@@ -911,14 +996,17 @@ def check_resumable(state: State, settings: dict[str, Any], max_steps: int) -> N
 
 
 def steps_between_validations(data: ImageDataModule) -> int:
-    """Twenty validations a run, fewer where they would take more than a tenth of it."""
-    # a cell that is not learned from costs about a third
+    """Return the steps between validations: a twentieth of the run, or more if validation would take too long.
+
+    Validation should take no more than about a tenth of the time of training.
+    """
+    # a validation cell costs about a third of the time of a training cell
     affordable = 0.1 * 3 * data.max_steps * data.batch_size / max(1, len(data.split.validation))
     return data.max_steps // int(np.clip(affordable, 1, min(20, data.max_steps)))
 
 
 def _several(given: Any) -> list[Any]:
-    """One, several or none, as a list."""
+    """Return one object, or several objects, as a list; an empty list for `None`."""
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
@@ -926,7 +1014,11 @@ def _several(given: Any) -> list[Any]:
 
 @contextmanager
 def _folder(settings: TrainSettings) -> Iterator[Path | None]:
-    """Where checkpoints are written, without what killed processes left; for best weights alone, a temporary one."""
+    """Yield the folder for checkpoints; `None` if the run keeps none.
+
+    Partial files that killed processes left in the folder are removed. If only the best weights are needed, the folder
+    is a temporary one.
+    """
     if settings.folder:
         for name in ("last.ckpt", "best.ckpt"):
             remove_partials(settings.folder / name)
@@ -938,7 +1030,7 @@ def _folder(settings: TrainSettings) -> Iterator[Path | None]:
         yield None
 
 
-# what Lightning says of choices that are deliberate here
+# patterns of Lightning's warnings about choices that are deliberate here
 _EXPECTED = (
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
@@ -947,13 +1039,13 @@ _EXPECTED = (
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
     ".*Total length of `.*` across ranks is zero.*",
     ".*treespec, LeafSpec.*",
-    ".*in eval mode at the start of training.*",  # blocks that a decoder is trained on
+    ".*in eval mode at the start of training.*",  # the frozen blocks while a decoder is trained
 )
 
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Neither Lightning's notes on the hardware and on other products, nor its warnings of what is deliberate."""
+    """Silence Lightning's notes about hardware and other products, and its warnings about deliberate choices."""
     notes = logging.getLogger("lightning.pytorch")
     level = notes.level
     with warnings.catch_warnings():
