@@ -1,4 +1,4 @@
-"""Other systems to compare with, under the same contract; and what features and embeddings are corrected by."""
+"""Baseline models with the same interface as SCBD, and batch corrections of features and embeddings."""
 
 from scbd.baselines._classifiers import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel
 from scbd.baselines._corrections import (

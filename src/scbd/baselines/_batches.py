@@ -1,4 +1,4 @@
-"""Batches that know environments, all of them in each or one after the other; or controls, half of each."""
+"""Batches for the baselines: balanced over environments, of one environment each, or half controls."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
     from scbd.data._loading import Stage
 
-# fewer would say little of an environment's moments
+# minimum number of cells per environment in a batch, so that its mean and covariance can be estimated
 _CELLS_WANTED = 8
 
 
 class ShuffledBatches(ImageDataModule):
-    """Plainly shuffled, unless P × K is asked for: no loss here compares cells of a perturbation with each other."""
+    """Data module that shuffles cells, unless the user requests P × K batches (P perturbations, K cells of each).
+
+    The losses of the baselines do not compare cells of the same perturbation with each other.
+    """
 
     def _choose_perturbations_per_batch(self) -> None:
-        """Choose none."""
+        """Keep ``perturbations_per_batch=None``, for plain shuffling."""
 
 
 class OwnBatches(ShuffledBatches):
-    """Base of those that draw cells in a way of their own.
+    """Base of data modules that have their own way of drawing cells.
 
     Parameters
     ----------
@@ -36,7 +39,7 @@ class OwnBatches(ShuffledBatches):
     Raises
     ------
     ValueError
-        If asked for P × K, which would not be done.
+        If the user requests P × K batches (``perturbations_per_batch``), which these data modules do not draw.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,9 +53,11 @@ class OwnBatches(ShuffledBatches):
 
 
 class EnvironmentBatches(OwnBatches):
-    """The same number of cells from each of many environments: all, or as many as give eight cells each.
+    """Data module whose batches have the same number of cells from each of several environments.
 
-    An environment with fewer cells gives some of them twice: no environment makes batches smaller, or stays away.
+    A batch contains all environments if it has room for eight cells of each. Otherwise it contains fewer environments,
+    with about eight cells of each, but at least two environments. If an environment has too few cells, some of its
+    cells are repeated. Small environments therefore neither limit the batch size nor are excluded.
     """
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
@@ -66,21 +71,23 @@ class EnvironmentBatches(OwnBatches):
 
 
 class AlternatingSampler(ShuffleSampler):
-    """One environment a batch: each once in a round, in an order of its own, equally often however large it is.
+    """Batches of one environment each, preceded by batches of all environments.
 
-    Before, plain batches of all environments.
+    Batches form rounds. In a round, each environment has one batch, and the order of environments is random. Each
+    environment thus has the same number of batches, whatever its number of cells.
 
     Parameters
     ----------
     rows
         Row numbers to draw from.
     batch_size
-        Cells in a batch; an environment with fewer gives some of them twice.
+        Cells in a batch. If an environment has fewer cells, some of them are repeated.
     environments
-        Codes of these rows.
+        Environment codes of these rows.
     pretrain_steps
-        Plain batches before the first round, at least: as many as make whole rounds. Of environments apart, BatchNorm
-        learns statistics that no single batch has had, and new cells are misread.
+        Minimum number of shuffled batches of all environments before the first round. It is rounded up to whole rounds.
+        If all batches contained a single environment, the running statistics of BatchNorm would differ from those of
+        every batch, and new cells would be embedded incorrectly.
     **kwargs
         See :class:`scbd.data.BatchSampler`.
     """
@@ -94,11 +101,11 @@ class AlternatingSampler(ShuffleSampler):
 
     @property
     def n_environments(self) -> int:
-        """Batches in a round."""
+        """Number of environments, which is the number of batches in a round."""
         return len(self._groups)
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers of a step's batch."""
+        """Return the row numbers of the batch of a step."""
         if step < self.pretrain_steps:
             return super().batch(step)
         turn, index = divmod(step, self.n_environments)
@@ -108,18 +115,20 @@ class AlternatingSampler(ShuffleSampler):
 
 
 class AlternatingBatches(OwnBatches):
-    """Training batches of one environment each, after plain ones; validation is shuffled plainly.
+    """Data module whose training batches contain one environment each, after some shuffled batches.
+
+    The first training batches are shuffled over all environments, and so are all validation batches.
 
     Parameters
     ----------
     *args, **kwargs
         See :class:`scbd.data.ImageDataModule`.
     pretrain_steps
-        How many plain ones.
+        Minimum number of shuffled training batches before the first round, see :class:`AlternatingSampler`.
     """
 
     def __init__(self, *args: Any, pretrain_steps: int = 0, **kwargs: Any) -> None:
-        self.pretrain_steps = pretrain_steps  # known when the base makes its samplers
+        self.pretrain_steps = pretrain_steps  # set first: the base makes samplers in its constructor
         super().__init__(*args, **kwargs)
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
@@ -131,14 +140,14 @@ class AlternatingBatches(OwnBatches):
 
 
 class EndlessOrder:
-    """Rows in one random order after another.
+    """Endless sequence of rows, one random permutation of all rows after another.
 
     Parameters
     ----------
     rows
         Row numbers.
     seed
-        Of the orders.
+        Seed of the permutations.
     """
 
     def __init__(self, rows: np.ndarray, seed: Sequence[int]) -> None:
@@ -146,9 +155,9 @@ class EndlessOrder:
         self._orders: dict[int, np.ndarray] = {}
 
     def take(self, first: int, n: int) -> np.ndarray:
-        """So many from a place on."""
+        """Return ``n`` rows of the sequence, starting at position ``first``."""
         turns, places = np.divmod(np.arange(first, first + n), len(self._rows))
-        # those at hand are kept: the next rows are likely of the same
+        # keep these permutations: the next rows are likely to be from the same ones
         self._orders = {turn: self._order(turn) for turn in np.unique(turns).tolist()}
         return np.concatenate([order[places[turns == turn]] for turn, order in self._orders.items()])
 
@@ -158,25 +167,26 @@ class EndlessOrder:
 
 
 class PairedSampler(BatchSampler):
-    """Controls in half of each batch, perturbed cells in the other; either group begins anew when it ends.
+    """Batches with controls in the first half and perturbed cells in the second half.
 
-    An epoch passes the larger group once.
+    Each group is shuffled, and shuffled again when all of its cells have been drawn. An epoch is one pass over the
+    larger group.
 
     Parameters
     ----------
     rows
         Row numbers to draw from.
     batch_size
-        Cells in a batch; the perturbed are one more, where it is odd.
+        Cells in a batch. If it is odd, there is one more perturbed cell than there are controls.
     controls
-        Which of the rows are controls, boolean of the same length.
+        Mask of the controls among these rows, boolean of the same length.
     n_steps, **kwargs
         See :class:`scbd.data.BatchSampler`.
 
     Raises
     ------
     ValueError
-        If there are none, or nothing else.
+        If no row is a control, or all rows are controls.
     """
 
     def __init__(
@@ -198,25 +208,27 @@ class PairedSampler(BatchSampler):
             self.n_steps = self.steps_per_epoch
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers of a step's batch, controls first."""
+        """Return the row numbers of the batch of a step, controls first."""
         return np.concatenate(
             [order.take(step * size, size) for order, size in zip(self._orders, self._sizes, strict=True)]
         )
 
 
 class PairedBatches(OwnBatches):
-    """As many controls as perturbed cells in each batch; validation passes the larger group once.
+    """Data module whose batches contain as many controls as perturbed cells.
+
+    Validation is one pass over the larger of the two groups.
 
     Parameters
     ----------
     *args, **kwargs
         See :class:`scbd.data.ImageDataModule`.
     control
-        Code of the controls' perturbation.
+        Code of the perturbation that marks the controls.
     """
 
     def __init__(self, *args: Any, control: int, **kwargs: Any) -> None:
-        self.control = control  # known when the base makes its samplers
+        self.control = control  # set first: the base makes samplers in its constructor
         super().__init__(*args, **kwargs)
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:

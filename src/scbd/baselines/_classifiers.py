@@ -1,6 +1,7 @@
-"""Classifiers of the perturbation: ERM, and those that penalise what differs between environments.
+"""Classifiers of the perturbation: ERM, and methods that penalise differences between environments.
 
-One encoder and one linear head; what each adds to cross-entropy is its module, a screen long.
+All have one encoder and one linear classification head. Each method adds its own terms to the cross-entropy, in a
+module class of its own.
 """
 
 from __future__ import annotations
@@ -33,39 +34,39 @@ if TYPE_CHECKING:
 
 
 class Outputs(NamedTuple):
-    """What an objective is made of."""
+    """Network outputs and labels of a batch, from which the loss is computed."""
 
     features: Tensor
-    """What the encoder gives to the head, float32 ``(B, R)``."""
+    """Output of the encoder and input of the head, float32 ``(B, R)``."""
     logits: Tensor
-    """Float32 ``(B, n_labels)``."""
+    """Output of the head, float32 ``(B, n_labels)``."""
     y: Tensor
-    """Codes of the label, ``(B,)``."""
+    """Codes of the perturbation, ``(B,)``."""
     e: Tensor
     """Codes of the environment, ``(B,)``."""
 
     def by_environment(self) -> Iterator[Outputs]:
-        """The cells of each environment that is in the batch."""
+        """Yield the outputs of each environment in the batch."""
         for environment in self.e.unique():
             rows = self.e == environment
             yield Outputs(*(part[rows] for part in self))
 
 
 class ClassifierModule(EmbeddingModule):
-    """An encoder and a linear head, trained by cross-entropy and, in subclasses, a penalty.
+    """An encoder and a linear head, trained by cross-entropy; subclasses may add a penalty.
 
     Parameters
     ----------
     preprocess
-        What prepares the inputs.
+        Module that prepares the stored inputs.
     encoder
         Name or module, see :func:`scbd.nn.build_encoder`.
     n_labels, n_environments
-        Number of different y and e.
+        Numbers of different perturbations and environments.
     transform
-        What features pass before the encoder.
+        Transform applied to features before the encoder.
     norm
-        Of an encoder by name, see :func:`scbd.nn.build_encoder`.
+        Kind of normalisation layers of an encoder given by name, see :func:`scbd.nn.build_encoder`.
     """
 
     def __init__(
@@ -86,9 +87,9 @@ class ClassifierModule(EmbeddingModule):
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """Losses of a batch, see :class:`scbd.model.EmbeddingModule`.
+        """Compute the losses of a batch, see :class:`scbd.model.EmbeddingModule`.
 
-        Validation looks at cross-entropy alone: a setting is chosen by how well it predicts.
+        The validation loss is the cross-entropy without penalty, because settings are chosen by how well they predict.
         """
         features = self.content(self.prepare(inputs, e, generator).within)
         logits = self.head(features).float()
@@ -98,25 +99,25 @@ class ClassifierModule(EmbeddingModule):
             return self.objective(Outputs(*map(gather, (features.float(), logits, y, e))), ramp)
 
     def objective(self, batch: Outputs, ramp: float) -> Losses:
-        """Of a training batch; here cross-entropy.
+        """Compute the losses of a training batch; here the cross-entropy.
 
         Parameters
         ----------
         batch
-            What the network made of it.
+            Network outputs and labels.
         ramp
-            Factor of a penalty, below 1 while it warms up.
+            Factor of a penalty, below 1 while the penalty warms up.
         """
         return Losses(F.cross_entropy(batch.logits, batch.y))
 
 
 class PenaltyModule(ClassifierModule):
-    """Cross-entropy and a weighted penalty on what differs between environments.
+    """A classifier trained by cross-entropy plus a weighted penalty on differences between environments.
 
     Parameters
     ----------
     penalty
-        Weight.
+        Weight of the penalty.
     **kwargs
         See :class:`ClassifierModule`.
 
@@ -133,33 +134,33 @@ class PenaltyModule(ClassifierModule):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the objective; a resumed run must share them."""
+        """Settings of the objective, which a resumed run must share."""
         return {"penalty": self.penalty}
 
     def objective(self, batch: Outputs, ramp: float) -> Losses:
-        """Cross-entropy and the penalty."""
+        """Compute the cross-entropy plus the weighted penalty."""
         error, penalty = F.cross_entropy(batch.logits, batch.y), self.penalise(batch)
         return Losses(error + ramp * self.penalty * penalty, {"cross_entropy": error, "penalty": penalty})
 
     def penalise(self, batch: Outputs) -> Tensor:
-        """The penalty, a scalar."""
+        """Compute the penalty of a batch, a scalar."""
         raise NotImplementedError
 
 
 class ClassifierModel(ImageModel):
-    """Base of the classifiers; a subclass names its module, and what more it takes."""
+    """Base class of the classifiers. A subclass names its module class and adds its own arguments."""
 
     module: ClassifierModule
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
     traits = replace(
         ImageModel.traits,
         batches=ShuffledBatches,
-        fixed_labels=(Y_REGISTRY,),  # the head's
+        fixed_labels=(Y_REGISTRY,),  # the head has one output per perturbation
         next_step="predict(), or get_latent_representation()",
     )
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
-        """Make the module."""
+        """Make the module from the settings of encoder, preprocessing and objective."""
         encoder = self._encoder(encoder)
         settings: dict[str, Any] = {
             "standardize_by": "auto",
@@ -185,9 +186,9 @@ class ClassifierModel(ImageModel):
 
 
 class ERMModel(ClassifierModel):
-    """A plain classifier of the perturbation, the baseline of domain generalisation.
+    """A plain classifier of the perturbation (empirical risk minimisation), the baseline of domain generalisation.
 
-    Its embedding, ``get_latent_representation()``, is what the encoder gives to the linear head.
+    Its embedding, ``get_latent_representation()``, is the output of the encoder, before the linear head.
 
     Parameters
     ----------
@@ -198,11 +199,16 @@ class ERMModel(ClassifierModel):
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        Of images ``image_size`` (pixels a side), ``intensity`` (pixel transform), ``standardize`` (channels to
-        mean 0 and variance 1), ``augment`` (random flips and right-angle rotations), as in
-        :class:`scbd.nn.Preprocess`, and ``norm`` (kind of normalisation layers); of features
-        ``standardize``, ``clip`` (scaled values are cut off there), ``whitening`` and ``whitening_kwargs``; of both
-        ``standardize_by``, as in :class:`scbd.SCBDModel`.
+        Settings of the preprocessing.
+
+        For images: ``image_size`` (pixels per side), ``intensity`` (transform of pixel values), ``standardize`` (scale
+        channels to mean 0 and variance 1) and ``augment`` (random flips and rotations by right angles), as in
+        :class:`scbd.nn.Preprocess`; and ``norm`` (kind of normalisation layers).
+
+        For features: ``standardize``, ``clip`` (number of standard deviations at which scaled features are cut off),
+        ``whitening`` and ``whitening_kwargs``.
+
+        For images and features: ``standardize_by``. See :class:`scbd.SCBDModel` for these settings.
 
     Examples
     --------
@@ -226,15 +232,18 @@ class ERMModel(ClassifierModel):
 
 
 class CORALModule(PenaltyModule):
-    r"""Cross-entropy, and the mean over pairs of environments of
+    r"""A classifier with a penalty on differences between environments in the mean and covariance of features.
+
+    The penalty is the mean over pairs of environments of
 
     .. math:: \frac{1}{R} \lVert \mu_e - \mu_{e'} \rVert^2 + \frac{1}{R^2} \lVert C_e - C_{e'} \rVert_F^2
 
-    with mean and covariance of the ``R`` features. Environments with a single cell in the batch are left out.
-    """  # noqa: D400
+    where :math:`\mu_e` and :math:`C_e` are mean and covariance of the ``R`` features in environment e. Environments
+    with a single cell in the batch are excluded.
+    """
 
     def penalise(self, batch: Outputs) -> Tensor:
-        """Distance of means and covariances; 0 in a batch of one environment."""
+        """Compute the mean distance between moments of environments; 0 for fewer than two environments."""
         moments = [(f.mean(0), f.T.cov()) for f, *_ in batch.by_environment() if len(f) > 1]
         apart = [
             sum(((a - b).square().mean() for a, b in zip(one, other, strict=True)), batch.features.new_zeros(()))
@@ -244,18 +253,18 @@ class CORALModule(PenaltyModule):
 
 
 class CORALModel(ClassifierModel):
-    """A classifier whose features have the same first two moments in all environments.
+    """A classifier whose features have similar means and covariances in all environments (Deep CORAL).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     penalty
-        Weight of the distance of moments; the paper searches 0.1, 1 and 10.
+        Weight of the distance between moments. The paper searches 0.1, 1 and 10.
 
     References
     ----------
-    Sun and Saenko (2016), Deep CORAL. Means are compared besides covariances, as DomainBed and WILDS do.
+    Sun and Saenko (2016), Deep CORAL. The penalty compares means in addition to covariances, as DomainBed and WILDS do.
 
     Examples
     --------
@@ -282,28 +291,34 @@ class CORALModel(ClassifierModel):
         self._set_up(encoder, preprocess, penalty=penalty)
 
 
+# width of the discriminator's two hidden layers
 _WIDTH = 1024
 
 
 class ReversedGradient(torch.autograd.Function):
-    """The identity, with its gradient times minus the weight: what is above descends, what is below ascends."""
+    """The identity, with its gradient multiplied by minus the weight.
+
+    Layers after it learn to reduce the loss, and layers before it to increase the loss.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
-        """Pass on."""
+        """Return the input unchanged."""
         ctx.weight = weight
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Turn round."""
+        """Return the gradient multiplied by minus the weight."""
         return -ctx.weight * gradients[0], None
 
 
 class DANNModule(PenaltyModule):
-    """Cross-entropy of y, and that of a discriminator of e, whose gradient is reversed before the features.
+    """A classifier whose encoder is trained against a discriminator of the environment (gradient reversal).
 
-    The discriminator itself always learns at full strength; ``penalty`` is how strongly the encoder works against it.
+    The loss is the cross-entropy of y plus the discriminator's cross-entropy of e. Between features and discriminator,
+    the gradient is reversed and multiplied by ``penalty``. The penalty therefore affects only the encoder: the
+    discriminator itself is always trained at full strength.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -320,7 +335,7 @@ class DANNModule(PenaltyModule):
         )
 
     def objective(self, batch: Outputs, ramp: float) -> Losses:
-        """Both cross-entropies."""
+        """Compute the cross-entropy of y plus that of the discriminator."""
         error = F.cross_entropy(batch.logits, batch.y)
         seen = ReversedGradient.apply(batch.features, ramp * self.penalty)
         told = F.cross_entropy(self.discriminator(seen), batch.e)
@@ -328,21 +343,24 @@ class DANNModule(PenaltyModule):
 
 
 class DANNModel(ClassifierModel):
-    """A classifier whose features a discriminator cannot tell the environment from.
+    """A classifier whose features do not let a discriminator predict the environment (DANN).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     penalty
-        How strongly the encoder works against the discriminator; the paper searches 0.1, 1 and 10.
+        Factor of the reversed gradient, with which the encoder works against the discriminator. The paper searches 0.1,
+        1 and 10.
 
     References
     ----------
-    Ganin et al. (2016), Domain-adversarial training of neural networks. One optimiser and one learning rate for
-    encoder, head and discriminator; the penalty is the same from the first step, where Ganin et al. let it rise from 0.
-    WILDS weighs the discriminator's own gradient by the penalty as well, a factor that
-    AdamW takes out again; DomainBed trains it in turns with the encoder.
+    Ganin et al. (2016), Domain-adversarial training of neural networks.
+
+    Encoder, head and discriminator share one optimiser and one learning rate. The penalty is constant from the first
+    step, whereas Ganin et al. increase it from 0. WILDS multiplies the discriminator's own gradient by the penalty,
+    too; this makes no difference, because AdamW normalises such a factor away. DomainBed alternates steps of the
+    discriminator with steps of the encoder.
 
     Examples
     --------
@@ -370,16 +388,19 @@ class DANNModel(ClassifierModel):
 
 
 class IRMModule(PenaltyModule):
-    r"""Cross-entropy, and the squared slope of each environment's by a scale of the logits, at 1.
+    r"""A classifier with the penalty of invariant risk minimisation (IRMv1).
 
-    The derivative of the cross-entropy of :math:`s \ell` by :math:`s` at 1 is the mean over cells of
-    :math:`g = \sum_k p_k \ell_k - \ell_y`, with :math:`p` the softmax of the logits :math:`\ell`. Its square is
-    estimated without bias by the product of the means over every other cell and over the rest, as in the authors' code,
-    DomainBed and WILDS; so it may be negative.
+    Let the logits :math:`\ell` be multiplied by a scale :math:`s`. The penalty is the squared derivative of an
+    environment's cross-entropy with respect to :math:`s`, at :math:`s = 1`, averaged over environments.
+
+    The derivative is the mean over cells of :math:`g = \sum_k p_k \ell_k - \ell_y`, with :math:`p` the softmax of the
+    logits. An unbiased estimate of its square is used: the mean of :math:`g` over every other cell, times the mean of
+    :math:`g` over the remaining cells. The authors' code, DomainBed and WILDS do the same. The estimate can be
+    negative.
     """
 
     def penalise(self, batch: Outputs) -> Tensor:
-        """Mean over environments with two cells or more."""
+        """Compute the mean penalty of the environments with at least two cells in the batch."""
         slopes = []
         for part in batch.by_environment():
             if len(part.y) > 1:
@@ -390,16 +411,16 @@ class IRMModule(PenaltyModule):
 
 
 class IRMPlan(TrainingPlan):
-    """The plan of all models, with a penalty of weight 1 to begin with.
+    """Training plan that begins with a penalty weight of 1.
 
     Parameters
     ----------
     module
         The network.
     anneal_steps
-        Steps before the full weight, those of earlier runs among them.
+        Number of steps before the full weight, including the steps of earlier runs.
     reset_optimizer
-        Whether the optimiser forgets then what it knows of smaller gradients.
+        Clear the optimiser's running averages of gradients when the full weight begins.
     **kwargs
         See :class:`scbd.model.TrainingPlan`.
     """
@@ -407,38 +428,41 @@ class IRMPlan(TrainingPlan):
     def __init__(self, module: IRMModule, *, anneal_steps: int, reset_optimizer: bool = False, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.anneal_steps, self.reset_optimizer = anneal_steps, reset_optimizer
-        # of the full weight
+        # factor that reduces a full weight above 1 to a weight of 1
         self.first_share = 1 / max(module.penalty, 1.0)
         self.preliminary_steps = anneal_steps if self.first_share < 1 else 0
 
     def ramp(self, step: int) -> float:
-        """Down to a weight of 1 at first, where the full one is larger."""
+        """Return the factor of the penalty at a step of this run.
+
+        During the first ``anneal_steps`` steps, the factor reduces a full weight above 1 to 1.
+        """
         share = 1.0 if self.first_step + step >= self.anneal_steps else self.first_share
         return share * super().ramp(step)
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Begin the optimiser anew where the full weight begins, if so asked."""
+        """Clear the optimiser's state when the full weight begins, if requested."""
         if self.reset_optimizer and self.first_step + self.global_step == self.anneal_steps:
             for optimizer in self.trainer.optimizers:
                 optimizer.state.clear()
 
 
 class IRMModel(ClassifierModel):
-    """A classifier that is at an optimum of its scale in every environment at once.
+    """A classifier trained such that one scale of the logits is optimal in all environments (IRM).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     penalty
-        Weight of the squared slopes; the paper searches 1, 10, 100 and 1,000.
+        Weight of the squared derivatives. The paper searches 1, 10, 100 and 1,000.
     anneal_steps
-        Steps at a weight of 1 before that (DomainBed's 500 by default): train for longer. The best weights of
-        ``train(load_best=True)`` are of those after them. A penalty below 1 counts from the start, where DomainBed
-        begins with 1.
+        Number of steps with a weight of 1 before the full weight applies (by default 500, as in DomainBed). Train for
+        more steps than this. With ``train(load_best=True)``, only weights from after these steps are considered. A
+        penalty below 1 applies from the start, whereas DomainBed begins with 1.
     reset_optimizer
-        Begin the optimiser anew after these steps, as DomainBed and WILDS do: what it knows of gradients is of much
-        smaller ones. By default it goes on.
+        Clear the optimiser's state after these steps, as DomainBed and WILDS do, because it holds averages of much
+        smaller gradients. By default the state is kept.
 
     References
     ----------
@@ -475,15 +499,16 @@ class IRMModel(ClassifierModel):
 
 
 class GroupDROModule(ClassifierModule):
-    r"""Cross-entropy of each environment, weighted by :math:`q`, which grows where it is large.
+    r"""A classifier whose loss gives most weight to the environments with the largest cross-entropy.
 
-    Every training batch multiplies :math:`q_e` by :math:`\exp(\eta L_e)` for the environments in it, and divides all by
-    their sum; the loss is :math:`\sum_e q_e L_e`.
+    The loss of a training batch is :math:`\sum_e q_e L_e`, the sum over its environments of their cross-entropy
+    :math:`L_e` times a weight :math:`q_e`. Before, the batch updates the weights: each :math:`q_e` of an environment in
+    the batch is multiplied by :math:`\exp(\eta L_e)`, and then all weights are divided by their sum.
 
     Parameters
     ----------
     step_size
-        :math:`\eta`.
+        The rate :math:`\eta`.
     """
 
     weights: Tensor
@@ -496,11 +521,11 @@ class GroupDROModule(ClassifierModule):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the objective; a resumed run must share them."""
+        """Settings of the objective, which a resumed run must share."""
         return {"step_size": self.step_size}
 
     def objective(self, batch: Outputs, ramp: float) -> Losses:
-        """Cross-entropies by the weights they have moved, and the largest of them."""
+        """Update the weights, and compute the weighted cross-entropy and its largest term before weighting."""
         here = batch.e.unique()
         errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()])
         with torch.no_grad():
@@ -510,20 +535,22 @@ class GroupDROModule(ClassifierModule):
 
 
 class GroupDROModel(ClassifierModel):
-    """A classifier trained on whatever environment it is worst in.
+    """A classifier trained mostly on the environments in which it is worst (group DRO).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     step_size
-        How fast weights move towards the worst environment; 0.01 in the paper.
+        Rate at which weights move towards the worst environments; 0.01 in the paper.
 
     References
     ----------
-    Sagawa et al. (2020), Distributionally robust neural networks for group shifts. Weights sum to 1 over all
-    environments, and the loss is over those in the batch: where it holds few of many, a step is smaller, as in WILDS.
-    Which ones it holds is drawn in proportion to their sizes; WILDS draws them alike.
+    Sagawa et al. (2020), Distributionally robust neural networks for group shifts.
+
+    Weights sum to 1 over all environments, but the loss is a sum over the environments in the batch. If a batch has
+    only few of many environments, its loss and thus its step are smaller, as in WILDS. The environments of a batch are
+    drawn in proportion to their numbers of cells; WILDS draws them with equal probability.
 
     Examples
     --------
@@ -551,27 +578,29 @@ class GroupDROModel(ClassifierModel):
 
 
 class FishAdamW(torch.optim.AdamW):
-    r"""AdamW in rounds: one step an environment, of which a fraction is kept.
+    r"""AdamW in rounds: one step on each environment, after which the weights keep a fraction of their displacement.
 
-    A round goes from :math:`\theta` by one step on each environment, in random order, to :math:`\tilde\theta`; then
-    :math:`\theta \leftarrow \theta + \epsilon (\tilde\theta - \theta)`. To first order, that follows the mean gradient
-    and raises the inner product of the gradients of different environments. Before, all steps are plain ones.
+    A round starts at the parameters :math:`\theta`. One step on each environment, in random order, leads to
+    :math:`\tilde\theta`. Then :math:`\theta \leftarrow \theta + \epsilon (\tilde\theta - \theta)`. To first order, this
+    follows the mean gradient and increases the inner product between gradients of different environments. All steps
+    before the first round are ordinary AdamW steps.
 
-    Outside of :meth:`ahead`, the parameters are :math:`\theta`, whatever the step: that is what is validated, saved and
-    left in the end. How far a begun round has got is part of the optimiser's state.
+    Outside of the context :meth:`ahead`, the parameters are always :math:`\theta`, even within a round. These values
+    are validated, saved and returned after training. The intermediate parameters of an unfinished round are kept in the
+    optimiser's state.
 
     Parameters
     ----------
     parameters
-        To optimise.
+        Parameters to optimise.
     meta_lr
-        :math:`\epsilon`.
+        The fraction :math:`\epsilon`.
     n_environments
-        Steps in a round.
+        Number of environments, which is the number of steps in a round.
     pretrain_steps
-        Plain steps before the first round.
+        Number of ordinary steps before the first round.
     first_step
-        Steps of runs before, which count.
+        Number of steps in earlier runs, which count towards ``pretrain_steps``.
     **kwargs
         See :class:`torch.optim.AdamW`.
     """
@@ -592,7 +621,11 @@ class FishAdamW(torch.optim.AdamW):
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Go on with the round: the gradient and :meth:`step` of one environment belong in here."""
+        r"""Move the parameters to their intermediate values within the round, for the duration of one step.
+
+        The forward pass, the gradient and :meth:`step` on one environment must take place in this context. On exit, the
+        parameters are :math:`\theta` again, updated if the round is complete. After an error, they are restored.
+        """
         kept = [self._enter(group) for group in self.param_groups]
         try:
             yield
@@ -605,7 +638,10 @@ class FishAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _enter(self, group: dict[str, Any]) -> list[Tensor]:
-        """Put the parameters where the round has got to; what they were."""
+        """Set the parameters to the intermediate values of the round, and return copies of their previous values.
+
+        Before the first round, the parameters do not change, and the list is empty.
+        """
         if group["n_steps"] < group["pretrain"]:
             return []
         kept = [p.clone() for p in group["params"]]
@@ -614,7 +650,7 @@ class FishAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _leave(self, group: dict[str, Any], kept: list[Tensor]) -> None:
-        """Remember where the round has got to, or keep a share of it at its end."""
+        """Store the intermediate values and restore the parameters, or update them at the end of a round."""
         done = group["n_steps"] + 1 - group["pretrain"]
         group["n_steps"] += 1
         for p, weights in zip(group["params"], kept, strict=False):
@@ -622,20 +658,20 @@ class FishAdamW(torch.optim.AdamW):
                 self.state[p].pop("ahead", None)
                 p.copy_(torch.lerp(weights, p, group["meta_lr"]))
             else:
-                if self.state[p]:  # what has no gradient has no state, and AdamW must find none
+                if self.state[p]:  # without a gradient there is no state, and AdamW requires it to stay empty
                     self.state[p]["ahead"] = p.clone()
                 p.copy_(weights)
 
 
 @torch.no_grad()
 def _copy(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """Set parameters; none, where there are no weights."""
+    """Set parameters to the values in ``weights``; do nothing if ``weights`` is empty."""
     for p, values in zip(parameters, weights, strict=False):
         p.copy_(values)
 
 
 class FishPlan(TrainingPlan):
-    """The plan of all image models, with the optimiser of Fish.
+    """Training plan that uses the optimiser of Fish.
 
     Parameters
     ----------
@@ -644,7 +680,7 @@ class FishPlan(TrainingPlan):
     meta_lr
         See :class:`FishAdamW`.
     pretrain_steps
-        Plain steps before the first round; the sampler knows how many make whole ones.
+        Minimum number of ordinary steps before the first round. The sampler rounds it up to whole rounds.
     **kwargs
         See :class:`scbd.model.TrainingPlan`.
     """
@@ -655,7 +691,7 @@ class FishPlan(TrainingPlan):
         self.preliminary_steps = pretrain_steps
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW in rounds of as many steps as the training cells have environments."""
+        """Return AdamW in rounds, with one step per environment of the training cells."""
         sampler = self.trainer.datamodule.train_sampler  # type: ignore[attr-defined]
         assert isinstance(sampler, AlternatingSampler)
         return FishAdamW(
@@ -669,34 +705,39 @@ class FishPlan(TrainingPlan):
         )
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """A step of a round, with the forward pass that belongs to it."""
+        """Run a step of a round, including its forward pass, at the intermediate parameters."""
         with optimizer.optimizer.ahead():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
 
 class FishModel(ClassifierModel):
-    """A classifier that moves where the gradients of all environments agree.
+    """A classifier trained to move in directions on which the gradients of all environments agree (Fish).
 
-    After plain steps, a step is one batch of one environment, and a round has as many as there are environments. The
-    ``max_steps`` of :meth:`train` count both kinds. Weights move once a round: those that are validated, saved and left
-    in the end are those after the last whole round, so that steps of a round that is not finished change nothing.
+    Training begins with ordinary steps on batches of all environments. Then it proceeds in rounds: a round has one step
+    per environment, each on a batch of that environment. The ``max_steps`` of :meth:`train` count both kinds of steps.
+
+    Weights change once per round. The weights that are validated, saved and returned are those after the last complete
+    round, so that the steps of an incomplete round have no effect.
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     meta_lr
-        Share of a round's way that is kept; the paper searches 0.001, 0.01 and 0.1. The code of Shi et al. divides it
-        by the number of environments, DomainBed does not: give the quotient for the former.
+        Fraction of the displacement over a round that is kept. The paper searches 0.001, 0.01 and 0.1. The code of Shi
+        et al. divides this value by the number of environments, DomainBed does not. To reproduce the code of Shi et
+        al., give the divided value.
     pretrain_steps
-        Plain steps, on batches of all environments, before the first round, at least: they go on to a multiple of the
-        number of environments: train for longer. The best weights of ``train(load_best=True)`` are of those after
-        them. The paper searches 1,000 and 10,000.
+        Minimum number of ordinary steps before the first round. It is rounded up to a multiple of the number of
+        environments. Train for more steps than this. With ``train(load_best=True)``, only weights from after these
+        steps are considered. The paper searches 1,000 and 10,000.
 
     References
     ----------
-    Shi et al. (2022), Gradient matching for domain generalization, algorithm 1. Running statistics of BatchNorm, which
-    are not optimised, move with every batch; DomainBed draws them back with the weights.
+    Shi et al. (2022), Gradient matching for domain generalization, algorithm 1.
+
+    The running statistics of BatchNorm are not optimised and change with every batch. DomainBed interpolates them
+    together with the weights.
 
     Examples
     --------

@@ -1,4 +1,7 @@
-"""What corrects features and embeddings in closed form, learned from the rows named in ``fit``; and two libraries."""
+"""Correct batch effects in features and embeddings: closed-form methods, and the libraries of ComBat and Harmony.
+
+The closed-form methods learn only from the rows selected with ``fit``, and are applied to all rows.
+"""
 
 from __future__ import annotations
 
@@ -34,34 +37,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# rows that are checked at once
 _BLOCK = 8_192
 
 
 class Table(NamedTuple):
-    """Features, and the rows that something is learned from."""
+    """A feature table with the rows that a correction learns from."""
 
     features: np.ndarray
     """``(N, D)``, floating point, finite."""
     fit: np.ndarray
-    """Rows that are learned from, boolean ``(N,)``."""
+    """Mask of the rows to learn from, boolean ``(N,)``."""
     controls: np.ndarray | None
-    """Those among them that are controls, boolean ``(N,)``; `None` where controls play no part."""
+    """Mask of the controls among the rows to learn from, boolean ``(N,)``; `None` if no controls were given."""
     names: Sequence[Any]
-    """Of features: columns of a DataFrame, else their numbers."""
+    """Names of the features: the columns of a DataFrame, otherwise their numbers."""
 
     @property
     def reference(self) -> np.ndarray:
-        """What is typical: the controls that are learned from, or all rows that are."""
+        """Mask of the rows that means and deviations are estimated from: controls if given, else rows in ``fit``."""
         return self.fit if self.controls is None else self.controls
 
 
 def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLike | None = None) -> Table:
-    """Check features and the choice of rows.
+    """Check a feature table and its selections of rows.
 
     Raises
     ------
     ValueError
-        If features are no finite numbers ``(N, D)``, a choice of rows fits none, or fewer than two rows are left.
+        If features are not a table ``(N, D)`` of finite numbers, a selection does not fit the table, or fewer than two
+        rows remain.
     """
     values, names = _numbers(features)
     chosen = learned_from("fit", fit, len(values))
@@ -72,8 +77,14 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
 
 
 def learned_from(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
-    """A mask ``(N,)`` of rows, see :func:`chosen_rows`; a ValueError where there are none."""
-    # an empty list is no mask, and has no whole numbers
+    """Return a selection of rows as a mask ``(N,)``, see :func:`chosen_rows`.
+
+    Raises
+    ------
+    ValueError
+        If the selection is not valid, or is empty.
+    """
+    # numpy makes an empty list a float array, which is neither a mask nor row numbers
     mask = chosen_rows(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
     if not mask.any():
         msg = f"{name} names none of {n} rows: nothing can be learned from no row."
@@ -82,15 +93,18 @@ def learned_from(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
 
 
 def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each row's label ``(N,)``, and the labels; rows that are not ``needed`` may lack one (-1).
+    """Return the code of each row's label ``(N,)``, and the labels.
+
+    Rows outside of the mask ``needed`` may lack a label; their code is -1.
 
     Raises
     ------
     ValueError
-        If there is not one label a row, or a needed row lacks its label.
+        If there is not one label per row, or a row in ``needed`` lacks its label.
     """
     check_unmasked(name, labels)
-    values = np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)  # else nan becomes "nan"
+    # object, because numpy would turn NaN in a list of texts into the text "nan"
+    values = np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)
     if values.shape != needed.shape:
         msg = f"{name} must have one value for each of {len(needed)} rows of the features, got shape {values.shape}."
         raise ValueError(msg)
@@ -103,12 +117,12 @@ def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarr
 
 
 def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Number of each row's environment ``(N,)``, and their names; each has rows that it can be learned from.
+    """Return the code of each row's environment ``(N,)``, and the names of the environments.
 
     Raises
     ------
     ValueError
-        If there is not one environment a row, or an environment has fewer than two rows to learn from.
+        If there is not one environment per row, or an environment has fewer than two rows in ``table.reference``.
     """
     codes, names = as_codes("environments", environments, np.ones(len(table.fit), dtype=bool))
     few = names[np.bincount(codes[table.reference], minlength=len(names)) < 2]
@@ -125,12 +139,12 @@ def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray
 
 
 def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[Table, np.ndarray]:
-    """Features, and the number of each row's environment, for what moves environments onto each other.
+    """Return the checked features, and the code of each row's environment, for ComBat and Harmony.
 
     Raises
     ------
     ValueError
-        As :func:`read_table` and :func:`environment_codes`; or if there is one environment.
+        If there is only one environment; see also :func:`read_table` and :func:`environment_codes`.
     """
     table = read_table(features)
     codes, names = environment_codes(environments, table)
@@ -148,12 +162,13 @@ def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
 
 
 def _numbers(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
+    """Return features as a floating-point array, and their names; raise a ValueError if they are not usable."""
     if hasattr(features, "toarray"):
         msg = "features are a sparse matrix: give them dense, as features.toarray()."
         raise ValueError(msg)
     check_unmasked("An array of features", features)
     values = np.asarray(features)
-    if values.dtype == object:  # numbers in a table beside other columns
+    if values.dtype == object:  # numeric columns of a table with mixed column types
         values = _unboxed(values)
     if values.dtype.kind not in "fiub":
         msg = f"features are of type {values.dtype}, not numbers: leave out columns of names and labels."
@@ -175,7 +190,7 @@ def _unboxed(values: np.ndarray) -> np.ndarray:
 
 
 def _check_finite(values: np.ndarray, names: Any) -> None:
-    """Name the rows and features that have values missing or infinite."""
+    """Raise a ValueError that names the rows and features with missing or infinite values, if there are any."""
     rows = np.zeros(len(values), dtype=bool)
     columns = np.zeros(values.shape[1], dtype=bool)
     for start in range(0, len(values), _BLOCK):
@@ -192,11 +207,13 @@ def _check_finite(values: np.ndarray, names: Any) -> None:
 
 
 def scaling_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and factor of features by the rows that are typical, see :func:`mean_and_factor`; the log names those of 0.
+    """Return the mean and the scale factor of each feature over the reference rows, see :func:`mean_and_factor`.
+
+    A log message names the constant features, whose factor is 0.
 
     Returns
     -------
-    ``(D,)`` each, float64.
+    Mean and factor, ``(D,)`` each, float64.
     """
     mean, factor = mean_and_factor(table.features[table.reference])
     tell_constant(table, factor == 0)
@@ -204,7 +221,7 @@ def scaling_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tell_constant(table: Table, constant: np.ndarray, done: str = "Left out") -> None:
-    """Log which features, boolean ``(D,)``, count as constant among rows that are typical, and what was done."""
+    """Log which features, boolean ``(D,)``, are constant over the reference rows, and how they were treated."""
     if constant.any():
         rows = "rows" if table.controls is None else "controls"
         said = "%s %d of %d features that are constant among %s, or vary by rounding alone (%s)."
@@ -219,23 +236,24 @@ def standardize_by_environment(
     fit: ArrayLike | None = None,
     scale: bool = True,
 ) -> np.ndarray:
-    """Give every environment mean 0 and variance 1, feature by feature.
+    """Standardise each feature to mean 0 and variance 1 within each environment.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     environments
         Environment of each cell, ``(N,)``.
     controls
-        Which cells mean and variance are taken from, booleans ``(N,)`` or row numbers; all by default. With controls,
-        an environment that holds other perturbations keeps what those do.
+        Cells from which mean and variance are estimated, booleans ``(N,)`` or row numbers; all by default. If
+        environments hold different perturbations, controls preserve the perturbation effects, whereas all cells remove
+        part of them.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default. Every environment needs
-        two of them at least: a test plate takes part with its controls.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Each environment needs at least two of
+        them (two controls, if ``controls`` are given). To correct a test plate, include its controls.
     scale
-        Also divide by the standard deviation; `False` centres only. A feature that is constant in an environment, or
-        varies by what its dtype cannot tell from its size, is centred only, which the log tells.
+        Divide by the standard deviation, in addition to subtracting the mean. Features that are constant in an
+        environment, or vary only by the rounding of their dtype, are not divided; a log message names them.
 
     Returns
     -------
@@ -244,7 +262,8 @@ def standardize_by_environment(
     Raises
     ------
     ValueError
-        If features are no finite numbers, shapes do not match, or an environment has fewer than two rows to learn from.
+        If features are not finite numbers, shapes do not match, or an environment has fewer than two rows to learn
+        from.
 
     Examples
     --------
@@ -260,7 +279,7 @@ def standardize_by_environment(
         here = codes == code
         mean, factor = mean_and_factor(table.features[here & table.reference])
         centred = table.features[here] - mean
-        # of what is constant here, rounding is left: a probe that scales it would read the environment from it
+        # set rounding errors of constant features to 0: a probe that rescales them could predict the environment
         rounding = resolution(table.features.dtype) * np.abs(mean)
         centred[:, (factor == 0) & (np.abs(centred).max(0) <= rounding)] = 0
         corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred
@@ -273,37 +292,37 @@ def standardize_by_environment(
 def sphering(
     features: ArrayLike, *, controls: ArrayLike, fit: ArrayLike | None = None, regularization: float = 1.0
 ) -> np.ndarray:
-    r"""Whiten by the covariance of controls: what varies among them is no phenotype.
+    r"""Whiten features by the covariance of controls, whose variation is not due to perturbations.
 
-    Features are scaled to the controls' standard deviation. With :math:`V \Lambda V^T` the covariance of the scaled
-    controls, the result is :math:`(x - \bar x) V (\Lambda + \lambda I)^{-1/2}`.
+    Features are first scaled to the standard deviation of the controls. With :math:`V \Lambda V^T` the covariance of
+    the scaled controls, the result is :math:`(x - \bar x) V (\Lambda + \lambda I)^{-1/2}`.
 
-    Controls that this was fitted on lie close together: they are no negatives for a score of replicates. Keep some out
-    of ``fit`` to score with.
+    The controls that the transform was fitted to lie close together afterwards. They are therefore not valid negatives
+    in a score of replicates. Exclude some controls from ``fit``, and score with these.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     controls
-        Which cells are controls, booleans ``(N,)`` or row numbers.
+        The controls, booleans ``(N,)`` or row numbers.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default. Only the controls among
-        them matter.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Only the controls among them are used.
     regularization
-        :math:`\lambda`, in units of a feature's variance among controls: how far their covariance is trusted. With
-        fewer controls than features it has to be large: on 904 features of wells and 160 controls, 30 was best.
+        The constant :math:`\lambda`, in units of a feature's variance among controls. The less reliable the covariance
+        of the controls, the larger it should be. It has to be large for fewer controls than features: for 904 features
+        of wells and 160 controls, 30 was best.
 
     Returns
     -------
-    float32 ``(N, D)``, the direction in which controls vary most first. A feature that is constant among controls, or
-    varies by what its dtype cannot tell from its size, counts as 0, which the log tells.
+    float32 ``(N, D)``. The first column is the direction in which controls vary most. Features that are constant among
+    controls, or vary only by the rounding of their dtype, have no influence; a log message names them.
 
     Raises
     ------
     ValueError
-        If features are no finite numbers, shapes do not match, fewer than two controls are in ``fit``, or controls do
-        not vary in all directions and the regularization is 0.
+        If features are not finite numbers, shapes do not match, fewer than two controls are in ``fit``, or the
+        regularization is 0 while controls do not vary in all directions.
 
     References
     ----------
@@ -323,12 +342,15 @@ def sphering(
 
 
 def white_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regularization: float) -> LinearMap:
-    """From features to where a covariance of theirs, once they are scaled by ``factor``, is white; ``mean`` becomes 0.
+    """Return the map that makes a covariance of features white, after features are scaled by ``factor``.
+
+    ``spread`` is the covariance ``(D, D)`` of the features before scaling. Features with a factor of 0 are ignored; for
+    each of them, one of the last output columns is 0. The map takes ``mean`` to 0.
 
     Raises
     ------
     ValueError
-        If no feature varies, the regularization is negative, or it is 0 and the covariance has no inverse.
+        If all factors are 0, the regularization is negative, or it is 0 and the covariance is singular.
     """
     check_number("regularization", regularization)
     varying = np.flatnonzero(factor)
@@ -349,43 +371,46 @@ def tvn(
     fit: ArrayLike | None = None,
     regularization: float = 0.5,
 ) -> np.ndarray:
-    r"""Typical variation normalisation: make controls white, and alike in all environments.
+    r"""Apply typical variation normalisation (TVN): whiten controls, and align their covariances between environments.
 
-    Each environment is centred on its own controls. Features are then rotated and scaled such that all controls
-    together have unit covariance: what varies among controls is no phenotype, and directions in which they vary little
-    count as much as the others. There, the covariance :math:`C_e` of each environment's controls is aligned with that
-    of the others by :math:`(C_e + \lambda I)^{-1/2} P` (correlation alignment), with the :math:`P` that leaves all
-    controls together white.
+    1. Each environment is centred on the mean of its own controls.
+    2. Features are rotated and scaled such that all controls together have unit covariance. Variation among controls is
+       not due to perturbations. After this step, directions in which controls vary little have the same weight as
+       others.
+    3. The covariance :math:`C_e` of each environment's controls is aligned with the other environments by
+       :math:`(C_e + \lambda I)^{-1/2} P` (correlation alignment). The matrix :math:`P` is chosen such that all controls
+       together remain white.
 
-    Covariances are shrunk as if as many controls more had been seen as there are features, whose features know nothing
-    of each other: many controls are white in the end, few in the directions that they tell of. The units of features do
-    not matter.
+    Covariances are shrunk, as if D more controls with uncorrelated features had been observed, where D is the number of
+    features. With many controls, the result is therefore white in all directions. With few controls, it is white only
+    in directions in which these controls vary. The result does not depend on the units of the features.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     environments
         Environment of each cell, ``(N,)``.
     controls
-        Which cells are controls, booleans ``(N,)`` or row numbers.
+        The controls, booleans ``(N,)`` or row numbers.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default. Only the controls among
-        them matter. Every environment needs two of them at least: a test plate takes part with its controls.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Only the controls among them are used.
+        Each environment needs at least two of these. To correct a test plate, include its controls.
     regularization
-        :math:`\lambda`, in units of the white controls' variance: how far covariances of single environments are
-        trusted. With many times more controls in each than there are features, 0.1 leaves more of the perturbations.
+        The constant :math:`\lambda`, in units of the variance of whitened controls. The less reliable the covariances
+        of single environments, the larger it should be. With many times more controls per environment than features,
+        0.1 preserves more of the perturbation effects.
 
     Returns
     -------
-    float32 ``(N, D)``; a column less for each feature that is constant among the controls of every environment, which
-    the log tells.
+    float32 ``(N, D)``, with one column fewer for each feature that is constant among the controls of every environment;
+    a log message names these features.
 
     Raises
     ------
     ValueError
-        If features are no finite numbers, shapes do not match, an environment has fewer than two controls, no feature
-        varies among them, or the regularization is not above 0.
+        If features are not finite numbers, shapes do not match, an environment has fewer than two controls, no feature
+        varies among the controls within environments, or the regularization is not above 0.
 
     References
     ----------
@@ -420,32 +445,36 @@ def tvn(
 
 
 class _Typical(NamedTuple):
-    """How controls vary around the mean of their environment."""
+    """Typical variation: the variation of controls around the mean of their environment."""
 
     means: np.ndarray
-    """Of each environment's controls, ``(E, D)``."""
+    """Mean of the controls of each environment, ``(E, D)``."""
     white: np.ndarray
-    """From features to where controls of all environments are white, ``(D, K)``."""
+    """Matrix ``(D, K)`` from features to a space in which the controls of all environments together are white."""
     controls: np.ndarray
-    """There, the controls, around the means of their environments."""
+    """Controls in this white space, centred on the mean of their environment."""
     codes: np.ndarray
-    """The environments of those."""
+    """Environment codes of these controls."""
     shrinkage: float
-    """Of covariances, towards that of scaled features which know nothing of each other."""
+    """Weight with which covariances are shrunk towards that of uncorrelated features with unit variance."""
     unrelated: np.ndarray
-    """The variances of such features there, ``(K,)``."""
+    """Variances of such uncorrelated features in the white space, ``(K,)``."""
 
     def spread_of(self, code: int) -> np.ndarray:
-        """Covariance of an environment's controls, shrunk; over environments, the identity on average."""
+        """Return the shrunk covariance of the controls of an environment, in the white space.
+
+        Its mean over environments, weighted by :meth:`share_of`, is the identity.
+        """
         own = self.controls[self.codes == code]
         return (1 - self.shrinkage) * own.T @ own / (len(own) - 1) + np.diag(self.shrinkage * self.unrelated)
 
     def share_of(self, code: int) -> float:
-        """Of all that is known of covariances, what an environment knows; they add up to 1."""
+        """Return the fraction of the degrees of freedom of all environments that an environment contributes."""
         return ((self.codes == code).sum() - 1) / (len(self.codes) - len(self.means))
 
 
 def _typical(table: Table, codes: np.ndarray) -> _Typical:
+    """Estimate the variation of the reference rows (the controls) around the mean of their environment."""
     controls, codes = table.features[table.reference], codes[table.reference]
     _, means, _ = label_means(controls, codes)
     centred = controls - means[codes]
@@ -475,42 +504,48 @@ def wccn(
     position_weight: float = 1.0,
     regularization: float = 3.0,
 ) -> np.ndarray:
-    r"""Within-class covariance normalisation: whiten by how cells of one perturbation differ.
+    r"""Apply within-class covariance normalisation (WCCN): whiten the variation within perturbations.
 
-    Features are scaled to the standard deviation of the controls, or of all rows in ``fit`` where none are given. With
-    :math:`S` the covariance of rows around the mean of their label, the result is :math:`(x - \bar x) V (\Lambda +
-    \lambda I)^{-1/2}`, where :math:`S = V \Lambda V^T` and :math:`\bar x` is the mean of the controls, or of all in
-    ``fit``. Given positions, :math:`S` has :math:`w` times the covariance of the controls' means by position added:
-    where replicates share a well, position looks like perturbation, and only controls can tell.
+    Features are scaled to the standard deviation of the controls, or of all cells in ``fit`` if no controls are given.
+    With :math:`S = V \Lambda V^T` the covariance of scaled cells around the mean of their perturbation, the result is
+
+    .. math:: (x - \bar x) V (\Lambda + \lambda I)^{-1/2}
+
+    where :math:`\bar x` is the mean of the controls, or of all cells in ``fit``.
+
+    If positions are given, :math:`w` times the covariance of the controls' position means is added to :math:`S`. Where
+    all replicates of a perturbation lie in the same well position, effects of position and perturbation cannot be
+    distinguished, and only the controls show the effects of position.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     labels
-        Perturbation of each cell, ``(N,)``, controls included. Cells that are not in ``fit`` may have none.
+        Perturbation of each cell, ``(N,)``, including controls. Labels of cells outside of ``fit`` may be missing.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
     controls
-        Which cells are controls, booleans ``(N,)`` or row numbers; those in ``fit`` are used.
+        The controls, booleans ``(N,)`` or row numbers. Only controls in ``fit`` are used.
     positions
-        Position of each cell on its plate (its well), ``(N,)``; only those of controls matter.
+        Position of each cell on its plate (its well), ``(N,)``. Only positions of controls are used.
     position_weight
-        :math:`w`; 0 is without positions.
+        The weight :math:`w`. With 0, positions are ignored.
     regularization
-        :math:`\lambda`, in units of a scaled feature's variance.
+        The constant :math:`\lambda`, in units of the variance of a scaled feature.
 
     Returns
     -------
-    float32 ``(N, D)``, the direction in which replicates vary most first. A feature that is constant in the rows that
-    it is scaled by, or varies by what its dtype cannot tell from its size, counts as 0, which the log tells.
+    float32 ``(N, D)``. The first column is the direction in which cells of a perturbation vary most. Features that are
+    constant in the cells to which they are scaled, or vary only by the rounding of their dtype, have no influence; a
+    log message names them.
 
     Raises
     ------
     ValueError
-        If features are no finite numbers, shapes do not match, every label has one row, positions come without
-        controls or controls have one position, a weight is negative, or the regularization is 0 where replicates do not
-        vary in all directions.
+        If features are not finite numbers, shapes do not match, every perturbation has a single cell, positions are
+        given without controls, all controls have the same position, a weight is negative, or the regularization is 0
+        while cells of a perturbation do not vary in all directions.
 
     References
     ----------
@@ -530,24 +565,24 @@ def wccn(
 
 
 class Positions(NamedTuple):
-    """Where cells lie on their plates, and how much that is taken for noise."""
+    """Positions of cells on their plates, and the weight with which their variation counts as noise."""
 
     values: ArrayLike | None
     weight: float
 
 
 class Within(NamedTuple):
-    """Where replicates are white, and the labels' means there."""
+    """A map that whitens the variation within labels, and the mapped label means."""
 
     white: LinearMap
     means: np.ndarray
-    """``(L, D)``, float64, without offset."""
+    """Label means after the map without its offset, ``(L, D)``, float64."""
     counts: np.ndarray
-    """How many rows each has, ``(L,)``."""
+    """Number of rows of each label, ``(L,)``."""
 
 
 def within_map(table: Table, labels: ArrayLike, positions: Positions, regularization: float) -> Within:
-    """Learn where rows of a label vary alike in all directions."""
+    """Learn the map that gives rows of a label the same variance in all directions."""
     codes, names = as_codes("labels", labels, table.fit)
     learned, codes = table.features[table.fit], codes[table.fit]
     _, means, counts = label_means(learned, codes)
@@ -561,7 +596,7 @@ def within_map(table: Table, labels: ArrayLike, positions: Positions, regulariza
 
 
 def _of_positions(table: Table, positions: Positions) -> np.ndarray | float:
-    """Covariance of the controls' means by position, weighted; 0 without positions."""
+    """Return the covariance of the controls' position means times its weight; 0 without positions."""
     check_number("position_weight", positions.weight)
     if positions.values is None:
         return 0.0
@@ -587,39 +622,45 @@ def lda(
     position_weight: float = 1.0,
     regularization: float = 1.0,
 ) -> np.ndarray:
-    r"""Linear discriminants: the directions in which labels differ most, where rows of a label are white.
+    r"""Compute linear discriminants: directions in which perturbations differ most, relative to variation within them.
 
-    After :func:`wccn`, the principal axes of the labels' means; every label counts alike, however many rows it has.
-    ``regularization`` makes of it the shrinkage form: another way to write :math:`(1 - s) S + s \bar v I`, with
-    :math:`\lambda = s \bar v / (1 - s)` and :math:`\bar v` the mean variance of scaled features within labels.
+    They are the principal axes of the perturbations' means after :func:`wccn`. Each perturbation has the same weight,
+    whatever its number of cells.
+
+    ``regularization`` is equivalent to shrinking the covariance :math:`S` within perturbations to
+
+    .. math:: (1 - s) S + s \bar v I, \qquad \lambda = s \bar v / (1 - s)
+
+    with :math:`\bar v` the mean variance of scaled features within perturbations.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     labels
-        Perturbation of each cell, ``(N,)``, controls included. Cells that are not in ``fit`` may have none.
+        Perturbation of each cell, ``(N,)``, including controls. Labels of cells outside of ``fit`` may be missing.
     n_components
-        How many directions, at most: one less than there are labels in ``fit``.
+        Maximum number of directions. There are at most as many as perturbations in ``fit``, minus one.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
     controls
-        Which cells are controls, booleans ``(N,)`` or row numbers: features are scaled to those in ``fit``, and their
-        mean is the origin. All in ``fit`` where none are given.
+        The controls, booleans ``(N,)`` or row numbers. Features are scaled to the standard deviation of the controls in
+        ``fit``, whose mean becomes the origin. Without controls, all cells in ``fit`` are used for this.
     positions, position_weight
-        Position of each cell on its plate, and how much of the covariance of the controls' means by position counts as
-        variation within labels; see :func:`wccn`.
+        Position of each cell on its plate, and the weight with which the covariance of the controls' position means is
+        added to the variation within perturbations; see :func:`wccn`.
     regularization
-        :math:`\lambda`, added to all variances within labels, in units of a scaled feature's variance.
+        The constant :math:`\lambda`, added to all variances within perturbations, in units of the variance of a scaled
+        feature.
 
     Returns
     -------
-    float32 ``(N, K)``, the direction in which labels differ most first.
+    float32 ``(N, K)``. The first column is the direction in which perturbations differ most.
 
     Raises
     ------
     ValueError
-        As :func:`wccn`; or if ``fit`` has one label.
+        If ``fit`` contains a single perturbation; see also :func:`wccn`.
 
     References
     ----------
@@ -650,40 +691,43 @@ def plda(
     regularization: float = 1.0,
     shrinkage: float = 0.1,
 ) -> np.ndarray:
-    r"""Probabilistic linear discriminants: each direction counts by how much of it belongs to the label.
+    """Compute probabilistic linear discriminants, scaled by how reliably they reflect the perturbation.
 
-    After :func:`wccn`, where the variance within labels is about 1, each principal axis of the labels' means is scaled
-    by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels: what is to be expected of the label, given a
-    profile, the mean of as many rows as a label has in the middle (n). Shrinkage of :math:`b` towards its mean keeps
-    directions that only labels outside of ``fit`` may use.
+    After :func:`wccn`, the variance within perturbations is about 1. Each principal axis of the perturbations' means is
+    then scaled by :math:`b / (b + 1 / n)`, with :math:`b` the variance of these means along the axis and :math:`n` the
+    median number of cells per perturbation. The factor is the proportion of a profile (a mean of n cells) that is
+    expected to be due to the perturbation.
+
+    :math:`b` is shrunk towards its mean over axes. This preserves directions in which only perturbations outside of
+    ``fit`` may differ.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     labels
-        Perturbation of each cell, ``(N,)``, controls included. Cells that are not in ``fit`` may have none.
+        Perturbation of each cell, ``(N,)``, including controls. Labels of cells outside of ``fit`` may be missing.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
     controls
-        Which cells are controls, booleans ``(N,)`` or row numbers: features are scaled to those in ``fit``, and their
-        mean is the origin. All in ``fit`` where none are given.
+        The controls, booleans ``(N,)`` or row numbers. Features are scaled to the standard deviation of the controls in
+        ``fit``, whose mean becomes the origin. Without controls, all cells in ``fit`` are used for this.
     positions, position_weight
-        Position of each cell on its plate, and how much of the covariance of the controls' means by position counts as
-        variation within labels; see :func:`wccn`.
+        Position of each cell on its plate, and the weight with which the covariance of the controls' position means is
+        added to the variation within perturbations; see :func:`wccn`.
     regularization
-        Added to all variances within labels, in units of a scaled feature's variance.
+        Constant that is added to all variances within perturbations, in units of the variance of a scaled feature.
     shrinkage
-        Of variances between labels towards their mean, from 0 to 1.
+        Weight, from 0 to 1, with which variances between perturbations are shrunk towards their mean.
 
     Returns
     -------
-    float32 ``(N, D)``, the direction in which labels differ most first.
+    float32 ``(N, D)``. The first column is the direction in which perturbations differ most.
 
     Raises
     ------
     ValueError
-        As :func:`wccn`; or if ``fit`` has one label, or the shrinkage is not from 0 to 1.
+        If ``fit`` contains a single perturbation, or the shrinkage is not between 0 and 1; see also :func:`wccn`.
 
     References
     ----------
@@ -715,27 +759,30 @@ def _along(table: Table, within: Within, axes: np.ndarray) -> np.ndarray:
 
 
 def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
-    """ComBat: shift and scale each feature of each environment, shrunk towards those of the other features.
+    """Apply ComBat: shift and scale each feature of each environment, with shrunk parameters.
 
-    Computed by :func:`scanpy.pp.combat`, without covariates. It sees all rows by construction: there is no ``fit``, and
-    nothing that it could be applied to later. Perturbations that are only in some environments lose what these share.
+    The parameters of each feature are shrunk towards those of the other features (empirical Bayes).
+
+    The correction is computed by :func:`scanpy.pp.combat`, without covariates. ComBat learns from all rows: there is no
+    ``fit``, and the correction cannot be applied to new rows later. If environments hold different perturbations, the
+    part of the effect that is common to the perturbations of an environment is removed.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     environments
-        Environment of each cell, ``(N,)``; at least two, of two cells or more.
+        Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
 
     Returns
     -------
-    float32 ``(N, D)``. A feature that is constant in every environment is constant.
+    float32 ``(N, D)``. Features that are constant in every environment are set to their overall mean.
 
     Raises
     ------
     ValueError
-        If features are no finite numbers, shapes do not match, there is one environment or one of fewer than two cells,
-        or fewer than two features vary within environments.
+        If features are not finite numbers, shapes do not match, there is only one environment, an environment has fewer
+        than two cells, or fewer than two features vary within environments.
 
     References
     ----------
@@ -766,29 +813,30 @@ def _by_scanpy(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
     from anndata import AnnData
 
     obs = pd.DataFrame({"environment": pd.Categorical(codes.astype(str))}, index=np.arange(len(codes)).astype(str))
-    with np.errstate(divide="ignore", invalid="ignore"):  # it measures change relative to what may be 0
+    with np.errstate(divide="ignore", invalid="ignore"):  # scanpy's convergence test divides by estimates that may be 0
         return scanpy.pp.combat(AnnData(values, obs=obs), key="environment", inplace=False)
 
 
 def harmony(
     features: ArrayLike, environments: ArrayLike, *, n_components: int | None = 100, seed: int = 0
 ) -> np.ndarray:
-    """Harmony: move soft clusters of each environment onto those of the others.
+    """Apply Harmony: move soft clusters of each environment towards the same clusters of the other environments.
 
-    Computed by harmonypy at its defaults. It sees all rows by construction: there is no ``fit``, and nothing that it
-    could be applied to later; perturbations play no part.
+    The correction is computed by harmonypy with its default settings. Harmony learns from all rows: there is no
+    ``fit``, and the correction cannot be applied to new rows later. It does not use perturbations.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     environments
-        Environment of each cell, ``(N,)``; at least two, of two cells or more.
+        Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
     n_components
-        Principal components of the features, scaled to variance 1, that it moves; fewer where there are fewer features
-        or cells. `None` takes the features as they are: for an embedding, whose columns have a common unit.
+        Number of principal components to correct, of features scaled to variance 1. There are fewer components if there
+        are fewer features or cells. `None` corrects the features themselves, which suits embeddings, whose columns have
+        a common unit.
     seed
-        Seed of the clusters.
+        Seed of the clustering.
 
     Returns
     -------
@@ -799,8 +847,8 @@ def harmony(
     ImportError
         If harmonypy is not installed.
     ValueError
-        If features are no finite numbers, shapes do not match, there is one environment or one of fewer than two cells,
-        or there are not more cells than columns.
+        If features are not finite numbers, shapes do not match, there is only one environment, an environment has fewer
+        than two cells, or there are not more cells than columns.
 
     References
     ----------
@@ -823,7 +871,7 @@ def harmony(
         raise ValueError(msg)
     obs = pd.DataFrame({"environment": codes.astype(str)})
     moved = harmonypy.run_harmony(values, obs, "environment", random_state=seed, verbose=False).Z_corr
-    moved = moved if moved.shape == values.shape else moved.T  # before its version 2
+    moved = moved if moved.shape == values.shape else moved.T  # harmonypy before version 2 returns the transpose
     return np.ascontiguousarray(moved, dtype=np.float32)
 
 
@@ -836,6 +884,7 @@ def _harmonypy() -> ModuleType:
     return harmonypy
 
 
+# descriptions of required arguments, for error messages
 _MEANT = {
     "environments": "the environment of each cell",
     "labels": "the perturbation of each cell",
@@ -844,14 +893,17 @@ _MEANT = {
 
 
 class Correction(NamedTuple):
-    """A function of features, and what it is told of cells."""
+    """A correction with the names of its arguments."""
 
     function: Callable[..., np.ndarray]
+    """Function of features and these arguments."""
     needs: tuple[str, ...]
+    """Required arguments."""
     takes: tuple[str, ...] = ("fit",)
-    """Beside what it needs, where it is known. Without ``fit``, all cells are learned from."""
+    """Optional arguments, which are used if given. Corrections without ``"fit"`` learn from all cells."""
 
 
+# optional arguments of corrections that use the variation within labels
 _WITHIN = ("fit", "controls", "positions")
 CORRECTIONS: dict[str, Correction] = {
     "centred": Correction(partial(standardize_by_environment, scale=False), ("environments", "controls")),
@@ -878,36 +930,42 @@ def correct(
     fit: ArrayLike | None = None,
     **settings: Any,
 ) -> np.ndarray:
-    """Correct features, or an embedding of any origin, by the name of a correction.
+    """Correct features, or any embedding, with a correction given by name.
 
-    ==============================  ==================================  ================================
+    ==============================  ==================================  =================================
     name                            function                            learns from
-    ==============================  ==================================  ================================
-    ``"centred"``                   :func:`standardize_by_environment`  controls in ``fit``; means alone
+    ==============================  ==================================  =================================
+    ``"centred"``                   :func:`standardize_by_environment`  controls in ``fit``, only means
     ``"standardised"``              :func:`standardize_by_environment`  all cells in ``fit``
     ``"standardised on controls"``  :func:`standardize_by_environment`  controls in ``fit``
     ``"sphering"``                  :func:`sphering`                    controls in ``fit``
     ``"TVN"``                       :func:`tvn`                         controls in ``fit``
-    ``"WCCN"``                      :func:`wccn`                        labels of cells in ``fit``
-    ``"LDA"``                       :func:`lda`                         labels of cells in ``fit``
-    ``"PLDA"``                      :func:`plda`                        labels of cells in ``fit``
+    ``"WCCN"``                      :func:`wccn`                        perturbations of cells in ``fit``
+    ``"LDA"``                       :func:`lda`                         perturbations of cells in ``fit``
+    ``"PLDA"``                      :func:`plda`                        perturbations of cells in ``fit``
     ``"ComBat"``                    :func:`combat`                      all cells, by construction
     ``"Harmony"``                   :func:`harmony`                     all cells, by construction
-    ==============================  ==================================  ================================
+    ==============================  ==================================  =================================
 
-    Each takes what it learns from of the following, and leaves the rest: the same call serves them all.
+    Each correction uses the arguments that it learns from and ignores the others, so that the same call works for all
+    corrections.
 
     Parameters
     ----------
     features
-        ``(N, D)``.
+        Features ``(N, D)``.
     correction
-        Name.
-    environments, labels, controls, positions
-        Of each cell its environment, its perturbation, whether it is a control, and its position on the plate, each
-        ``(N,)``.
+        Name of the correction.
+    environments
+        Environment of each cell, ``(N,)``.
+    labels
+        Perturbation of each cell, ``(N,)``.
+    controls
+        The controls, booleans ``(N,)`` or row numbers.
+    positions
+        Position of each cell on its plate, ``(N,)``.
     fit
-        Which cells anything is learned from, booleans ``(N,)`` or row numbers; all by default.
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
     **settings
         Further arguments of the function.
 
@@ -918,7 +976,7 @@ def correct(
     Raises
     ------
     ValueError
-        If the name is not known, something that the correction learns from is not given, or see the function.
+        If there is no correction of this name, or an argument that it needs is missing; see also the function.
     ImportError
         If the correction needs a package that is not installed.
 
@@ -937,7 +995,7 @@ def correct(
 
 
 def check_correction(correction: str, known: Any) -> None:
-    """Raise a ValueError unless there is a correction of this name, and what it needs is among what is known."""
+    """Raise a ValueError unless there is a correction of this name and ``known`` contains all that it requires."""
     check_choice("correction", correction, CORRECTIONS.keys())
     for name in CORRECTIONS[correction].needs:
         if name not in known:

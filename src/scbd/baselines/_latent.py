@@ -1,4 +1,7 @@
-"""Latent-variable models: VAE, iVAE and mcVAE (paper, appendix), one module of posteriors, priors and a decoder."""
+"""Latent-variable models of the paper's appendix: VAE, iVAE and mcVAE.
+
+All share a base module with one or two posteriors, their priors and a decoder.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +35,34 @@ if TYPE_CHECKING:
     from scbd.nn._encoders import Representation
     from scbd.nn._inputs import FeatureScaling, Preprocess
 
-# steps with a longer gradient are left out; what is longer than the second is shortened to it (Child, 2021)
+# gradient norm above which a step is skipped, and norm to which longer gradients are clipped (Child, 2021)
 _SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6
-# variance over cells of a posterior mean, above which a component is in use (Burda et al., 2016)
+# variance of a component's posterior mean over cells, above which the component is active (Burda et al., 2016)
 _ACTIVE_ABOVE = 0.01
 
 
 class LatentModule(EmbeddingModule):
-    """A variational bound with one or two blocks; a subclass says what posteriors, priors and codes are.
+    """Base of variational models with one block (z_c) or two (z_c and z_s), trained on a variational bound.
+
+    A subclass defines the priors. It may also change the posteriors, the code that is decoded, and add penalties.
 
     Parameters
     ----------
     preprocess
-        What prepares the inputs.
+        Module that prepares the stored inputs.
     n_labels, n_environments
-        Number of different y and e.
+        Numbers of different perturbations and environments.
     n_latent
         Dimension of each block.
     n_blocks
-        One or two.
+        Number of blocks, 1 or 2.
     likelihood
-        ``"auto"``: Bernoulli for intensities between 0 and 1, else Gaussian with one learned scale.
+        ``"bernoulli"``, ``"gaussian"`` with one learned scale, or ``"auto"``: Bernoulli if intensities are scaled to
+        between 0 and 1 (``intensity="scale"``), otherwise Gaussian.
     n_experts
-        Heads of the posterior of z_s.
+        Number of heads of the posterior of z_s.
     n_beside
-        Further dimensions of what is decoded.
+        Number of decoder inputs in addition to the blocks.
     """
 
     def __init__(
@@ -77,43 +83,46 @@ class LatentModule(EmbeddingModule):
         if likelihood == "auto":
             likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
         self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
-        self.asks: tuple[str, ...] = ()  # labels, beside the image, that the code of a cell depends on
+        self.asks: tuple[str, ...] = ()  # labels that decoding depends on, besides the image
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
             self.style = Posterior(shape, n_latent, n_experts)
         self.decoder = Decoder((*[n_latent] * (n_blocks - 1), n_latent + n_beside), shape, likelihood)
 
     def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of z_c and, if there is one, z_s."""
+        """Return the posterior of z_c and, if there are two blocks, of z_s."""
         of_c = self.content(images.within)
         return (of_c,) if self.style is None else (of_c, self.style(images.whole))
 
     @abstractmethod
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of the same."""
+        """Return the prior of each block, given the labels of the cells."""
 
     def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
-        """What is decoded, of samples of the blocks: that of z_c, then that of z_s."""
+        """Return the decoder's input for samples of the blocks: the part of z_c, followed by the part of z_s."""
         return torch.cat(z, dim=1)
 
     def held(self, block: str, y: Tensor) -> Tensor:
-        """Cells whose posterior of a block is held to its prior, boolean ``(B,)``."""
+        """Return a mask ``(B,)`` of the cells whose divergence from a block's prior counts in the loss."""
         return torch.ones_like(y, dtype=torch.bool)
 
     def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
-        """Further terms that warm up with the divergences, of each cell ``(B,)``, by name."""
+        """Return further loss terms by name, one value per cell ``(B,)``; they warm up with the divergences."""
         return {}
 
     def average(self, nats: Tensor, y: Tensor) -> Tensor:
-        """Of a term of each cell ``(B,)``."""
+        """Average a loss term of each cell ``(B,)`` over the batch."""
         return nats.mean()
 
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """The bound, in nats, at samples of the posteriors; without a generator at their means."""
+        """Compute the negative variational bound, in nats per cell.
+
+        Samples are drawn from the posteriors with ``generator``. Without a generator, posterior means are used instead.
+        """
         images = self.prepare(inputs, e, generator)
-        # what differs between environments is z_s's to explain, where there is one
+        # with z_s, the target includes differences between environments, which z_s should explain
         target = images.within if self.style is None else images.whole
         if self.decoder.likelihood == "bernoulli":
             target = self.preprocess.intensities(images.whole)
@@ -129,10 +138,10 @@ class LatentModule(EmbeddingModule):
 
 
 class LatentPlan(TrainingPlan):
-    """The plan of all image models, with wild gradients left out, or shortened (Child, 2021)."""
+    """Training plan that clips long gradients, and skips steps with extremely long ones (Child, 2021)."""
 
     skipped: Tensor
-    # a loss that is none has a gradient that is left out: only a run that finds no other has diverged
+    # steps with a non-finite loss are skipped, so that only a run of such losses indicates divergence
     tolerated_losses = 10
 
     def __init__(self, module: Any, **kwargs: Any) -> None:
@@ -140,16 +149,16 @@ class LatentPlan(TrainingPlan):
         self.register_buffer("skipped", torch.zeros(()))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the length of the gradient."""
+        """Clip the gradient, or discard it if its norm is above the limit or not finite."""
         length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIPPED_ABOVE)
-        if not bool(length <= _SKIPPED_ABOVE):  # NaN is not
+        if not bool(length <= _SKIPPED_ABOVE):  # the negation is also true of NaN
             self.skipped += 1
             optimizer.zero_grad(set_to_none=True)
         self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
 
 
 class LatentModel(PictureMixin, ImageModel):
-    """Base of the latent-variable models; a subclass makes its module."""
+    """Base class of the latent-variable models. A subclass makes its module."""
 
     module: LatentModule
     traits = replace(
@@ -162,7 +171,7 @@ class LatentModel(PictureMixin, ImageModel):
     def _set_up(
         self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
     ) -> None:
-        """Make the module."""
+        """Make the module from its settings and those of the preprocessing."""
         check_count("kl_warmup_steps", kl_warmup_steps, 0)
         inputs: dict[str, Any] = {"standardize_by": "auto", "augment": True} | preprocess
         self.module = module(
@@ -177,17 +186,23 @@ class LatentModel(PictureMixin, ImageModel):
 
     @property
     def latent_health(self) -> pd.DataFrame:
-        """Which components were in use at the end of training; empty before.
+        """Statistics of the latent components at the end of training; empty before.
 
-        One row a component: ``block``; ``component``; ``divergence`` of the posterior from the prior in nats, and
-        ``variance`` of its mean over cells, both near 0 where the posterior has collapsed to the prior; ``active``,
-        whether that variance is above 0.01; ``prior_variance``, that of their priors' means, near 0 where the priors
-        of all labels have collapsed to one.
+        There is one row per component, with these columns:
+
+        - ``block`` and ``component``: the block, ``"c"`` or ``"s"``, and the number of the component.
+        - ``divergence``: divergence of the posterior from the prior, in nats, averaged over cells.
+        - ``variance``: variance of the posterior mean over cells.
+        - ``active``: whether this variance is above 0.01.
+        - ``prior_variance``: variance of the prior's mean over cells.
+
+        Divergence and variance are both near 0 for a component whose posterior has collapsed to the prior. The prior
+        variance is near 0 if the priors of all labels have collapsed to one.
         """
         return self.latent_health_
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        """What the decoder takes of a block: its part of the code, of the posteriors' means."""
+        """Return the decoder's input of a block for these rows, computed from the posteriors' means."""
         adata, module = self._require(adata), self.module
         source = self._source(adata)
         rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
@@ -208,7 +223,7 @@ class LatentModel(PictureMixin, ImageModel):
         return z
 
     def _check_labels(self, y: np.ndarray, e: np.ndarray, rows: np.ndarray) -> None:
-        """Raise a ``ValueError`` that names rows without a label that the decoder asks for."""
+        """Raise a ``ValueError`` that names the rows without a label that the decoder needs."""
         asks = self.module.asks
         lacking = (Y_REGISTRY in asks) & (y < 0) | (E_REGISTRY in asks) & ~np.isin(e, self.drawn_environments_)
         if lacking.any():
@@ -227,11 +242,11 @@ class LatentModel(PictureMixin, ImageModel):
         return super()._require_decoder()
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """Know which environments the network learns."""
+        """Record the environments that the network is trained on."""
         self.drawn_environments_ = np.unique(e)
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Look at the components on a batch."""
+        """Compute ``latent_health`` on the example batch: of validation cells, or else of training cells."""
         batch = {name: part.to(self.device) for name, part in data.example_batch().items()}
         y, e = batch["y"], batch["e"]
         with torch.inference_mode():
@@ -243,7 +258,7 @@ class LatentModel(PictureMixin, ImageModel):
         self.latent_health_ = pd.concat(rows, ignore_index=True)
 
     def _outcome(self) -> list[tuple[str, str]]:
-        """Components in use, where a run came to its end."""
+        """Return the line of ``print(model)`` that counts active components, if the model is trained."""
         if self.latent_health.empty:
             return []
         blocks = self.latent_health.groupby("block")["active"]
@@ -252,7 +267,7 @@ class LatentModel(PictureMixin, ImageModel):
 
 
 def _components(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) -> pd.DataFrame:
-    """Of the cells that are held to the prior."""
+    """Return statistics of the components of a block, over the cells whose divergence is in the loss."""
     prior = Gaussian(*(part.expand_as(posterior.mean)[held] for part in prior))
     posterior = Gaussian(*(part[held] for part in posterior))
     variance = posterior.mean.var(0, correction=0).cpu().numpy()
@@ -269,19 +284,19 @@ def _components(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) 
 
 
 class VAEModule(LatentModule):
-    """One block, whose prior is the standard normal distribution."""
+    """A single block, whose prior is the standard normal distribution."""
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Mean 0, variance 1."""
+        """Return the standard normal distribution."""
         zero = self.decoder.log_scale.new_zeros((1, self.n_latent))
         return (Gaussian(zero, zero),)
 
 
 class VAEModel(LatentModel):
-    """A variational autoencoder that knows neither perturbation nor environment.
+    """A variational autoencoder that uses neither perturbation nor environment.
 
-    Its decoder learns with it: :meth:`reconstruct` draws cells, those of a Gaussian likelihood as they are standardised
-    within environments.
+    The decoder is trained jointly with the encoder, so that :meth:`reconstruct` draws cells. With a Gaussian
+    likelihood, the drawn cells are standardised per environment.
 
     Parameters
     ----------
@@ -290,17 +305,21 @@ class VAEModel(LatentModel):
     n_latent
         Dimension of the embedding.
     likelihood
-        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any; by default the
-        first where images are scaled to that range (``intensity="scale"``).
+        ``"bernoulli"`` for values between 0 and 1, or ``"gaussian"`` with one learned scale for any values. By default
+        (``"auto"``) Bernoulli for images scaled to between 0 and 1 (``intensity="scale"``), otherwise Gaussian.
     kl_warmup_steps
-        Steps over which the divergences get their full weight.
+        Number of steps over which the weight of the divergences rises from 0 to 1.
     registry
         Used by :meth:`load` for a model without data.
     **preprocess
-        Of images ``image_size`` (pixels a side), ``intensity`` (pixel transform), ``standardize`` (channels to
-        mean 0 and variance 1), ``augment`` (random flips and right-angle rotations), as in
-        :class:`scbd.nn.Preprocess`; of features ``standardize`` and ``clip`` (scaled values are cut off there), as in
-        :class:`scbd.nn.FeatureScaling`.
+        Settings of the preprocessing.
+
+        For images: ``image_size`` (pixels per side), ``intensity`` (transform of pixel values), ``standardize`` (scale
+        channels to mean 0 and variance 1) and ``augment`` (random flips and rotations by right angles), as in
+        :class:`scbd.nn.Preprocess`.
+
+        For features: ``standardize`` and ``clip`` (number of standard deviations at which scaled features are cut off),
+        as in :class:`scbd.nn.FeatureScaling`.
 
     References
     ----------
@@ -336,7 +355,8 @@ class IVAEModule(LatentModule):
     Parameters
     ----------
     style_posterior
-        ``"xe"``: :math:`q(z_s | x, e)`, an expert for every environment; ``"x"``: :math:`q(z_s | x)`.
+        ``"xe"``: :math:`q(z_s | x, e)`, with a separate head (expert) for each environment. ``"x"``:
+        :math:`q(z_s | x)`.
     **kwargs
         See :class:`scbd.baselines._latent.LatentModule`.
     """
@@ -350,33 +370,40 @@ class IVAEModule(LatentModule):
         self.style_prior = LearnedPrior(n_environments, self.n_latent)
 
     def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of z_c from the image, of z_s from the image and its environment's expert."""
+        """Return the posteriors of z_c and z_s.
+
+        If there are experts, the posterior of z_s is given by the expert of each cell's environment.
+        """
         assert self.style is not None
         return self.content(images.within), self.style(images.whole, e if self.asks else None)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of z_c by the perturbation, of z_s by the environment."""
+        """Return the prior of z_c given the perturbation, and of z_s given the environment."""
         return self.content_prior(y), self.style_prior(e)
 
 
 class IVAEModel(LatentModel):
-    """A variational autoencoder with a block for the perturbation and one for the environment.
+    """A variational autoencoder with one block for the perturbation and one for the environment (iVAE).
 
-    ``get_latent_representation(block="s")`` reads no label: with an expert for every environment, it is the mean of
-    what all of them say. Its decoder learns with it: :meth:`reconstruct`, :meth:`swap_blocks`. There, z_s is what the
-    expert of the cell's own environment says, which must be one of those trained on.
+    With ``style_posterior="xe"``, each environment has its own expert for z_s. There are two ways to use the experts:
+
+    - ``get_latent_representation(block="s")`` uses no labels and returns the mean over all experts.
+    - :meth:`reconstruct` and :meth:`swap_blocks` use the expert of each cell's environment, which must have been in
+      training.
+
+    The decoder is trained jointly with the encoders.
 
     Parameters
     ----------
     adata, likelihood, kl_warmup_steps, registry, **preprocess
         See :class:`VAEModel`.
     n_latent
-        Dimension of both embeddings.
+        Dimension of each of the two embeddings.
     style_posterior
-        ``"xe"``: the posterior of z_s sees image and environment, with an expert for every environment; ``"x"``: the
-        image alone.
+        ``"xe"``: the posterior of z_s depends on image and environment, with an expert for each environment. ``"x"``:
+        it depends on the image alone.
     kl_warmup_steps
-        Steps over which the divergences get their full weight.
+        Number of steps over which the weight of the divergences rises from 0 to 1.
 
     References
     ----------
@@ -409,31 +436,31 @@ class IVAEModel(LatentModel):
         self._set_up(IVAEModule, kl_warmup_steps, preprocess, **settings)
 
 
-# of the controls' salient posterior
+# weight of the penalty on the size of the controls' salient posterior
 _BACKGROUND_WEIGHT = 8.0
-# the penalty draws variances to 0, and their logarithms to nowhere
+# lower limit of log-variances, because the penalty drives variances towards 0
 _LEAST_LOG_VARIANCE = -20.0
 
 
 class MCVAEModule(LatentModule):
-    r"""A salient block z_c, which controls do not have, and a background block z_s, which all cells share.
+    r"""Two blocks: a salient z_c, which is 0 for controls, and a background z_s, which all cells have.
 
-    The salient code of controls is zero before decoding. Their salient posterior is not held to its prior, but drawn to
-    zero, by a penalty that warms up with the divergences:
+    Before decoding, the salient code of controls is set to 0. Their salient posterior has no divergence term. Instead,
+    a penalty draws it towards 0, and warms up with the divergences:
 
     .. math:: 8\, \bigl( \lVert \mu \rVert^2 + \textstyle\sum \sigma^2 \bigr).
 
-    Priors are normal distributions of variance 1 around a mean learned for each perturbation. The loss is that of a
-    pair of a control and a perturbed cell: the mean over controls plus the mean over the others.
+    Priors are normal distributions of variance 1, with a mean learned for each perturbation. The loss is that of a pair
+    of a control and a perturbed cell: the mean over controls plus the mean over perturbed cells.
 
     Parameters
     ----------
     control
-        Code of the label of controls.
+        Code of the perturbation that marks the controls.
     n_environments
-        Number of different e.
+        Number of different environments.
     n_environment_latent
-        Dimension of what the decoder is given of the environment; 0 for nothing.
+        Dimension of an embedding of the environment that is given to the decoder; 0 for no such embedding.
     **kwargs
         See :class:`scbd.baselines._latent.LatentModule`.
     """
@@ -452,68 +479,70 @@ class MCVAEModule(LatentModule):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the objective; a resumed run must share them."""
+        """Settings of the objective, which a resumed run must share."""
         return {"contrasted_label": self.control}
 
     def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of both blocks, from the image."""
+        """Return the posteriors of both blocks given the image."""
         found = super().posteriors(images, e)
         return tuple(Gaussian(q.mean, q.log_variance.clamp(min=_LEAST_LOG_VARIANCE)) for q in found)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Of both blocks by the perturbation."""
+        """Return the priors of both blocks given the perturbation."""
         return self.salient_prior(y), self.background_prior(y)
 
     def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
-        """Both blocks, the salient one of controls zero; and the environment, if the decoder is given it."""
+        """Return both blocks, with z_c of controls set to 0, and the embedding of the environment if there is one."""
         salient, background = z
         beside = () if self.environment is None else (self.environment(e),)
         return super().code((salient * (y != self.control)[:, None], background, *beside), y, e)
 
     def held(self, block: str, y: Tensor) -> Tensor:
-        """All but the salient block of controls."""
+        """Return a mask ``(B,)`` of the cells with a divergence term: all, except controls in the salient block."""
         return y != self.control if block == "c" else super().held(block, y)
 
     def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
-        """Size of the controls' salient posterior."""
+        """Return the penalty on the size of the controls' salient posterior, 0 for perturbed cells."""
         salient = posteriors[0]
         size = (salient.mean.square() + salient.log_variance.exp()).sum(1)
         return {"background": _BACKGROUND_WEIGHT * size.masked_fill(self.held("c", y), 0)}
 
     def average(self, nats: Tensor, y: Tensor) -> Tensor:
-        """Over all pairs of a control and a perturbed cell; of one kind alone, if there is no other."""
+        """Return the mean over controls plus the mean over perturbed cells; only one if the other group is empty."""
         controls = y == self.control
         means = [nats[group].mean() for group in (controls, ~controls) if group.any()]
         return torch.stack(means).sum()
 
 
 class MCVAEModel(LatentModel):
-    """A variational autoencoder that contrasts perturbed cells with controls.
+    """A variational autoencoder that contrasts perturbed cells with controls (mcVAE).
 
-    Block ``"c"`` is the salient one, what a perturbation changes; block ``"s"`` is the background. The original embeds
-    cells as both side by side: twice ``n_latent`` dimensions.
+    Block ``"c"`` is the salient block, for changes due to the perturbation. Block ``"s"`` is the background. The
+    original method embeds a cell as the concatenation of both blocks, which has twice ``n_latent`` dimensions.
 
-    Its decoder learns with it: :meth:`reconstruct`, :meth:`swap_blocks`. There, z_c of a control is 0, and z_s brings
-    the embedding of the cell's environment, if there is one.
+    One half of each batch are controls, and the other half perturbed cells. Both groups are shuffled. Each cell of the
+    smaller group is used more often. The loss is that of a pair, the sum of the nats of two cells.
 
-    Half of each batch are controls, half are perturbed cells, both shuffled; the smaller group is seen more often. The
-    loss is that of a pair: the nats of two cells.
+    The decoder is trained jointly with the encoders, for :meth:`reconstruct` and :meth:`swap_blocks`. In these methods,
+    z_c of a control is 0, and z_s includes the embedding of the cell's environment, if there is one.
 
     Parameters
     ----------
     adata, likelihood, kl_warmup_steps, registry, **preprocess
         See :class:`VAEModel`.
     control
-        Perturbation of the controls; by default the one that :meth:`setup_anndata` was told of, or
+        Perturbation that marks the controls. By default the one given to :meth:`setup_anndata`, or else
         ``"nontargeting"``.
     n_latent
-        Dimension of either block.
+        Dimension of each block.
     kl_warmup_steps
-        Steps over which divergences, and the penalty on controls, get their full weight.
+        Number of steps over which the weights of the divergences and of the penalty on controls rise from 0 to their
+        final value.
     n_environment_latent
-        Dimension of an embedding of the environment that the decoder is given beside both blocks, which then need not
-        tell it; the original has 32 (of the batch). 0 for none. With it, the model cannot go on training with cells of
-        other environments; it embeds them all the same.
+        Dimension of an embedding of the environment that the decoder receives in addition to both blocks, so that the
+        blocks need not encode the environment. 0 for no such embedding. The original method uses 32 (for the batch).
+        With such an embedding, the model cannot continue training with cells of other environments, but it can embed
+        them.
 
     Raises
     ------
@@ -523,8 +552,8 @@ class MCVAEModel(LatentModel):
     References
     ----------
     Wang et al. (2023), Multi-ContrastiveVAE disentangles perturbation effects in single-cell images from optical pooled
-    screens. The loss is theirs, without the optional penalty between blocks; networks as in Makino et al. (2025),
-    appendix.
+    screens. The loss is that of Wang et al., without the optional penalty between blocks. Networks as in Makino et al.
+    (2025), appendix.
 
     Examples
     --------
@@ -573,10 +602,10 @@ class MCVAEModel(LatentModel):
         self._set_up(MCVAEModule, kl_warmup_steps, preprocess, **settings)
 
 
-# of the last map, a side of which is about this
+# approximate side, in pixels, and channels of the encoder's last feature map
 _SIDE = 8
 _WIDTH = 64
-# of both hidden layers of features
+# width of the two hidden layers in networks for features
 _HIDDEN = 256
 
 
@@ -587,31 +616,31 @@ class Gaussian(NamedTuple):
     log_variance: Tensor
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        """One draw, through which gradients flow; the means without a generator."""
+        """Draw one differentiable sample; return the means if there is no generator."""
         if generator is None:
             return self.mean
         noise = torch.randn(self.mean.shape, generator=generator).to(self.mean)
         return self.mean + noise * (0.5 * self.log_variance).exp()
 
     def divergence(self, prior: Gaussian) -> Tensor:
-        """Kullback-Leibler divergence from the prior, in nats, one a component."""
+        """Compute the Kullback-Leibler divergence from the prior, in nats per component."""
         error = (self.mean - prior.mean).square() + self.log_variance.exp()
         return 0.5 * (prior.log_variance - self.log_variance + error * (-prior.log_variance).exp() - 1)
 
 
 def _halvings(image_size: tuple[int, int]) -> int:
-    """Three for 64 pixels, two for 32."""
+    """Return how often the encoder halves an image's sides: 3 times for 64 pixels, twice for 32."""
     return int(min(3, max(0, math.log2(min(image_size) / _SIDE))))
 
 
 def _encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-    """From inputs to a vector, and how long that is."""
+    """Return a network from inputs to a vector, and the length of this vector."""
     if len(input_shape) == 1:
         hidden = [nn.Linear(input_shape[0], _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
         return nn.Sequential(*hidden), _HIDDEN
     channels, height, width = input_shape
     halvings = _halvings((height, width))
-    # maps are halved last first
+    # if there are fewer than three halvings, the last layers do them
     strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
     plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
     layers: list[nn.Module] = []
@@ -622,7 +651,7 @@ def _encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
 
 
 class Posterior(nn.Module):
-    """From inputs to a normal distribution of the embedding, by several experts.
+    """Network from inputs to a normal distribution of the embedding, with one or several heads (experts).
 
     Parameters
     ----------
@@ -631,7 +660,7 @@ class Posterior(nn.Module):
     n_latent
         Dimension of the embedding.
     n_experts
-        Heads over one network; each cell is asked of one of them.
+        Number of heads on the shared network, for example one per environment.
     """
 
     def __init__(self, input_shape: tuple[int, ...], n_latent: int, n_experts: int = 1) -> None:
@@ -641,35 +670,39 @@ class Posterior(nn.Module):
         self.n_latent, self.n_experts = n_latent, n_experts
 
     def forward(self, images: Tensor, experts: Tensor | None = None) -> Gaussian:
-        """Mean and log-variance ``(B, D)``, of the experts asked ``(B,)``, or the experts' average."""
+        """Compute mean and log-variance, ``(B, D)`` each.
+
+        ``experts`` ``(B,)`` is the number of the head to use for each cell. By default, the average of all heads is
+        used.
+        """
         heads = self.heads(self.maps(images)).float().unflatten(1, (self.n_experts, 2, self.n_latent))
         chosen = heads.mean(1) if experts is None else heads[torch.arange(len(heads), device=heads.device), experts]
         return Gaussian(chosen[:, 0], chosen[:, 1])
 
     def width(self, representation: Representation) -> int:
-        """Dimension of what :meth:`represent` returns."""
+        """Return the dimension of the output of :meth:`represent`."""
         return self.n_latent
 
     def represent(self, images: Tensor, representation: Representation) -> Tensor:
-        """Mean of the posterior ``(B, D)``: embedding and intermediate representation are one here."""
+        """Return the posterior mean ``(B, D)``, which is also the intermediate representation here."""
         return self(images).mean
 
     def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
-        """Have the mean of every forward pass looked at, until the handle is removed."""
+        """Call ``look`` with the posterior mean in every forward pass, until the returned handle is removed."""
         return self.register_forward_hook(lambda _module, _inputs, posterior: look(posterior.mean))
 
 
 class LearnedPrior(nn.Module):
-    """A normal distribution of its own for every label.
+    """A separate normal distribution for each label, with learned parameters.
 
     Parameters
     ----------
     n_labels
-        How many.
+        Number of labels.
     n_latent
         Dimension of the embedding.
     learn_variance
-        Otherwise it is 1.
+        Learn variances as well; `False` fixes them to 1.
     """
 
     def __init__(self, n_labels: int, n_latent: int, *, learn_variance: bool = True) -> None:
@@ -680,12 +713,12 @@ class LearnedPrior(nn.Module):
         self.log_variance.weight.requires_grad_(learn_variance)
 
     def forward(self, labels: Tensor) -> Gaussian:
-        """Of these labels ``(B,)``."""
+        """Return the distributions of labels ``(B,)``."""
         return Gaussian(self.mean(labels), self.log_variance(labels))
 
 
 def _decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
-    """From an embedding to inputs; of images, rounded up to what can be doubled."""
+    """Return a network from embeddings to inputs; images come out with sides rounded up, to be cropped afterwards."""
     if len(input_shape) == 1:
         hidden = [nn.Linear(n_latent, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
         return nn.Sequential(*hidden, nn.Linear(_HIDDEN, input_shape[0]))
@@ -710,16 +743,16 @@ def _decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
 
 
 class Decoder(nn.Module):
-    """From an embedding to the logits or means of inputs, with the likelihood of them.
+    """Network from an embedding to the logits or means of inputs, with their likelihood.
 
     Parameters
     ----------
     n_latents
-        Dimensions of what it takes of each block.
+        Dimension of the decoder's input from each block.
     input_shape
         ``(C, H, W)`` of images, or ``(F,)`` of features.
     likelihood
-        ``"bernoulli"`` for values between 0 and 1, ``"gaussian"``, with one learned scale, for any.
+        ``"bernoulli"`` for values between 0 and 1, or ``"gaussian"`` with one learned scale for any values.
     """
 
     def __init__(self, n_latents: tuple[int, ...], input_shape: tuple[int, ...], likelihood: str) -> None:
@@ -732,16 +765,16 @@ class Decoder(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits or means ``(B, C, H, W)`` or ``(B, F)`` of embeddings ``(B, D)``."""
+        """Return logits or means, ``(B, C, H, W)`` or ``(B, F)``, given embeddings ``(B, D)``."""
         return self.network(z)[self.cut].float()
 
     def mean(self, *embeddings: Tensor) -> Tensor:
-        """Expected inputs ``(B, C, H, W)`` or ``(B, F)`` of what it takes of each block, ``(B, D)``."""
+        """Return expected inputs, ``(B, C, H, W)`` or ``(B, F)``, given the embeddings ``(B, D)`` of each block."""
         predicted = self(torch.cat(embeddings, dim=1))
         return predicted.sigmoid() if self.likelihood == "bernoulli" else predicted
 
     def negative_log_likelihood(self, inputs: Tensor, z: Tensor) -> Tensor:
-        """Of inputs: nats of each cell ``(B,)``, summed over its values."""
+        """Compute the negative log-likelihood of inputs, in nats per cell ``(B,)``, summed over their values."""
         predicted = self(z)
         if self.likelihood == "bernoulli":
             nats = F.binary_cross_entropy_with_logits(predicted, inputs, reduction="none")

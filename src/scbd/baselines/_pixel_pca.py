@@ -1,4 +1,4 @@
-"""Principal components of the pixels: what a linear look at the images holds."""
+"""Embed cells by the principal components of their pixels, a linear baseline."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
+# maximum number of cells that the components are fitted to
 _FIT_CELLS = 5_000
+# cells that are embedded at once
 _BLOCK = 2_048
+# approximate number of pixels per side after averaging
 _SIDE = 16
 
 
@@ -33,25 +36,25 @@ def pixel_pca(
 ) -> np.ndarray:
     """Embed cells by the principal components of their pixels.
 
-    Images are averaged to about 16 pixels a side; components are learned on at most 5,000 random cells, and all cells
-    are embedded in blocks, so that memory stays constant.
+    Images are averaged over squares to about 16 pixels per side. Components are fitted to at most 5,000 random cells.
+    All cells are then embedded in blocks, so that memory use stays constant.
 
     Parameters
     ----------
     adata
         Cells with images in ``obsm``.
     n_components
-        Number of components, at most; fewer cells or pixels give fewer.
+        Maximum number of components. There are fewer if there are fewer cells or pixels.
     scale_channels
-        Divide each channel by its standard deviation between cells, so that a dim stain counts as much as a bright one.
+        Divide each channel by its standard deviation between cells, so that dim and bright stains have equal weight.
     image_key
-        Key of the images.
+        Key of the images in ``obsm``.
     channels
-        Which are looked at, by name or number, as in ``setup_anndata``; by default all but masks.
+        Channels to use, by name or number, as in ``setup_anndata``; by default all but masks.
     fit
-        Cells to learn from, a mask ``(N,)``; all by default.
+        Cells to fit the components to, booleans ``(N,)`` or row numbers; all by default.
     seed
-        Seed of the subset and of the randomised decomposition.
+        Seed of the random cells and of the randomised decomposition.
 
     Returns
     -------
@@ -60,7 +63,8 @@ def pixel_pca(
     Raises
     ------
     KeyError, TypeError, ValueError
-        If the images, or a channel, are missing or cannot be read, or ``fit`` is no mask of the cells or leaves none.
+        If the images, or a channel, are missing or cannot be read, or if ``fit`` is not a valid selection of cells or
+        is empty.
 
     Examples
     --------
@@ -82,7 +86,10 @@ def pixel_pca(
 
 
 def _scale(images: np.ndarray) -> np.ndarray:
-    """Root of each channel's variance between cells, averaged over pixels, ``(C, 1)``; 1 where nothing varies."""
+    """Return the standard deviation of each channel between cells, ``(C, 1)``; 1 for a constant channel.
+
+    It is the square root of the variance between cells, averaged over pixels.
+    """
     sd = np.sqrt(images.var(0, dtype=np.float64).mean(-1, keepdims=True))
     return np.where(sd > 0, sd, 1).astype(np.float32)
 
@@ -92,7 +99,10 @@ def _flat(images: np.ndarray, scale: np.ndarray | np.float32) -> np.ndarray:
 
 
 def _averaged(images: np.ndarray) -> np.ndarray:
-    """float32 ``(N, C, pixels)`` after averaging whole squares; margins that fill none are left out."""
+    """Average images over squares of pixels; return float32 ``(N, C, pixels)``.
+
+    Margins that do not fill a square are dropped.
+    """
     n, c, h, w = images.shape
     side = max(1, min(h, w) // _SIDE)
     h, w = h // side * side, w // side * side
