@@ -1,4 +1,4 @@
-"""Named data sets as AnnData, networks of known relations as frames, and simulated ones."""
+"""Public and simulated data sets as AnnData, and networks of known gene relations as data frames."""
 
 from scbd.datasets._digits import colored_digits, colored_mnist
 from scbd.datasets._networks import corum, gene_pairs, gene_sets

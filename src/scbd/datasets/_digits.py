@@ -1,4 +1,4 @@
-"""Colored digits: real handwritten digits whose colour betrays them in training and says nothing in the test."""
+"""Coloured handwritten digits: the colour predicts the digit in training and carries no information in the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Protocol = Literal["balanced", "authors"]
 
+# side of the images in pixels
 _SIZE = 32
+# colours of the red and the green environment in plots
 _PLOTTED = ("#D62728", "#2CA02C")
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _MNIST = {
@@ -36,10 +38,10 @@ _MNIST = {
 
 
 def colored_digits(*, seed: int = 0) -> AnnData:
-    """The 1,797 real handwritten digits that come with scikit-learn, coloured; works offline, in a second.
+    """Load the 1,797 handwritten digits that come with scikit-learn, coloured; offline, in about a second.
 
-    The colour predicts the digit perfectly in the two training environments (red and green), and not at all in the
-    white test environment: a model that reads the colour fails there.
+    In the two training environments (red and green), the colour predicts the digit perfectly. In the white test
+    environment, it carries no information. A model that uses the colour fails there.
 
     Parameters
     ----------
@@ -48,8 +50,11 @@ def colored_digits(*, seed: int = 0) -> AnnData:
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint8 ``(1797, 3, 32, 32)`` and ``obs``: ``digit``, ``environment``
-    (``red``, ``green``, ``white``), ``split`` (1,100 ``train``, 297 ``validation``, 400 white ``test``).
+    AnnData with ``obsm["single_cell_images"]`` uint8 ``(1797, 3, 32, 32)`` and ``obs``:
+
+    - ``digit``;
+    - ``environment``: ``red``, ``green`` or ``white``;
+    - ``split``: ``train`` (1,100), ``validation`` (297) or ``test`` (400, all white).
 
     References
     ----------
@@ -66,7 +71,7 @@ def colored_digits(*, seed: int = 0) -> AnnData:
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
-    # bilinear from pixel centre to pixel centre, as image libraries do
+    # bilinear interpolation between pixel centres, as in image libraries
     grey = zoom(images.reshape(-1, 8, 8) / 16, (1, 4, 4), order=1, grid_mode=True, mode="nearest")
     order = np.random.default_rng(seed).permutation(len(digits))
     split = np.empty(len(digits), dtype=object)
@@ -87,48 +92,56 @@ def colored_mnist(
     protocol: Protocol = "balanced",
     seed: int = 0,
 ) -> AnnData:
-    """Colored MNIST as in the paper: red and green training digits, white test digits.
+    """Load Colored MNIST as in the paper: red and green training digits, white test digits.
 
-    Or more colours, or fewer digits. In each colour, how pale a digit is painted tells which one it is: from 0 to 9 in
-    red, from 9 to 0 in green, in an order of its own in every further colour. Hues are equally far apart.
+    In each colour, the paleness of a digit determines which digit it is. Paleness increases from 0 to 9 in red and
+    decreases from 0 to 9 in green. With more than two environments, each further colour has its own random order. Hues
+    are equally spaced on the colour circle; with two environments they are a third of the circle apart.
 
     Parameters
     ----------
     path
-        Folder with the four official ``*-ubyte.gz`` files. By default they are downloaded once (11 MB, checksummed)
-        into the user's cache.
+        Folder with the four official ``*-ubyte.gz`` files. By default they are downloaded once (11 MB, with verified
+        checksums) into the user's cache.
     n_train, n_test
-        Take this many of the 60,000 training digits (split 80/20 into training and validation) and of the 10,000
-        white test digits, at random; all by default.
+        Number of digits drawn at random from the 60,000 training digits (split 80/20 into training and validation) and
+        from the 10,000 white test digits. By default all digits are used.
     colored
-        Whether training digits are. Where they are white too, what is learned from them is the best possible on white
-        digits (an oracle), and the environment means nothing.
+        Whether training digits are coloured. With `False` they are white as well. A model trained on them then shows
+        the best possible result on white digits (an oracle), and the environment has no effect.
     n_environments
         Number of training environments.
     imbalance
-        How unequal they are: coefficient of variation of their expected numbers of digits; 0 for equal ones.
+        Coefficient of variation of the expected numbers of digits per environment; 0 for environments of equal size.
     n_digits
-        Only digits below this one.
+        Number of digit classes: only digits below this number are kept.
     protocol
-        ``"balanced"``: environments are equally large, and drawn by the seed, as is the split. ``"authors"``: what the
-        paper's authors trained on, whatever the seed: environments by one throw of a fair coin a digit, 48,000 digits
-        to train on, colours that are not rounded to whole levels. All digits, in the order of the files.
+        - ``"balanced"`` (default): environments are equally large if ``imbalance`` is 0. Environments and split are
+          drawn with ``seed``.
+        - ``"authors"``: the data on which the paper's authors trained, whatever the seed. The environment of each digit
+          is one throw of a fair coin, 48,000 digits are for training, and colours are not rounded to 8-bit levels. All
+          digits are used, in the order of the files.
     seed
         Seed of the split, the environments and the subset.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)``, float32 from 0 to 1 with
-    ``protocol="authors"`` (0.9 GB), and ``obs``: ``digit``, ``environment``
-    (``red``, ``green`` or, if they are more than two, ``hue_0`` …; and ``white``), ``split``.
+    AnnData with ``obsm["single_cell_images"]`` uint8 ``(N, 3, 32, 32)``, or float32 from 0 to 1 with
+    ``protocol="authors"`` (0.9 GB), and ``obs``:
+
+    - ``digit``;
+    - ``environment``: ``red``, ``green`` (``hue_0``, ``hue_1``, … with more than two environments) or ``white``;
+    - ``split``: ``train``, ``validation`` or ``test``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is not in ``path``.
+        If a file is missing in ``path``.
+    ConnectionError
+        If the files cannot be downloaded.
     ValueError
-        If a file is not the official one, a number is out of range, or another data set is asked for beside
-        ``protocol="authors"``.
+        If a file is not the official one, a number is out of range, the protocol is unknown, or an argument other than
+        ``path``, ``colored`` and ``seed`` is changed with ``protocol="authors"``.
 
     References
     ----------
@@ -171,7 +184,7 @@ def colored_mnist(
 
 
 def _check_authors(given: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if another data set is asked for."""
+    """Raise ``ValueError`` if an argument differs from its default, which ``protocol="authors"`` does not support."""
     usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
     if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
         msg = f"protocol='authors' is one data set, of all digits: leave out {', '.join(changed)}."
@@ -179,7 +192,7 @@ def _check_authors(given: dict[str, Any]) -> None:
 
 
 def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
-    """All digits in the order of the files."""
+    """Load the data on which the paper's authors trained: all digits in the order of the files."""
     (images, labels), (test_images, test_labels) = (_official(folder, part) for part in ("train", "t10k"))
     codes, is_train = authors_draw(len(labels))
     split = np.where(is_train, "train", "validation").astype(object)
@@ -194,7 +207,7 @@ def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
 
 
 def _official(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a part, ``"train"`` or ``"t10k"``."""
+    """Read the images and labels of a part of MNIST, ``"train"`` or ``"t10k"``."""
     return read_idx(folder / f"{part}-images-idx3-ubyte.gz"), read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
 
 
@@ -204,7 +217,7 @@ def read_idx(path: Path) -> np.ndarray:
     Raises
     ------
     ValueError
-        If it is not one, or truncated.
+        If the file is not in this format, or is truncated.
     """
     try:
         data = gzip.decompress(path.read_bytes())
@@ -240,8 +253,20 @@ def _nearest(images: np.ndarray) -> np.ndarray:
 
 
 def _environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0.0) -> np.ndarray:
-    """A code each, of equally large environments or as unequal ones as that; -1 of the test."""
-    # a stream of its own: the environment must not depend on how the split was drawn
+    """Draw the environment code of each digit; -1 for test digits.
+
+    Parameters
+    ----------
+    split
+        ``"train"``, ``"validation"`` or ``"test"`` for each digit, ``(N,)``.
+    seed
+        Seed of the environments.
+    n
+        Number of training environments.
+    imbalance
+        Coefficient of variation of their expected sizes; with 0, sizes are equal.
+    """
+    # separate random stream, so that environments are independent of the split
     rng = np.random.default_rng([seed, 1])
     if imbalance:
         weight = rng.gamma(imbalance**-2, size=n)
@@ -263,7 +288,7 @@ def _table(
     colored: bool = True,
     rounded: bool = True,
 ) -> AnnData:
-    """Cells with these codes of environments, painted by them if they are to be coloured."""
+    """Build an AnnData from grey digits, painted according to their environment codes if ``colored``."""
     from anndata import AnnData
 
     names, hues, shades = paints(n_environments, seed)
@@ -280,7 +305,7 @@ def _table(
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
         obsm={IMAGE_KEY: painted(grey, np.asarray(digits), painted_by, hues, shades, rounded=rounded)},
-        # where scanpy looks for colours; white would not be seen on paper
+        # scanpy reads plot colours here; grey stands for white, which would be invisible on paper
         uns={"environment_colors": [*_PLOTTED, "#B0B0B0"]} if n_environments == 2 else {},
     )
 
@@ -293,23 +318,26 @@ def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> 
     grey
         Intensities in [0, 1], ``(N, H, W)``.
     digits
-        0 to 9, ``(N,)``.
+        Digits ``y`` from 0 to 9, ``(N,)``.
     environments
-        ``"red"``: the red channel 1, the others ``y / 10``; ``"green"``: the green channel 1, the others
-        ``(9 - y) / 10``; ``"white"``: all channels 1. ``(N,)``.
+        Environment of each digit, ``(N,)``. The intensities are multiplied by:
+
+        - ``"red"``: 1 in the red channel, ``y / 10`` in the other channels;
+        - ``"green"``: 1 in the green channel, ``(9 - y) / 10`` in the other channels;
+        - ``"white"``: 1 in all channels.
 
     Returns
     -------
-    uint8 ``(N, 3, H, W)``.
+    Images, uint8 ``(N, 3, H, W)``.
     """
     names, hues, shades = paints(2, seed=0)
     return painted(grey, digits, pd.Index(names).get_indexer(environments), hues, shades)
 
 
 def paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Name, hue ``(n, 3)``, and how pale each digit is ``(n, 10)``, of n environments."""
+    """Return the name, the hue ``(n, 3)`` and the paleness of each digit ``(n, 10)`` for ``n`` environments."""
     pale = np.arange(10) / 10
-    # a third of the circle from red to green, as published
+    # with two environments: red and green, a third of the colour circle apart, as published
     hues = np.array([colorsys.hsv_to_rgb(k / max(n, 3), 1.0, 1.0) for k in range(n)])
     rng = np.random.default_rng([seed, 2])
     shades = np.stack([pale, pale[::-1], *(rng.permutation(pale) for _ in range(n - 2))])
@@ -325,7 +353,12 @@ def painted(
     *,
     rounded: bool = True,
 ) -> np.ndarray:
-    """``(N, 3, H, W)``, uint8 or, where they are not rounded, float32 from 0 to 1; environment -1 stays white."""
+    """Paint grey digits with the hue and paleness of their environment; digits of environment -1 are white.
+
+    Returns
+    -------
+    Images ``(N, 3, H, W)``, uint8, or float32 from 0 to 1 if not ``rounded``.
+    """
     hue, shade = hues[environments], shades[environments, digits][:, None]
     color = (hue + shade * (1 - hue)).astype(np.float32)
     color[environments < 0] = 1
@@ -333,24 +366,26 @@ def painted(
     return np.rint(255 * grey * color).astype(np.uint8) if rounded else grey * color
 
 
-# of the training digits; the rest validate
+# fraction of the 60,000 official training digits used for training; the others are for validation
 TRAIN_SHARE = 0.8
 
 
 def authors_draw(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Environments of the training digits, and which of them are trained on, as the paper's authors drew them.
+    """Draw environments and training split of the training digits exactly as the paper's authors did.
 
     Parameters
     ----------
     n
-        How many there are.
+        Number of official training digits.
 
     Returns
     -------
-    Codes, int64 ``(n,)``: an independent fair coin each, the first draw of torch's generator with seed 0; and a boolean
-    ``(n,)``: four fifths without replacement, by NumPy's older generator with seed 0.
+    - Environment codes, int64 ``(n,)``: one independent fair coin per digit, the first draw of PyTorch's generator with
+      seed 0.
+    - Whether a digit is used for training, boolean ``(n,)``: four fifths, drawn without replacement by NumPy's legacy
+      generator (``RandomState``) with seed 0.
     """
-    import torch  # data are read without it
+    import torch  # imported here, so that reading data does not require torch
 
     codes = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).numpy()
     is_train = np.zeros(n, dtype=bool)

@@ -1,4 +1,4 @@
-"""Files of others: fetched once, checked, with their licence said."""
+"""Download of published files, with a local cache, a verified checksum and a log message about the licence."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ logger = logging.getLogger(__name__)
 
 
 def fetch(url: str, *, checksum: str, folder: str, licence: str) -> Path:
-    """The file of an address, from the user's cache or downloaded into it.
+    """Download a file, or return its path if it is already in the user's cache.
 
     Parameters
     ----------
     url
-        Address; its last part is the file's name.
+        Address of the file. Its last part is the name of the file.
     checksum
-        ``"algorithm:digest"``. A file that does not match is never kept.
+        ``"algorithm:digest"``. A downloaded file with another checksum is not kept.
     folder
-        Of the cache.
+        Folder within the cache.
     licence
-        Said in the log.
+        Licence, reported in a log message.
+
+    Returns
+    -------
+    Path of the file in the cache.
 
     Raises
     ------
     ValueError
-        If what arrives is not the file, or not all of it.
+        If the downloaded file has another checksum, because it is incomplete or was changed.
     ConnectionError
         If the address cannot be reached.
     """

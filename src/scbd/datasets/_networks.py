@@ -1,7 +1,7 @@
-"""Networks of known relations between genes, all as frames of ``source`` and ``target``.
+"""Networks of known relations between genes, as data frames with the columns ``source`` and ``target``.
 
-Each says in ``net.attrs["kind"]`` what its sources are: ``"sets"`` (names of complexes) or ``"pairs"`` (genes). Masks,
-copies and ``drop_duplicates`` keep that; ``merge`` and files lose it.
+``net.attrs["kind"]`` specifies the meaning of the sources: ``"sets"`` (names of complexes) or ``"pairs"`` (genes). The
+attribute is kept by boolean masks, copies and ``drop_duplicates``. It is lost by ``merge`` and in files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pandas as pd
 from scbd._files import check_file
 from scbd.datasets._download import fetch
 
-# how columns of genes, and of the sets that they are in, are called, in small letters alone
+# accepted names of columns with genes, and with sets of genes; in lower-case letters, other characters removed
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
 _GROUPS = (*_SETS, "term", "source", "cluster")
-# share of sets that may have the same genes as another
+# maximum fraction of sets that may have the same genes as another set
 _ALIKE = 0.5
 _CORUM = {
     "url": "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt",
@@ -30,29 +30,36 @@ _CORUM = {
 
 
 def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human") -> pd.DataFrame:
-    """Protein complexes of CORUM, one row a complex and gene.
+    """Read the protein complexes of CORUM, with one row per complex and gene.
 
-    CORUM is licensed CC-BY-NC 4.0 (not for commercial use), so it is fetched and not shipped.
+    CORUM is licensed CC-BY-NC 4.0 (not for commercial use). It is therefore downloaded and is not part of this package.
 
     Parameters
     ----------
     path
-        The official table ``allComplexes`` (tab-separated; releases 3.0 to 5.x name and order columns differently,
-        and are read by name), or a file of one complex a line, ``name<TAB>GENE GENE …``. By default release 3.0 is
-        downloaded once, with a checksum.
+        One of two kinds of file:
+
+        - the official table ``allComplexes`` (tab-separated). Releases 3.0 to 5.x have different names and orders of
+          columns; columns are recognised by name.
+        - a file with one complex per line, ``name<TAB>GENE GENE …``.
+
+        By default release 3.0 is downloaded once, with a verified checksum.
     organism
-        Keep complexes of this organism, where the table tells.
+        Only complexes of this organism are kept. It has no effect on a file with one complex per line.
 
     Returns
     -------
-    Frame ``source`` (complex), ``target`` (gene symbol), without repetitions; ``attrs["kind"]`` is ``"sets"``.
+    Frame with the columns ``source`` (complex) and ``target`` (gene symbol), without duplicates. ``attrs["kind"]`` is
+    ``"sets"``.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
+    ConnectionError
+        If the table cannot be downloaded.
     ValueError
-        If the file is of neither form, or has no complex of the organism.
+        If the file has neither of the two forms, or has no complex of the organism.
 
     References
     ----------
@@ -81,24 +88,36 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
         msg = f"{path} has no complex of organism {organism!r}."
         raise ValueError(msg)
     name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
-    # different complexes may have one name, and are not one complex
+    # different complexes may have the same name: append the identifier to keep them separate
     name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
     return _tidy(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
-    r"""Read sets of genes: lists of them, or a table of genes and their groups.
+    r"""Read sets of genes, from a list of sets or from a table of genes and groups.
 
-    A list has a set a line, ``name<TAB>GENE GENE …``; in a ``.gmt`` the second field is a description. Genes lie apart
-    by blanks, tabs, commas or semicolons. A table, ``.csv`` or separated by tabs, has a gene and its group a line, and
-    says in its first line which is which: ``gene,complex``.
+    A **list** has one set per line, ``name<TAB>GENE GENE …``. In a ``.gmt`` file, the second field is a description,
+    which is ignored. Genes are separated by blanks, tabs, commas, semicolons or vertical bars.
+
+    A **table** (``.csv``, or tab-separated with any other extension) has one gene and its group per line. Its first
+    line names the columns, for example ``gene,complex``.
+
+    Parameters
+    ----------
+    path
+        The file. It is read as a table if its first line names a column of genes, otherwise as a list.
+
+    Returns
+    -------
+    Frame with the columns ``source`` (set) and ``target`` (gene), without duplicates. ``attrs["kind"]`` is ``"sets"``.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
-        If a line has no name and genes, or the file is of another layout.
+        If the file is empty, a line does not consist of a name and genes, several lines have the same name, more than
+        half of the lines have the same genes as another line, or no single column of a table contains groups.
 
     Examples
     --------
@@ -141,7 +160,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _of_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.DataFrame:
-    """Of a table of genes and groups."""
+    """Read sets from a table with a column of genes and a column of groups."""
     others = [name for name in header if name not in genes]
     groups = others if len(others) == 1 else [name for name in others if _plain(name) in _GROUPS]
     if len(genes) > 1 or len(groups) != 1:
@@ -157,16 +176,26 @@ def _of_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.
 
 
 def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read related pairs from a CSV whose first two columns are genes; each pair is kept once, in order.
+    """Read pairs of related genes from the first two columns of a CSV file.
 
-    Its first line calls the columns, unless both of its words are genes of other lines, too.
+    The two genes of a pair are sorted by name, and each pair is kept once. Pairs of a gene with itself are excluded.
+    The first line contains column names, unless both of its first two words also occur as genes in other lines.
+
+    Parameters
+    ----------
+    path
+        The CSV file.
+
+    Returns
+    -------
+    Frame with the columns ``source`` and ``target``. ``attrs["kind"]`` is ``"pairs"``.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
-        If there are fewer than two columns, or one of them is that of sets.
+        If there are fewer than two columns, or if the name of one of the two indicates sets of genes.
 
     Examples
     --------
@@ -182,7 +211,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     if any(_plain(name) in _SETS for name in table.columns[:2]):
         msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
         raise ValueError(msg)
-    if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:  # the first line is a pair as well
+    if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:  # no column names: the first line is a pair
         table = pd.read_csv(path, dtype=str, keep_default_na=False, header=None)
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
     swap = first > second

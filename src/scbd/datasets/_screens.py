@@ -1,4 +1,4 @@
-"""Real screens and experiments as AnnData: Funk et al. (2022) as crops, CPJUMP1 as features of wells."""
+"""Real experiments as AnnData: cell crops of Funk et al. (2022), and well features of CPJUMP1."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
-# at least, of a crop
+# minimum size of a crop in bytes: 4 channels of 96 × 96 pixels, uint16
 _BYTES = 4 * 96 * 96 * 2
+# crops read at once
 _BLOCK = 1000
 _WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
 
@@ -36,43 +37,57 @@ def funk22(
     guides: bool = False,
     seed: int = 0,
 ) -> AnnData:
-    """Crops of single cells of Funk et al. (2022): 5,050 knockouts, 34 wells, about 26 million crops.
+    """Read single-cell crops of Funk et al. (2022): 5,050 knockouts in 34 wells, about 26 million crops.
 
-    The paper trains on 83 % and validates on 2 %, ``train(train_size=0.83, validation_size=0.02)``, at 64 pixels,
-    ``SCBDModel(adata, image_size=64)`` or once with :func:`scbd.data.resize_images`.
+    The paper trains on 83 % of the cells and validates on 2 %, with images of 64 pixels. The same setting here is
+    ``train(train_size=0.83, validation_size=0.02)`` and ``SCBDModel(adata, image_size=64)``. Alternatively, resize the
+    images once with :func:`scbd.data.resize_images`.
 
     Parameters
     ----------
     path
-        LMDB of the crops (a folder with ``data.mdb``): keys ``UID_plate_well_tile_gene_index``, values 4 × 100 × 100
-        uint16, as raw bytes or ``.npy``; or as Set-DINO's code takes them, keys ``gene;guide;plate;well;tile;UID``,
-        values 4 × S × S float32 in [0, 1]. It is terabytes, and not downloaded here. Needs ``pip install lmdb``. Or
-        what :func:`scbd.data.write_screen` made of it, ``.zarr``: all cells of that stay on the disk.
+        The crops, which take terabytes and are not downloaded by this function. One of:
+
+        - an LMDB (folder with ``data.mdb``) with keys ``UID_plate_well_tile_gene_index`` and values of 4 × 100 × 100
+          uint16, as raw bytes or ``.npy``. Requires ``pip install lmdb``.
+        - an LMDB in the form used by the code of Set-DINO, with keys ``gene;guide;plate;well;tile;UID`` and values of
+          4 × S × S float32 in [0, 1].
+        - a screen (``.zarr``) that :func:`scbd.data.write_screen` made of the crops. If all its cells are used, images
+          are not loaded into memory.
     n_cells
-        Take so many random cells: they are in memory, 80 kB a cell.
+        Number of cells to draw at random. They are loaded into memory, 80 kB per cell. By default all cells are used.
     genes
-        Take only these (or this one), and the non-targeting control.
+        One gene or several genes. Only cells of these genes and of the non-targeting control are used. By default all
+        genes are used.
     guides
-        Raise unless each cell's guide is known, ``obs["sgRNA"]``. Keys of the first kind do not name it: write the
-        screen with a table that does, ``read_crops(path, table=…)``.
+        Whether to raise an error if the guide of each cell (``obs["sgRNA"]``) is unknown. Keys of the first form do not
+        contain it. In this case, write a screen with a table that contains it, ``read_crops(path, table=…)``.
     seed
-        Seed of the choice.
+        Seed of the random choice of cells.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint16 ``(N, 4, 100, 100)``, or as they are, and ``obs``: ``gene`` (the
-    control is ``"nontargeting"``), ``plate``, ``well`` (plate and well), ``tile``, and ``sgRNA`` where keys name it;
-    its names are the UIDs.
+    AnnData with ``obsm["single_cell_images"]`` and ``obs``. Images are uint16 ``(N, 4, 100, 100)``, or have the dtype
+    and size in which they are stored. ``obs`` contains:
+
+    - ``gene`` (``"nontargeting"`` for controls);
+    - ``plate``;
+    - ``well`` (plate and well);
+    - ``tile``;
+    - ``sgRNA``, if the keys contain it.
+
+    The names of the cells are the UIDs.
 
     Raises
     ------
     ImportError
-        If ``lmdb`` is not installed.
+        If ``path`` is an LMDB and ``lmdb`` is not installed.
     FileNotFoundError
         If there is no database.
     ValueError
-        If it is none, a key or a crop is not of this form (which), a gene that is asked for has no cell, guides are to
-        be known and are not, or crops of an LMDB are more than this machine's memory.
+        If the file is no database or has no cell, a key or a crop has another form (the message names it), a requested
+        gene has no cell, ``guides=True`` and guides are unknown, or the crops of an LMDB exceed the memory of this
+        machine.
 
     References
     ----------
@@ -94,7 +109,7 @@ def funk22(
     if path.suffix in (".h5ad", ".zarr"):
         return _of_screen(path, n_cells, genes, seed, guides=guides)
     with open_lmdb(path) as database, database.begin() as transaction:
-        if genes is None:  # else it is known once keys were read, which takes minutes
+        if genes is None:  # with genes, the number is known only after reading all keys, which takes minutes
             n = transaction.stat()["entries"]
             _check_memory(path, min(n, n if n_cells is None else n_cells), _BYTES)
         keys = _chosen_keys(path, transaction, n_cells, genes, seed)
@@ -119,7 +134,7 @@ def funk22(
 def _chosen_keys(
     path: Path, transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int
 ) -> list[bytes]:
-    """Keys in the order of the database, which is the one that disks like."""
+    """Return the keys of the selected cells in the order of the database, so that the disk is read sequentially."""
     from scbd.data._readers import parsed_key
 
     rng = np.random.default_rng(seed)
@@ -141,7 +156,7 @@ def _chosen_keys(
 
 
 def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int, *, guides: bool) -> AnnData:
-    """A screen where it lies, or some of its cells in memory."""
+    """Open a screen without loading images, or load a subset of its cells into memory."""
     from anndata import AnnData
 
     from scbd.data._inputs import image_source
@@ -165,14 +180,14 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
 
 
 def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
-    """Raise if a gene that is asked for has no cell."""
+    """Raise ``ValueError`` if a requested gene has no cell."""
     if missing := [gene for gene in dict.fromkeys(asked) if gene not in there]:
         msg = f"{path} has no cell of {len(missing)} of the genes asked for ({head(missing)}): leave them out."
         raise ValueError(msg)
 
 
 def _check_memory(path: Path, n: int, n_bytes: int) -> None:
-    """Raise if so many crops, of so many bytes each, can never be in memory."""
+    """Raise ``ValueError`` if ``n`` crops of ``n_bytes`` each exceed the memory of this machine."""
     needed, there = n * n_bytes, _memory()
     if needed > there:
         msg = (
@@ -184,7 +199,7 @@ def _check_memory(path: Path, n: int, n_bytes: int) -> None:
 
 
 def _memory() -> int:
-    """Bytes of this machine."""
+    """Return the total memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -195,29 +210,37 @@ _CPJUMP1 = (
 
 
 def cpjump1(path: str | os.PathLike[str]) -> AnnData:
-    """CPJUMP1: wells of A549 cells under 306 compounds, as CellProfiler features.
+    """Read wells of CPJUMP1: A549 cells treated with 306 compounds, as CellProfiler features.
 
     Parameters
     ----------
     path
-        ``.parquet`` or ``.csv`` with a well a row: columns ``Metadata_Plate``, ``Metadata_Well``,
-        ``Metadata_broad_sample`` (compound, or ``DMSO``), ``Metadata_pert_iname``, ``Metadata_control_type``,
-        ``Metadata_gene`` (target), ``Metadata_smiles``, ``Metadata_moa`` (mechanism) and ``Metadata_hours``; all others
-        are features. The data are CC0 (Cell Painting Gallery, cpg0000), feature-selected and normalised to the controls
-        of their batch, as in CHAMMI-75's benchmarks.
+        ``.parquet`` or ``.csv`` file with one row per well. Required columns:
+
+        - ``Metadata_Plate`` and ``Metadata_Well``;
+        - ``Metadata_broad_sample`` (compound, or ``DMSO``) and ``Metadata_pert_iname``;
+        - ``Metadata_control_type``;
+        - ``Metadata_gene`` (target);
+        - ``Metadata_smiles``;
+        - ``Metadata_moa`` (mechanism of action);
+        - ``Metadata_hours``.
+
+        All other columns are features. The data are CC0 (Cell Painting Gallery, cpg0000), with features selected and
+        normalised to the controls of their batch, as in the benchmarks of CHAMMI-75.
 
     Returns
     -------
-    AnnData of wells: float32 ``X`` by features, and ``obs`` with the columns above under their names. The perturbation
-    is ``Metadata_broad_sample``, the environment ``Metadata_Plate``. Plates share a layout, so that a compound is a
-    position, too: a score of replicates says little without that of controls scored by their position.
+    AnnData of wells: features in ``X``, float32, and the columns above in ``obs``. The perturbation is
+    ``Metadata_broad_sample``, the environment is ``Metadata_Plate``. All plates have the same layout, so each compound
+    is always at the same position. A replicate score therefore includes effects of the position. Compare it with the
+    score of controls when positions are used as perturbations.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     ValueError
-        If a column is missing, or a feature is no number.
+        If a column is missing, or a feature is not numeric.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""A simulated optical pooled screen: known complexes, imperfect guides, wells with their own look."""
+"""Simulated optical pooled screen: known complexes, imperfect guides, and wells that differ in image appearance."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# rows and columns, by number of wells
+# (rows, columns) of a plate, by its number of wells
 SHAPES = {6: (2, 3), 24: (4, 6), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
-# by what positions differ
+# properties of a position that change the images: row, column, and whether it is at the edge
 LAYOUT = ("down", "across", "edge")
 
 
 def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
-    """Gradients and edges from ``row`` and ``column`` (from 0): columns of mean 0 and variance 1, or 0 if constant."""
+    """Add the columns ``down``, ``across`` and ``edge`` to a table of wells with ``row`` and ``column`` (from 0).
+
+    Each new column has mean 0 and variance 1 over the wells, or is 0 if it is constant. The table is changed in place
+    and returned.
+    """
     row, column = wells["row"], wells["column"]
     edge = np.minimum.reduce([row, column, shape[0] - 1 - row, shape[1] - 1 - column]) == 0
     for name, values in zip(LAYOUT, (row, column, edge), strict=True):
@@ -32,13 +36,13 @@ def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
 
 
 def well_name(row: int, column: int) -> str:
-    """Rows are letters: A01, and AA01 behind Z01."""
+    """Return the name of a well from its row and column (from 0), for example A01; rows after Z continue with AA."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return ("A" if row >= 26 else "") + letters[row % 26] + f"{column + 1:02}"
 
 
 CHANNELS = ("DNA damage", "F-actin", "DNA", "microtubules")
-# what a perturbation can change, and the standard deviation of each between cells of one guide
+# phenotypes that a perturbation can change, and their standard deviations between cells of one guide (logarithms)
 PHENOTYPES = {
     "nucleus_size": 0.10,
     "nucleus_elongation": 0.12,
@@ -52,9 +56,18 @@ PHENOTYPES = {
 
 
 def draw(rng: np.random.Generator, parameters: np.ndarray, size: int, centre: np.ndarray | float = 0.0) -> np.ndarray:
-    """Ideal images ``(n, 4, size, size)`` of cells with these phenotypes, about 1 at their brightest.
+    """Draw noise-free images ``(n, 4, size, size)`` of cells; the brightest intensities are about 1.
 
-    They lie around ``centre``, ``(2, n)`` in halves of a side from the middle.
+    Parameters
+    ----------
+    rng
+        Random generator of orientations, small shifts and textures.
+    parameters
+        Phenotypes of the cells, ``(n, 8)``, in the order of ``PHENOTYPES``.
+    size
+        Side of the images in pixels.
+    centre
+        Position of each cell relative to the centre of the image, ``(2, n)``, in units of half a side.
     """
     n = len(parameters)
     p = dict(zip(PHENOTYPES, parameters.astype(np.float32).T[:, :, None, None], strict=True))
@@ -85,21 +98,25 @@ def draw(rng: np.random.Generator, parameters: np.ndarray, size: int, centre: np
     return np.stack([damage, actin, dna, tubulin], axis=1)
 
 
-# so many cells fit around one, and so far from it, in halves of a side
+# maximum number of neighbours of a cell; smallest and largest distance of a neighbour, in units of half an image side
 _AROUND, _NEAREST, _FARTHEST = 6, 1.1, 1.7
 
 
 def neighbours_of(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Numbers of the cells around each, ``(n_cells, 6)``, drawn from all of its well; -1 where nothing is.
+    """Draw the neighbours of each cell from all cells of its well.
 
     Parameters
     ----------
     rng
-        Draws them.
+        Random generator.
     well
-        Of each cell.
+        Well of each cell, ``(n_cells,)``.
     mean
-        Of their number, for each cell; six are the most.
+        Mean number of neighbours of each cell, ``(n_cells,)``, at most six.
+
+    Returns
+    -------
+    Row numbers of the neighbours, ``(n_cells, 6)``; -1 for a missing neighbour.
     """
     order = np.argsort(well, kind="stable")
     first, count = np.searchsorted(well[order], well), np.bincount(well)[well]
@@ -109,18 +126,18 @@ def neighbours_of(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray) 
 
 
 def add_neighbours(rng: np.random.Generator, images: np.ndarray, around: np.ndarray, parameters: np.ndarray) -> None:
-    """Draw the cells around some into their ideal images, in place: light adds up.
+    """Add the neighbours of cells to the noise-free images of the cells, in place; intensities add up.
 
     Parameters
     ----------
     rng
-        Draws where each lies, and how it is turned.
+        Random generator of the neighbours' positions and orientations.
     images
-        Of these cells, ``(n, 4, size, size)``.
+        Images of the cells, ``(n, 4, size, size)``.
     around
-        Of these cells, see :func:`neighbours_of`.
+        Neighbours of the cells, ``(n, 6)``, see :func:`neighbours_of`.
     parameters
-        Of all cells.
+        Phenotypes of all cells of the screen, ``(n_cells, 8)``.
     """
     turned = rng.uniform(0, 2 * np.pi, len(images))
     for place, other in enumerate(around.T):
@@ -135,18 +152,22 @@ def _disk(radius: np.ndarray, sharpness: float) -> np.ndarray:
 
 
 def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame, size: int) -> np.ndarray:
-    """What the microscope makes of ideal images in their wells: focus, stain, illumination, background, noise.
+    """Simulate the microscope: apply each well's focus, stain, illumination, background and noise to ideal images.
 
     Parameters
     ----------
     rng
-        Draws the noise.
+        Random generator of the noise.
     images
-        Of one cell or of many, ``(n, 4, side, side)``; overwritten.
+        Noise-free images, ``(n, 4, side, side)``, of a single cell or of several; overwritten.
     wells
-        A row an image.
+        Properties of the well of each image, one row per image, see :func:`looks`.
     size
-        Pixels a side of what was drawn as one cell.
+        Side in pixels of the image of a single cell; it sets the scale of the blur.
+
+    Returns
+    -------
+    Images, uint8 ``(n, 4, side, side)``.
     """
     unit = np.linspace(-1, 1, images.shape[-1], dtype=np.float32)
     for blur in wells["blur"].unique():
@@ -167,7 +188,7 @@ def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame
     return np.clip(np.rint(120 * images), 0, 255).astype(np.uint8)
 
 
-# what plates and positions change too, each by so much, as a logarithm or, of tilts, as it is
+# standard deviations of the effects of plates and positions at strength 1; tilts are added, all others are logarithms
 _STAIN = {
     **{f"gain_{channel}": 0.3 for channel in CHANNELS},
     "tilt_x": 0.3,
@@ -178,12 +199,12 @@ _STAIN = {
 
 
 def places(n_wells: int, plate_wells: int | None) -> pd.DataFrame:
-    """A row a well: ``plate``; where plates have a layout, ``row`` and ``column`` (from 1) and ``position``."""
+    """Return the place of each well: ``plate``; with a layout also ``row``, ``column`` (from 1) and ``position``."""
     number = np.arange(n_wells)
     if plate_wells is None:
         names = [f"P{i // 6 + 1}_W{i % 6 + 1}" for i in number]
         return pd.DataFrame({"plate": [f"P{i // 6 + 1}" for i in number]}, index=names)
-    # plates are filled row by row
+    # wells of a plate are filled row by row
     row, column = np.divmod(number % plate_wells, SHAPES[plate_wells][1])
     plate = [f"P{i // plate_wells + 1}" for i in number]
     frame = pd.DataFrame({"plate": plate, "row": row + 1, "column": column + 1})
@@ -198,7 +219,27 @@ def looks(
     plate_wells: int | None,
     effects: Mapping[str, float],
 ) -> pd.DataFrame:
-    """What the images of each well have of their own; ``more`` draws what came later, so that older screens stay."""
+    """Draw the properties of each well that change the appearance of its images.
+
+    Parameters
+    ----------
+    rng
+        Random generator of the effects of wells on stain, illumination, focus and background.
+    more
+        Random generator of all other effects, which were added to the simulation later. A separate generator keeps
+        screens of earlier versions unchanged.
+    places
+        Place of each well, see :func:`places`.
+    plate_wells
+        Number of wells per plate; `None` if plates have no layout.
+    effects
+        Strengths of the effects, by name of the arguments of :func:`simulated_screen`.
+
+    Returns
+    -------
+    One row per well: stain gains, tilt of the illumination, ``blur``, ``background``, ``gamma``, ``saturation``,
+    ``density``.
+    """
     wells = _own(rng, places.index, effects["well_effect"])
     plate = pd.factorize(places["plate"])[0]
     shared = effects["plate_effect"] * more.normal(size=(plate.max() + 1, len(_STAIN)))[plate]
@@ -217,7 +258,7 @@ def looks(
 
 
 def _own(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataFrame:
-    """Stain, illumination, focus and background of wells that have nothing in common."""
+    """Draw stain, illumination, focus and background of each well, independently of all other wells."""
     n = len(names)
     columns = {f"gain_{channel}": np.exp(0.3 * strength * rng.normal(size=n)) for channel in CHANNELS}
     columns |= {f"tilt_{axis}": 0.3 * strength * rng.normal(size=n) for axis in "xy"}
@@ -227,7 +268,10 @@ def _own(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataF
 
 
 def strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float) -> pd.DataFrame:
-    """How strongly each phenotype shows in each well, ``(wells, phenotypes)``: told by how the well looks."""
+    """Compute how strongly each phenotype is expressed in each well, a factor ``(wells, phenotypes)``.
+
+    The factor depends on the appearance of the well, by random weights.
+    """
     look = _standardised(wells.to_numpy())
     weights = more.normal(size=(look.shape[1], len(PHENOTYPES)))
     return pd.DataFrame(
@@ -236,16 +280,16 @@ def strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float
 
 
 def drawn_parameters(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
-    """What is drawn of cells that show phenotypes ``(n, phenotypes)``, logarithms, in wells of such density."""
+    """Compute the phenotypes to draw, ``(n, phenotypes)``, from log-phenotypes and the density of the cells' wells."""
     parameters = np.exp(shown)
-    # where cells are crowded they are smaller, their nuclei less so
+    # cells are smaller in crowded wells; the effect on nuclei is weaker
     for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
         parameters[:, list(PHENOTYPES).index(name)] /= density**power
     return parameters
 
 
 def _standardised(values: np.ndarray) -> np.ndarray:
-    """Columns of mean 0 and variance 1, or of zeros."""
+    """Standardise columns to mean 0 and variance 1; constant columns become 0."""
     sd = values.std(0)
     varies = sd > 1e-12 * np.abs(values).max(0)
     return np.where(varies, (values - values.mean(0)) / np.where(varies, sd, 1), 0)
@@ -258,10 +302,26 @@ def phenotypes_of(
     genes_per_complex: int,
     sizes: Mapping[str, float],
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Log-effect of each gene on each phenotype, and each gene's complex."""
+    """Draw the log-effect of each gene on each phenotype, and assign genes to complexes.
+
+    Parameters
+    ----------
+    rng
+        Random generator of the directions of effects.
+    more
+        Random generator of the activity and strength of complexes.
+    n_complexes, genes_per_complex
+        Numbers of complexes, and of genes per complex.
+    sizes
+        ``effect_size``, ``effect_spread`` and ``active`` of :func:`simulated_screen`.
+
+    Returns
+    -------
+    Effects, one row per gene and one row of zeros for ``"nontargeting"``; and the complex of each gene.
+    """
     sd = np.array(list(PHENOTYPES.values()))
     of_complex = rng.normal(size=(n_complexes, len(sd)))
-    # equally strong complexes, before each has its own strength: directions differ
+    # all complexes have the same strength in different directions; individual strengths are applied below
     of_complex *= 2 * np.sqrt(len(sd)) / np.linalg.norm(of_complex, axis=1, keepdims=True)
     of_gene = np.repeat(of_complex, genes_per_complex, axis=0)
     of_gene = sizes["effect_size"] * sd * (of_gene + 0.3 * rng.normal(size=of_gene.shape))
@@ -276,7 +336,10 @@ def phenotypes_of(
 
 
 def guides_of(rng: np.random.Generator, genes: list[str], guides_per_gene: int) -> pd.DataFrame:
-    """A row a guide: its gene, its name, and how well it knocks its gene down."""
+    """Build the library: one row per guide with its gene, its name and its knockdown efficacy (0.5 to 1).
+
+    There are twice ``guides_per_gene`` guides for ``"nontargeting"``.
+    """
     of_guide = [gene for gene in genes for _ in range(guides_per_gene * (2 if gene == "nontargeting" else 1))]
     number = pd.Series(of_guide).groupby(of_guide).cumcount() + 1
     return pd.DataFrame(
@@ -289,7 +352,10 @@ def guides_of(rng: np.random.Generator, genes: list[str], guides_per_gene: int) 
 
 
 def cells_of(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
-    """A row a cell: its guide's. Guides are unequally abundant, as in a real library; each has a cell."""
+    """Draw the guide of each cell and return the guide's row of the library, one row per cell.
+
+    Guides have unequal abundances, as in a real library. Each guide has at least one cell.
+    """
     is_control = (library["gene"] == "nontargeting").to_numpy()
     weight = rng.gamma(5.0, size=len(library))
     weight[is_control] *= control_fraction / weight[is_control].sum()
@@ -307,7 +373,21 @@ def wells_of_cells(
     plates: np.ndarray,
     design: Mapping[str, float],
 ) -> np.ndarray:
-    """The well of each cell, ``(n_cells,)``, from the gene of each, and the density and plate of each well."""
+    """Draw the well of each cell, ``(n_cells,)``.
+
+    Parameters
+    ----------
+    rng, more
+        Random generators; ``more`` is used for plate maps only.
+    genes
+        Gene of each cell.
+    density
+        Relative density of each well, ``(n_wells,)``.
+    plates
+        Code of each well's plate, ``(n_wells,)``.
+    design
+        ``confounding``, ``n_plate_maps`` and ``well_imbalance`` of :func:`simulated_screen`.
+    """
     code, names = genes.codes, genes.categories
     n_wells, n_cells = len(density), len(genes)
     home = rng.integers(n_wells, size=len(names))[code]
@@ -320,7 +400,7 @@ def wells_of_cells(
     well = np.where(rng.random(n_cells) < design["confounding"], home, well)
     n_maps = int(design["n_plate_maps"])
     if n_maps > 1:
-        # controls, the last, are on all plates: their map is none
+        # -1: controls, the last category, are on the plates of all maps
         of_cell = np.append(more.permutation(len(names) - 1) % n_maps, -1)[code]
         for plate_map in range(n_maps):
             here, wells = np.flatnonzero(of_cell == plate_map), np.flatnonzero(plates % n_maps == plate_map)
@@ -347,12 +427,14 @@ HARD_SCREEN: dict[str, Any] = {
     "interaction": 0.5,
     "well_imbalance": 0.3,
 }
+# arguments of simulated_screen, by the range that is checked: counts, numbers of at least 0, fractions from 0 to 1
 _COUNTS = ("n_complexes", "genes_per_complex", "guides_per_gene", "n_wells", "n_plate_maps")
 _SIZES = (
     *("effect_size", "effect_spread", "interaction", "well_effect", "plate_effect", "position_effect"),
     *("camera_effect", "density_effect", "well_imbalance", "neighbours"),
 )
 _SHARES = ("active", "confounding", "control_fraction")
+# images drawn at once
 _BLOCK = 512
 
 
@@ -383,91 +465,129 @@ def simulated_screen(
 ) -> AnnData:
     """Simulate cells of an optical pooled screen in four channels (DNA damage, F-actin, DNA, microtubules).
 
-    Genes of a complex share a phenotype, up to a small part of their own; guides knock their gene down more or less
-    well; non-targeting guides do nothing. Each well has its own stain intensities, uneven illumination, focus and
-    background, which have nothing to do with the perturbations unless ``confounding`` or ``n_plate_maps`` says so.
+    Genes of a complex have the same phenotype, up to a small individual part. Guides knock down their gene with
+    different efficacy. Non-targeting guides have no effect. Each well has its own stain intensities, uneven
+    illumination, focus and background. These are independent of the perturbations, unless ``confounding`` or
+    ``n_plate_maps`` is set.
 
-    The defaults are easy: complexes are found without any correction. ``simulated_screen(**scbd.datasets.HARD_SCREEN)``
-    is a screen that tells methods apart, see Notes.
+    With the default arguments, the screen is easy: complexes are found without any correction. A screen on which
+    methods differ is ``simulated_screen(**scbd.datasets.HARD_SCREEN)``, see Notes.
 
     Parameters
     ----------
     n_cells
         Number of cells.
     n_complexes, genes_per_complex, guides_per_gene
-        Layout of the library. There are twice ``guides_per_gene`` non-targeting guides.
+        Numbers of complexes, genes per complex, and guides per gene. The number of non-targeting guides is twice
+        ``guides_per_gene``.
     n_wells
         Number of wells.
     plate_wells
-        Wells of a plate: 6, 24, 96, 384 or 1,536, in rows and columns that are filled row by row. `None` for plates of
-        up to six wells that have no rows and columns.
+        Number of wells per plate: 6, 24, 96, 384 or 1,536, arranged in rows and columns and filled row by row. With
+        `None`, plates have up to six wells and no rows or columns.
     n_plate_maps
-        Genes are dealt to so many plate maps, and plates to one of these each, in turn: a gene is in wells of the
-        plates of its map only. Controls are on all. With one, every gene is on every plate.
+        Number of plate maps. Each gene is assigned to one map, and maps are assigned to plates in turn. A gene occurs
+        only in wells of plates with its map. Controls are on all plates. With one map, every gene is on every plate.
     image_size
-        Pixels a side; a cell fills about 0.8 of it.
+        Side of the images in pixels. A cell spans about 0.8 of the side.
     effect_size
         Strength of the phenotypes, in units of about two standard deviations between cells.
     effect_spread
-        How unequal complexes are: standard deviation of the logarithm of their strength.
+        Standard deviation of the logarithm of the strength of complexes; 0 for complexes of equal strength.
     active
-        Share of the complexes that do anything.
+        Fraction of complexes that have an effect.
     well_effect, plate_effect, position_effect
-        Strength of what each well has of its own, of what wells of a plate have in common, and of gradients and edges
-        that all plates share (these need ``plate_wells``): on stain, illumination, focus and background. Of 1, stains
-        differ by 30 %; 0 for none.
+        Strengths of effects on stain, illumination, focus and background, 0 for no effect. At 1, stains differ by 30 %.
+
+        - ``well_effect``: effects of individual wells.
+        - ``plate_effect``: effects common to all wells of a plate.
+        - ``position_effect``: gradients and edge effects that are the same on all plates. Requires ``plate_wells``.
     camera_effect
-        Strength of how cameras differ between wells: gamma (25 % at 1), saturation, and more of focus. It bends
-        intensities, so that no linear correction undoes it.
+        Strength of differences between the cameras of wells: gamma (25 % at 1), saturation, and additional differences
+        in focus. The transformation of intensities is nonlinear, so that no linear correction removes it.
     density_effect
-        Strength of how wells differ in density (20 % at 1): in crowded wells, cells are more and smaller.
+        Strength of differences in cell density between wells (20 % at 1). In dense wells, cells are more numerous and
+        smaller.
     interaction
-        Standard deviation, over wells, of the logarithm of how strongly a phenotype shows; how a well looks decides.
+        Standard deviation, over wells, of the logarithm of the strength with which a phenotype is expressed. The
+        strength depends on the appearance of the well.
     well_imbalance
-        How unequal wells are: coefficient of variation of their expected numbers of cells; 0 for equal ones.
+        Coefficient of variation of the expected numbers of cells per well; 0 for equal numbers.
     neighbours
-        Mean number of cells around each, 6 at most, that reach into its crop: any of the same well, more in crowded
-        ones. With 5, crops are about as full as real ones, see Notes; with 0 they hold one cell, as masked ones do.
+        Mean number of neighbours that reach into the crop of a cell, at most 6. They are drawn from all cells of the
+        same well, and are more numerous in dense wells. With 0, crops contain a single cell, as masked crops do. With
+        5, crops are about as full as real ones, see Notes.
     confounding
-        Between 0 (every gene equally often in every well) and 1 (every gene in one well only).
+        Degree of confounding between genes and wells: 0 (every gene equally often in every well) to 1 (every gene in
+        one well only).
     control_fraction
-        Fraction of non-targeting cells.
+        Fraction of cells with non-targeting guides.
     seed
-        Seed of everything.
+        Seed of all random numbers.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` uint8 ``(n_cells, 4, image_size, image_size)``; ``obs``: ``gene``,
-    ``sgRNA``, ``complex``, ``well``, ``plate``, with ``plate_wells`` also ``row``, ``column`` (integers from 1) and
-    ``position`` (such as ``"A01"``). The truth is in ``obsm["X_oracle"]``, float32 ``(n_cells, 8)``: the phenotypes of
-    each cell, before density and camera, in units of their standard deviation between cells; and in ``uns["truth"]``:
-    ``phenotypes`` (gene × phenotype), ``efficacy`` (guide), ``wells`` (well × effect), ``strengths`` (well ×
-    phenotype), ``network`` (frame ``source, target``: complex and gene, of all complexes, as real lists have them,
-    whether they do anything or not).
+    AnnData with images in ``obsm["single_cell_images"]``, uint8 ``(n_cells, 4, image_size, image_size)``. ``obs`` has
+    ``gene``, ``sgRNA``, ``complex``, ``well`` and ``plate``. With ``plate_wells``, it also has ``row``, ``column``
+    (integers from 1) and ``position`` (such as ``"A01"``). The ground truth consists of
+
+    - ``obsm["X_oracle"]``, float32 ``(n_cells, 8)``: the phenotypes of each cell, before effects of density and camera,
+      in units of their standard deviation between cells;
+    - ``uns["truth"]["phenotypes"]``: effects, gene × phenotype;
+    - ``uns["truth"]["efficacy"]``: efficacy of each guide;
+    - ``uns["truth"]["wells"]``: effects on images, well × effect;
+    - ``uns["truth"]["strengths"]``: strength of each phenotype in each well, well × phenotype;
+    - ``uns["truth"]["network"]``: frame ``source, target`` with complex and gene. It contains all complexes, with or
+      without an effect, as real lists do.
 
     Raises
     ------
     ValueError
-        If a number is out of range, there are fewer cells than guides, positions have an effect on plates without a
-        layout, there are more plate maps than plates, or both ``confounding`` and ``n_plate_maps`` are given.
+        If a number is out of range, there are fewer cells than guides, ``position_effect`` is given without
+        ``plate_wells``, there are more plate maps than plates or than genes, or both ``confounding`` and
+        ``n_plate_maps`` are given.
 
     Notes
     -----
-    ``scbd.datasets.HARD_SCREEN`` holds arguments; change some by ``HARD_SCREEN | {"n_wells": 384, "plate_wells": 24}``.
-    It has 300 genes in 50 complexes, of which 20 do something; each gene is in wells of two of six plates, with about
-    five of 20,000 cells in each. Average precision of complexes is then 0.04 from pixels, 0.11 from pixels standardised
-    by well, 0.14 with TVN by well and 0.28 from ``X_oracle`` (three seeds; chance 0.017; of 8,000 cells 0.03, 0.07,
-    0.09 and 0.21). Without any effect of wells, pixels would have 0.14, and 0.20 with TVN. Which simulated
-    screen a real one resembles is not known: of the published profiles of Funk et al., CORUM's complexes have 0.20
-    (chance 0.027), and 0.13 of their background components. A linear probe predicts the well from pixels with an F1 of
-    0.98, and no longer once they are standardised by well (0.04); a quadratic one still does (0.43). Ten thousand cells
-    of 32 × 32 pixels take about three seconds on one core.
+    **Hard screen.** ``scbd.datasets.HARD_SCREEN`` is a dictionary of arguments. Change some of them by
+    ``HARD_SCREEN | {"n_wells": 384, "plate_wells": 24}``. The screen has 300 genes in 50 complexes, of which 20 have an
+    effect. Each gene is in wells of two of six plates, with about five of 20,000 cells in each well. The average
+    precision of complexes (three seeds, chance 0.017) is
 
-    Crops of Funk et al. and of PERISCOPE are filled to 95 and 88 % by cells, with 1.7 and 5.2 other nuclei on average;
-    those of the defaults to 52 %, with none, and with ``neighbours=5`` to 87 %, with 1.9. That makes a
-    screen a little harder: of 8,000 cells, average precision of complexes falls from 0.63 to 0.56 for
-    :class:`scbd.SCBDModel` with the encoder ``"small"``, and from 0.39 to 0.33 for pixels with TVN and WCCN; a linear
-    probe predicts the well from pixels with an F1 of 0.87 in place of 0.94 (two seeds).
+    ============================  ============  ===========
+    Embedding                     20,000 cells  8,000 cells
+    ============================  ============  ===========
+    pixels                        0.04          0.03
+    pixels standardised by well   0.11          0.07
+    pixels with TVN by well       0.14          0.09
+    ``X_oracle``                  0.28          0.21
+    ============================  ============  ===========
+
+    Without any effect of wells, the value would be 0.14 for pixels and 0.20 for pixels with TVN. A linear probe
+    predicts the well from pixels with an F1 of 0.98, and from pixels standardised by well with 0.04. A quadratic probe
+    reaches 0.43 after this standardisation. Simulating ten thousand cells of 32 × 32 pixels takes about three seconds
+    on one core.
+
+    It is not known which simulated screen a real screen resembles. In the published profiles of Funk et al., the
+    average precision of the complexes of CORUM is 0.20 (chance 0.027), and 0.13 in the background components of these
+    profiles.
+
+    **Neighbours.** The table compares crops of real and simulated screens:
+
+    ======================================  ======================  ==============================
+    Screen                                  Area covered by cells   Other nuclei per crop (mean)
+    ======================================  ======================  ==============================
+    Funk et al.                             95 %                    1.7
+    PERISCOPE                               88 %                    5.2
+    simulated, default                      52 %                    0
+    simulated, ``neighbours=5``             87 %                    1.9
+    ======================================  ======================  ==============================
+
+    Neighbours make a screen slightly harder. With 8,000 cells (two seeds), ``neighbours=5`` changes
+
+    - the average precision of complexes for :class:`scbd.SCBDModel` with the encoder ``"small"`` from 0.63 to 0.56;
+    - the average precision of complexes for pixels with TVN and WCCN from 0.39 to 0.33;
+    - the F1 of a linear probe that predicts the well from pixels from 0.94 to 0.87.
 
     References
     ----------
@@ -481,7 +601,7 @@ def simulated_screen(
     >>> screen.uns["truth"]["network"].columns.to_list()
     ['source', 'target']
 
-    A hard one, on plates of 24 wells, and what the best embedding gains on the pixels:
+    Simulate a hard screen on plates of 24 wells, and compare the ground truth with the pixels:
 
     >>> setting = scbd.datasets.HARD_SCREEN | {"n_wells": 72, "plate_wells": 24}
     >>> screen = scbd.datasets.simulated_screen(3_000, **setting)
@@ -492,7 +612,7 @@ def simulated_screen(
     >>> best - pixels > 0.02  # the regret of the pixels
     True
     """
-    arguments = locals()  # each by its name: nothing else is defined yet
+    arguments = locals()  # all arguments by name; no other local variable exists yet
     from anndata import AnnData
 
     counts, sizes, shares = ({name: arguments[name] for name in names} for names in (_COUNTS, _SIZES, _SHARES))
@@ -500,7 +620,7 @@ def simulated_screen(
     _check_plates(plate_wells, counts, sizes | shares)
 
     rng = np.random.default_rng(seed)
-    # draws what came later, so that older screens stay as they were
+    # separate generator for effects added later, so that screens of earlier versions are unchanged
     more = rng.spawn(1)[0]
     phenotypes, complexes = phenotypes_of(rng, more, n_complexes, genes_per_complex, sizes | shares)
     guides = guides_of(rng, list(phenotypes.index), guides_per_gene)
@@ -535,7 +655,7 @@ def simulated_screen(
 
 
 def _obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
-    """Guide, gene and complex of each cell, and its place: categories, but numbers of rows and columns."""
+    """Build ``obs``: guide, gene, complex and place of each cell; categorical, except integer rows and columns."""
     here = where.rename_axis("well").reset_index().iloc[well].set_index(cells.index)
     obs = cells[["gene", "sgRNA", "complex"]].join(here)
     return obs.astype(dict.fromkeys(obs.columns.difference(["row", "column"]), "category"))

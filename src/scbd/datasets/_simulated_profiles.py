@@ -1,4 +1,4 @@
-"""Simulated plates as tables of features: one layout, edges and gradients, plate maps; the best embedding is known."""
+"""Simulated plates as tables of features, with effects of plates, positions and wells and a known best embedding."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from scbd.datasets._simulated import LAYOUT, SHAPES, add_layout, well_name
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# of the plates that are made
+# (rows, columns) of the plates that may be simulated, from small to large
 _PLATES = [SHAPES[n] for n in (96, 384, 1536)]
-# along how many directions perturbations differ, and plates and wells
+# number of directions in feature space along which perturbations differ, and along which plates and wells differ
 _PHENOTYPES, _STAINS = 16, 8
-# of the variance of what genes of a complex do, the share that they have in common
+# fraction of the variance of genes' effects that is common to the genes of a complex
 _SHARED = 0.8
+# rows simulated at once
 _BLOCK = 50_000
 
 
@@ -42,59 +43,73 @@ def simulated_profiles(
     gain_effect: float = 0.0,
     seed: int = 0,
 ) -> AnnData:
-    r"""Simulate plates of wells, or of cells in wells, as features: made at once, with a best embedding that is known.
+    r"""Simulate plates of wells, or of cells in wells, as a table of features with a known best embedding.
 
-    Features of a cell of perturbation :math:`y` on plate :math:`e`, at position :math:`p`, are
+    The features of a cell with perturbation :math:`y` on plate :math:`e` at position :math:`p` are
 
-    .. math:: x = g_e \odot (b_y + a_e + c_{ye} + l_p + w_{ep} + \varepsilon),
+    .. math:: x = g_e \odot (b_y + a_e + c_{ye} + l_p + w_{ep} + \varepsilon).
 
-    all of them normal with mean 0: what the perturbation does (:math:`b_y`; complexes do much the same, and controls
-    nothing), the plate, what the perturbation does on this plate alone, edges and gradients that all plates share, the
-    well, and the cell. Perturbations differ along 16 directions of the features, plates and wells along 8, positions
-    along 3: all that can be learned of plates and perturbations yet to come. With ``gain_effect=0``, where no plate
-    multiplies (:math:`g_e = 1`), the best embedding is linear, and told.
+    All terms in parentheses have mean 0, and those of perturbations, plates, wells and cells are normally distributed:
+
+    =====================  =============================================================================
+    :math:`g_e`            gains of the plate, one factor per feature; 1 with ``gain_effect=0``
+    :math:`b_y`            effect of the perturbation: similar within a complex, 0 for controls
+    :math:`a_e`            effect of the plate
+    :math:`c_{ye}`         effect of the perturbation on this plate only (interaction)
+    :math:`l_p`            gradients and edge effects of the position, the same on all plates
+    :math:`w_{ep}`         effect of the well
+    :math:`\varepsilon`    variation between cells of a well
+    =====================  =============================================================================
+
+    Perturbations differ along 16 directions of the feature space, plates and wells along 8, positions along 3. These
+    directions are all that can be learned about future plates and perturbations. With ``gain_effect=0``, the best
+    embedding is linear and is returned as ``oracle``.
 
     Parameters
     ----------
     n_perturbations, n_plates
-        How many there are. Plates have 96, 384 or 1,536 wells, whichever holds them.
+        Numbers of perturbations and plates. Plates have 96, 384 or 1,536 wells: the smallest size that is sufficient.
     cells_per_well
-        Rows a well: 1 for a table of wells.
+        Number of rows per well; 1 (default) for a table of wells.
     n_controls
-        Wells of controls on each plate.
+        Number of control wells on each plate.
     n_features
         Number of features.
     genes_per_complex
-        Perturbations that do much the same.
+        Number of perturbations per complex. Perturbations of a complex have similar effects.
     n_plate_maps
-        Perturbations are dealt to so many plate maps, and plates to one of these each; controls are on all. With one,
-        every perturbation is on every plate.
+        Number of plate maps. Each perturbation is assigned to one map, and each plate has one map. Controls are on all
+        plates. With one map, every perturbation is on every plate.
     one_layout
-        Whether a perturbation has the same position on all its plates, as in most screens; otherwise, each plate has
-        a layout of its own.
+        Whether a perturbation has the same position on all its plates, as in most screens. Otherwise, each plate has
+        its own random layout.
     effect_size, plate_effect, position_effect, well_effect, interaction
-        Standard deviations, over features, of what active perturbations, plates, positions, wells, and perturbation and
-        plate together do; that of cells in a well is 1.
+        Standard deviations, over features, of the effects of active perturbations, plates, positions, wells, and the
+        interaction of perturbation and plate. The standard deviation of cells in a well is 1.
     active
-        Share of the complexes that do anything.
+        Fraction of complexes that have an effect.
     gain_effect
-        Standard deviation of the logarithm of what plates multiply features by.
+        Standard deviation of the logarithm of the gains by which plates multiply features.
     seed
-        Seed of everything.
+        Seed of all random numbers.
 
     Returns
     -------
-    AnnData with ``X`` float32 and ``obs``: ``perturbation`` (``"control"`` or a gene), ``complex``, ``plate``,
-    ``well`` (position on the plate), ``plate_map``. The truth is in ``uns["truth"]``: ``effects`` (perturbation ×
-    feature), ``network`` (frame ``source, target``: complex and gene, of active ones), and ``oracle`` (feature ×
-    component): of ``adata.X @ oracle``, each direction is weighed by the share of its variance that belongs to
-    perturbations, where the rest has been made white; over all perturbations, plates and positions that could be drawn
-    along these directions.
+    AnnData with features in ``X``, float32, and ``obs``: ``perturbation`` (``"control"`` or a gene), ``complex``,
+    ``plate``, ``well`` (position on the plate) and ``plate_map``. The ground truth is in ``uns["truth"]``:
+
+    - ``effects``: perturbation × feature;
+    - ``network``: frame ``source, target`` with complex and gene, of complexes with an effect;
+    - ``oracle``: feature × component. The best embedding is ``adata.X @ oracle``. It whitens the variance that is not
+      due to perturbations. Each direction is then weighted by the proportion of its variance that is due to
+      perturbations. The variances are expectations over all perturbations, plates and positions that could be drawn
+      along the simulated directions.
 
     Raises
     ------
     ValueError
-        If a number is out of range, or more wells are asked for than the largest plate has.
+        If a number is out of range, there are more plate maps than plates or than perturbations, or a plate map needs
+        more wells than the largest plate has.
 
     Examples
     --------
@@ -117,7 +132,7 @@ def simulated_profiles(
     complexes = np.arange(n_perturbations) // genes_per_complex
     does = rng.permutation(complexes[-1] + 1)[complexes] < round(active * (complexes[-1] + 1))
 
-    # what differs, and along which directions of the features; new plates and perturbations differ along the same
+    # directions in feature space of each effect; new plates and perturbations would differ along the same directions
     phenotype, stain = (_directions(rng, n, n_features) for n in (_PHENOTYPES, _STAINS))
     layout = _directions(rng, len(LAYOUT), n_features)
     cell = _cells(rng, n_features)
@@ -157,7 +172,10 @@ def _check(counts: dict[str, int], sizes: dict[str, float], active: float) -> No
 def _layout(
     rng: np.random.Generator, n_perturbations: int, n_plates: int, n_controls: int, n_maps: int, one_layout: bool
 ) -> pd.DataFrame:
-    """A row a well: codes of plate, plate map and perturbation (-1: control), its place, and what places differ by."""
+    """Draw the plates: one row per well with the codes of plate, plate map and perturbation (-1: control).
+
+    Each row also has the place of the well: ``row`` and ``column`` (from 0), and the columns of :func:`add_layout`.
+    """
     map_of = rng.permutation(n_perturbations) % n_maps
     sizes = np.bincount(map_of) + n_controls
     shape = next((shape for shape in _PLATES if np.prod(shape) >= sizes.max()), None)
@@ -176,12 +194,19 @@ def _layout(
 
 
 def _directions(rng: np.random.Generator, n: int, n_features: int) -> np.ndarray:
-    """``(n, F)``: along so many, something of variance one has that variance in a feature, on average."""
+    """Draw ``n`` directions in feature space, ``(n, F)``.
+
+    Coordinates of variance one along the directions give each feature an expected variance of one.
+    """
     return rng.normal(size=(n, n_features)) / np.sqrt(n)
 
 
 def _cells(rng: np.random.Generator, n_features: int) -> np.ndarray:
-    """``(F, F)`` float32: cells of a well vary along few directions much, along most a little; by one in all."""
+    """Draw a matrix ``(F, F)``, float32, that maps white noise to the variation of cells within a well.
+
+    The standard deviations along the principal axes fall from 1 to 0.1 on a logarithmic scale, up to a common factor.
+    The mean variance of the features is 1.
+    """
     axes = np.linalg.qr(rng.normal(size=(n_features, n_features)))[0]
     sd = np.geomspace(1, 0.1, n_features)
     return (sd[:, None] * axes / np.sqrt(np.mean(sd**2))).astype(np.float32)
