@@ -1,4 +1,4 @@
-"""Frames or AnnData in, matplotlib Axes out; nothing is ever shown."""
+"""Plots of training, embeddings, scores and pictures. They return matplotlib Axes, and never call ``plt.show``."""
 
 from scbd.pl._history import history
 from scbd.pl._images import cells, counterfactuals, traverse

@@ -1,4 +1,4 @@
-"""Training curves."""
+"""Plot of training curves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SUPERVISED = "{}_supervised_c"
-# normalised supervised information: comparable between batch sizes, as losses are not
+# normalised supervised information, drawn in place of these losses because it is comparable between batch sizes
 _INFORMATION = {"{}_learned_c": _SUPERVISED, "{}_learned_s": "{}_supervised_s"}
 _INVARIANCE = "{}_invariance_c"
 # logged only with the form of invariance whose unit is the standard error
 _IN_STANDARD_ERRORS = "{}_environment_c"
-_CHANCE = (-2, 2)
-# titles by name in the history, in the order of the panels
+_CHANCE = (-2, 2)  # standard errors
+# title of each panel, by the name of its curves in the history; the panels are drawn in this order
 _PANELS = {
     "{}_learned_c": "supervised information of z_c (0: collapsed, 1: all)",
     "{}_learned_s": "supervised information of z_s (0: collapsed, 1: all)",
@@ -37,7 +37,7 @@ _PARTS: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
     "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
-# a single step makes no line
+# marker for curves of a single step, which have no line
 _POINT = {"marker": "o", "ms": 3}
 _TITLE_WIDTH = 23  # characters
 _HEALTH = {"z_c_spread": "total variance of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
@@ -49,18 +49,22 @@ class _Curve(NamedTuple):
 
 
 def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None = None) -> np.ndarray:
-    """Draw training and validation curves by step, and whether z_c has collapsed.
+    """Draw training and validation curves by step, and measures of a collapse of z_c.
 
     Contrastive losses grow with the logarithm of the batch size, and validation batches are often smaller than training
-    batches: their losses are then lower, whatever the fit. Comparable values are drawn instead, where
-    the history has them: normalised supervised information (0: as good as a collapsed embedding, 1: all labels are
-    distinguished, below 0: worse than a collapsed embedding) in place of the supervised losses, and the difference to
-    the last step in place of the total loss. If validation cells have much less information than training cells, or
-    their total loss was lower before the end, the model has overfitted.
+    batches. The validation loss is then lower than the training loss, regardless of the fit. Therefore, comparable
+    values are drawn if the history has them:
 
-    The invariance loss measures how much more environments differ than by chance, in standard errors (the form
-    ``"variance"``, the default). Chance, from -2 to 2, is shaded. Values far below are no fault: environments differ
-    less than by chance, as after each was standardised by its own cells.
+    - In place of the supervised losses, normalised supervised information. It is 0 for a collapsed embedding, 1 if all
+      labels are distinguished, and below 0 for an embedding that is worse than a collapsed one.
+    - In place of the total loss, its difference to the last step.
+
+    The model has overfitted if validation cells have much less information than training cells, or if their total loss
+    was lower before the end.
+
+    The default form of the invariance loss, ``"variance"``, measures how much more environments differ than by chance,
+    in standard errors. The range of chance, from -2 to 2, is shaded. Values far below -2 are not a problem:
+    environments then differ less than by chance, for example because each was standardised by all of its cells.
 
     Parameters
     ----------
@@ -68,12 +72,12 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         ``model.history``: one frame per metric, indexed by step.
     ceiling
         Supervised loss of a collapsed embedding, ``model.health["ceiling"]``: the logarithm of the batch size in
-        validation (in training, if there was no validation). Drawn as a line only if the history has no normalised
-        supervised information, such as that of an older version.
+        validation (in training, if there was no validation). It is drawn as a line only if the history lacks normalised
+        supervised information, as in models of older versions.
 
     Returns
     -------
-    Axes, one per panel. The legend stands below them.
+    Array of axes, one per panel. The legend is below the panels.
 
     Raises
     ------
@@ -124,12 +128,12 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         legend["validation"], *_ = ax.plot(curve.steps, curve.values, **_PARTS["validation"])
         ax.set_title(wrapped(_HEALTH[name], _TITLE_WIDTH), fontsize="small")
         ax.set(xlabel="step", ylim=(0, None))
-    # below the panels, since within a panel it would lie on a curve
+    # the legend is below the panels, because within a panel it would cover a curve
     order = sorted(legend, key=lambda label: label not in _PARTS)
     handles = [legend[label] for label in order]
     figure.legend(handles, order, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     for ax in axes.flat:
-        ax.locator_params(axis="x", nbins=3)  # numbers of long runs are wide
+        ax.locator_params(axis="x", nbins=3)  # few ticks, because step numbers of long runs are wide
         ax.tick_params(labelsize="small")
     for ax in list(axes.flat)[n:]:
         ax.set_axis_off()
@@ -141,7 +145,7 @@ def _curve(frame: pd.DataFrame) -> _Curve:
 
 
 def _subtract_last(curve: _Curve) -> _Curve:
-    """Subtract the last finite value."""
+    """Subtract the last finite value of a curve from all of its values."""
     finite = curve.values[np.isfinite(curve.values)]
     return curve._replace(values=curve.values - finite[-1]) if len(finite) else curve
 

@@ -1,4 +1,4 @@
-"""Pictures of cells: as they are, with one block of another cell, and on the way to another perturbation."""
+"""Pictures of cells: originals, cells with one block of another cell, and cells that move to another perturbation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
 
-# in per cent of pixels
+# percentiles of the pixels that are drawn black and white
 _DARKEST, _BRIGHTEST = 0.5, 99.5
-# so many fit the width of a page, and can still be seen on a phone
+# default number of cells, which fit the width of a page and are still visible on a phone
 _SHOWN = 6
-# characters of a line above or beside a picture
+# maximum number of characters per line of a title above a picture or a label to the left of it
 _TITLE = 12
 
 
@@ -32,35 +32,38 @@ def cells(
     image_key: str = IMAGE_KEY,
     seed: int = 0,
 ) -> np.ndarray:
-    """Draw some cells: three channels as colour, others one line a channel in grey.
+    """Draw images of cells.
 
-    Each channel is as bright as its brightest pixels but one in 200: a single hot one would leave all else black. Black
-    is 0; where there are negative values, as in standardised images, the darkest pixels but one in 200. Where
-    ``var`` has a row a channel, their names stand at the left.
+    Images with three channels are drawn in colour, in one row of panels. Of other images, each channel is drawn in
+    grey, in a separate row. If ``var`` has one row per channel, the names of the channels are written to the left.
+
+    The 99.5th percentile of a channel's pixels is drawn at full brightness, so that a single hot pixel does not darken
+    all others. A value of 0 is drawn in black. If there are negative values, as in standardised images, the 0.5th
+    percentile is drawn in black.
 
     Parameters
     ----------
     adata
         Cells with images in ``obsm``.
     label
-        Column of ``obs`` to write above each cell.
+        Column of ``obs`` whose values are written above the cells.
     rows
-        Which cells, by number or as a boolean mask; six random ones by default.
+        Cells to draw, as row numbers or as a boolean mask. Default: six random cells.
     image_key
-        Key of the images.
+        Key of ``obsm`` with the images ``(N, C, H, W)``.
     seed
-        Seed of the choice.
+        Seed of the random choice of cells.
 
     Returns
     -------
-    Axes, ``(lines, cells)``.
+    Array of axes, shape ``(n_rows, n_cells)``.
 
     Raises
     ------
     KeyError
-        If there are no such images, or no such column.
+        If ``obsm`` lacks the images, or ``obs`` lacks the column.
     ValueError
-        If there are no cells.
+        If ``rows`` selects no cell.
 
     Examples
     --------
@@ -81,7 +84,8 @@ def cells(
     n, c = images.shape[:2]
     low, top = np.percentile(images, [_DARKEST, _BRIGHTEST], axis=(0, 2, 3), keepdims=True)
     low = np.minimum(low, 0)
-    top = np.where(top > low, top, images.max((0, 2, 3), keepdims=True))  # a channel of few spots
+    # if less than 0.5 % of a channel's pixels are brighter than black, its maximum is drawn at full brightness
+    top = np.where(top > low, top, images.max((0, 2, 3), keepdims=True))
     images = ((images - low) / np.where(top > low, top - low, 1)).clip(0, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
     channels = [", ".join(map(str, adata.var_names))] if c == 3 else list(map(str, adata.var_names))
@@ -101,7 +105,7 @@ def cells(
 
 
 def _texts(adata: AnnData, label: str | None, rows: np.ndarray) -> list[str]:
-    """What to write above each cell, if anything."""
+    """Return the texts to write above the cells; an empty list without a label."""
     if label is None:
         return []
     values = adata.obs[label].iloc[rows]
@@ -116,30 +120,33 @@ def counterfactuals(
     adata: AnnData | None = None,
     channels: Sequence[int] | int | None = None,
 ) -> np.ndarray:
-    """Draw cells, their reconstructions, and what they become with the content, or the style, of their partners.
+    """Draw cells, their reconstructions, and their reconstructions with z_c or z_s of another cell, the partner.
 
     Parameters
     ----------
     model
-        With a decoder: ``model.train_decoder()``; an iVAE or mcVAE has one.
+        Model of images with a decoder: an SCBD model after ``model.train_decoder()``, an iVAE or an mcVAE.
     rows
-        Cells, one a column: row numbers, or a boolean mask.
+        Cells to draw, one per column of panels, as row numbers or as a boolean mask.
     partners
-        Whose block each gets, as many; by default the next one's.
+        Partner of each cell, as row numbers or as a boolean mask. Default: the next cell of ``rows``, and for the last
+        cell the first.
     adata
-        The cells; the training data by default.
+        Table of the cells. Default: the training data.
     channels
-        Three channels to show as red, green and blue, or one to show in grey. By default all of three, or the first.
+        Three channels to draw as red, green and blue, or one channel to draw in grey. Default: all channels of images
+        with three channels, otherwise the first channel.
 
     Returns
     -------
-    Axes ``(5, len(rows))``: original, partner, reconstruction, content of the partner, style of the partner.
+    Array of axes, shape ``(5, n_cells)``. The rows show the original, the partner, the reconstruction, the
+    reconstruction with z_c (content) of the partner, and the reconstruction with z_s (style) of the partner.
 
     Raises
     ------
     ValueError
-        If the model has no decoder or a single block or is one of features, there are no cells, partners are not as
-        many, or channels not one or three of its own.
+        If the model has no decoder, has a single block, or takes features; if ``rows`` selects no cell; if the numbers
+        of cells and partners differ; or if ``channels`` are not one or three existing channels.
 
     Examples
     --------
@@ -154,7 +161,7 @@ def counterfactuals(
     if len(_numbers(others)) != len(own):
         msg = f"There are {len(own)} cells and {len(_numbers(others))} partners: each cell has one."
         raise ValueError(msg)
-    # first, as it refuses a model of a single block
+    # computed first, because swap_blocks raises an error for a model with a single block
     swapped = {
         "content of partner": model.swap_blocks(others, own, adata),
         "style of partner": model.swap_blocks(own, others, adata),
@@ -178,7 +185,7 @@ def counterfactuals(
 
 
 def _numbers(rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Row numbers of a mask; others as they are."""
+    """Convert a boolean mask to row numbers; return row numbers unmodified."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
 
@@ -192,35 +199,40 @@ def traverse(
     n_steps: int = 5,
     channels: Sequence[int] | int | None = None,
 ) -> np.ndarray:
-    """Draw what a perturbation does to cells, such as controls, each in its own well.
+    """Draw predicted effects of a perturbation on cells, for example on controls.
+
+    The z_c of each cell is moved stepwise to the perturbation, and its z_s is kept, so that the cell stays in its own
+    environment. See :meth:`scbd.SCBDModel.traverse`.
 
     Parameters
     ----------
     model
-        With a decoder: ``model.train_decoder()``.
+        SCBD model of images with a decoder (``model.train_decoder()``).
     rows
-        Cells, one a line: row numbers, or a boolean mask.
+        Cells to draw, one per row of panels, as row numbers or as a boolean mask.
     to
-        The perturbation, a label of ``y_key``.
+        Perturbation, a label of ``y_key``.
     adata
-        The cells; the training data by default.
+        Table of the cells. Default: the training data.
     n_steps
-        Pictures on the way, see :meth:`scbd.SCBDModel.traverse`.
+        Number of decoded pictures per cell; the first is the reconstruction of the cell.
     channels
-        Three channels to show as red, green and blue, or one to show in grey. By default all of three, or the first.
+        Three channels to draw as red, green and blue, or one channel to draw in grey. Default: all channels of images
+        with three channels, otherwise the first channel.
 
     Returns
     -------
-    Axes ``(len(rows), n_steps + 2)``: the cell; the pictures on the way, the first of which is its reconstruction; and
-    what has changed in the end, the mean of the channels shown: brighter is red, darker is blue.
+    Array of axes, shape ``(n_cells, n_steps + 2)``. The columns show the original, the decoded pictures, and the
+    difference between the last and the first of these pictures. The difference is averaged over the drawn channels; red
+    is brighter and blue is darker.
 
     Raises
     ------
     KeyError
-        If no cell has the perturbation.
+        If no cell has the perturbation ``to``.
     ValueError
-        If the model has no decoder or is one of features, there are no cells, or channels are not one or
-        three of its own.
+        If the model has no decoder or takes features; if ``rows`` selects no cell; or if ``channels`` are not one or
+        three existing channels.
 
     Examples
     --------
@@ -251,12 +263,19 @@ def traverse(
 
 
 def channels_shown(channels: Sequence[int] | int | None, images: np.ndarray) -> list[int]:
-    """Three channels of images ``(N, C, H, W)`` for colours or one for grey: as asked, else all of three, or the first.
+    """Return the channels to draw: three for colours, or one for grey.
+
+    Parameters
+    ----------
+    channels
+        One channel or three channels. Default: all channels of images with three channels, otherwise the first channel.
+    images
+        Images of the cells, ``(N, C, H, W)``.
 
     Raises
     ------
     ValueError
-        If others than one or three are asked for, or such that are not there; if these are features, or of no cell.
+        If ``channels`` are not one or three existing channels, if ``images`` are features, or if there are no cells.
     """
     if images.ndim != 4:
         msg = "The model is one of features, which make no pictures: take the numbers from the model's own methods."
@@ -276,20 +295,23 @@ def channels_shown(channels: Sequence[int] | int | None, images: np.ndarray) -> 
 
 
 def require_cells(rows: np.ndarray) -> None:
-    """Raise a ``ValueError`` if these are of no cell."""
+    """Raise a ``ValueError`` if there are no cells; ``rows`` holds one entry per cell."""
     if not len(rows):
         msg = "rows names no cell: name one or more to draw."
         raise ValueError(msg)
 
 
 def draw_picture(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """An image ``(1 or 3, H, W)``, black at ``low`` and full at ``high``, one number a channel."""
+    """Draw an image ``(1 or 3, H, W)`` without ticks and frame.
+
+    ``low`` and ``high``, one value per channel, are the values of no and of full brightness.
+    """
     picture = (image.transpose(1, 2, 0) - low) / np.where(high > low, high - low, 1)
     ax.imshow(np.clip(picture, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
     bare(ax)
 
 
 def bare(ax: Axes) -> None:
-    """No ticks and no frame."""
+    """Remove ticks and frame of axes."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)

@@ -1,4 +1,4 @@
-"""What all plots share: how series differ, where they are named, and how long names are broken."""
+"""Common style of all plots: colours and markers of series, legends, and line breaks in long names."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, told apart by colour-blind readers; yellow is too faint for a line
+# Okabe and Ito's palette, which colour-blind readers can distinguish, with grey in place of yellow, which is too faint
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "k", "#E69F00", "#56B4E9", "0.5")
 _MARKERS = "os^Dv<>PX*p"
 _LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
-# a legend of more series would lie on them
+# maximum number of series with a legend inside the axes; a larger legend would cover the series
 _INSIDE = 6
-# characters of a line where axes share the width with others, or have names on both sides
+# characters per line of a name, for plots with several axes side by side, or with names on both sides
 NARROW = 16
 
 
 def look(i: int) -> dict[str, Any]:
-    """Matplotlib's arguments of the i-th series; no two of the first 88 share colour and marker."""
+    """Return colour, marker and line style of the i-th series, as arguments of matplotlib.
+
+    No two of the first 88 series have both the same colour and the same marker.
+    """
     return {"color": COLORS[i % len(COLORS)], "marker": _MARKERS[i % len(_MARKERS)], "ls": _LINES[i % len(_LINES)]}
 
 
 def legend(ax: Axes) -> None:
-    """Name the series, if they have names: on the axes, or, of many, beside them."""
+    """Add a legend if the series have names: inside the axes, or to the right of them for more than six series."""
     n = len(ax.get_legend_handles_labels()[1])
     if n > _INSIDE:
         ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -33,7 +36,7 @@ def legend(ax: Axes) -> None:
 
 
 def size_of(names: list[str]) -> tuple[float, float]:
-    """Width and height in inches of a figure that has room for such a legend."""
+    """Return width and height, in inches, of a figure with room for a legend of these names, see :func:`legend`."""
     return (
         (4.6, 3.6)
         if len(names) <= _INSIDE
@@ -42,7 +45,10 @@ def size_of(names: list[str]) -> tuple[float, float]:
 
 
 def wrapped(name: object, width: int = 24) -> str:
-    """A name in lines of at most so many characters, broken behind spaces, underscores, slashes and hyphens, too."""
+    """Break a name into lines of at most ``width`` characters.
+
+    Lines are broken after spaces, underscores, slashes and hyphens if possible, otherwise within a word.
+    """
     lines = [""]
     for word in re.findall(rf"[^\s_/-]{{1,{width}}}[\s_/-]*|[\s_/-]+", str(name)):
         if lines[-1] and len(lines[-1]) + len(word.rstrip()) > width:
@@ -52,5 +58,5 @@ def wrapped(name: object, width: int = 24) -> str:
 
 
 def height_of(names: list[str], least: float = 0.25) -> float:
-    """Height in inches that names on lines of their own take."""
+    """Return the height, in inches, of names below each other; a name takes at least ``least`` inches."""
     return sum(max(least, 0.17 * (name.count("\n") + 1)) for name in names)

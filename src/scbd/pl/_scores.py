@@ -1,4 +1,4 @@
-"""Scores of embeddings, drawn: what a benchmark says, what explains them, and which relations are found."""
+"""Plots of scores of embeddings: benchmarks, ranks, explained variance, and recovered relations and complexes."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _VARIANCE = ["representation", "key", "factor", "share", "chance", "alone"]
-# of the space between two factors, that all representations take
+# height of all representations of one factor together, as a fraction of the distance between two factors
 _HEIGHT = 0.7
 
 
 def benchmark(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw two panels, one line a representation: how much biology, and how much batch; what chance gives dashed.
+    """Draw scores of a benchmark in two panels: biological signal and batch effects, one line per representation.
+
+    Each ``obsm`` key of a representation, such as a training seed, is a dot. The mean over keys is a vertical bar. A
+    horizontal line is the 95 % confidence interval (its mean over keys), if the frame has one. The score of an
+    embedding without information is a dashed line.
 
     Parameters
     ----------
     frame
-        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a dot, their mean an
-        upright bar; a line across is the confidence interval, where the frame has one, of several keys on average.
-    biology, batch
-        Metrics of the panels. By default the first there is of the relationship area and the perturbation probe.
+        Result of :func:`scbd.metrics.benchmark`.
+    biology
+        Metric of the first panel. Default: ``"relationship_area"`` if the frame has it, otherwise ``"y_probe_f1"``.
+    batch
+        Metric of the second panel.
     axes
-        Two axes to draw on.
+        Two axes to draw on. Default: axes of a new figure.
 
     Returns
     -------
-    The two axes.
+    Array of the two axes.
 
     Raises
     ------
     ValueError
-        If a metric is not in the frame, or axes are not two.
+        If the frame lacks a metric, or ``axes`` does not hold two axes.
 
     Examples
     --------
@@ -80,26 +85,29 @@ def benchmark(
 def biology_against_batch(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", ax: Axes | None = None
 ) -> Axes:
-    """Draw how much biology an embedding holds against how much batch, with lines where chance is.
+    """Draw a score of biological signal against a score of batch effects, one series per representation.
+
+    Each ``obsm`` key of a representation, such as a training seed, is a small marker, and the mean over keys is a large
+    one. Keys that lack one of the two scores are not drawn. Dashed lines are the scores of an embedding without
+    information. A good embedding has a high score of biology, and a score of batch effects close to its dashed line.
 
     Parameters
     ----------
     frame
-        From :func:`scbd.metrics.benchmark`. Each key of a representation (training seed) is a small dot, their mean a
-        large one. Keys without a score in one of the two metrics are left out.
+        Result of :func:`scbd.metrics.benchmark`.
     biology, batch
-        Metrics of the two axes, see :func:`benchmark`.
+        Metrics of the vertical and of the horizontal axis, see :func:`benchmark`.
     ax
-        Axes to draw on.
+        Axes to draw on. Default: axes of a new figure.
 
     Returns
     -------
-    The axes. Good embeddings are high, and near the line of chance of the batch.
+    The axes.
 
     Raises
     ------
     ValueError
-        If a metric is not in the frame, or no key has both.
+        If the frame lacks a metric, or no key has scores in both metrics.
 
     Examples
     --------
@@ -109,7 +117,7 @@ def biology_against_batch(
     """
     biology = _biology(frame, biology)
     up, across = (_rows(frame, metric) for metric in (biology, batch))
-    each = ["representation", "key"]  # one dot
+    each = ["representation", "key"]  # columns that identify a small marker
     both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
     if both.empty:
         msg = f"No embedding of the frame has both {biology!r} and {batch!r}: draw metrics that one of them has."
@@ -132,18 +140,20 @@ def biology_against_batch(
 
 
 def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw ranks of several embeddings as a table of colours.
+    """Draw ranks of several embeddings as a table of numbers and colours.
+
+    Missing scores are left blank.
 
     Parameters
     ----------
     ranked
-        From :func:`scbd.metrics.rank`.
+        Result of :func:`scbd.metrics.rank`.
     ax
-        Axes to draw on.
+        Axes to draw on. Default: axes of a new figure.
 
     Returns
     -------
-    The axes. A score that is missing leaves its place empty.
+    The axes.
 
     Examples
     --------
@@ -168,20 +178,25 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw which share of its variance each factor explains, of one embedding or several.
+    """Draw the fraction of an embedding's variance that each factor explains, for one or several embeddings.
+
+    - Filled markers: fraction of the variance that the factor explains.
+    - Hollow markers: fraction that only this factor explains, and no other factor.
+    - Short black lines: fraction that the factor would explain if its values were permuted (chance).
+
+    If a representation has several ``obsm`` keys, such as training seeds, these are means over keys, and small black
+    dots are the fractions of the single keys.
 
     Parameters
     ----------
     table
-        From :func:`scbd.metrics.variance_table`. Of several keys of a representation (training seeds), large marks are
-        means, and small dots the keys.
+        Result of :func:`scbd.metrics.variance_table`.
     ax
-        Axes to draw on.
+        Axes to draw on. Default: axes of a new figure.
 
     Returns
     -------
-    The axes. Filled marks are shares; hollow ones what the factor alone explains, and no other; black lines what
-    permuted labels would explain.
+    The axes.
 
     Raises
     ------
@@ -223,7 +238,7 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.locator_params(axis="x", nbins=4)
     for border in range(1, len(factors)):
         ax.axhline(border - 0.5, color="0.9", lw=0.8, zorder=0)
-    # on the axes, it would lie on the marks
+    # the legend is next to the axes, because inside it would cover markers
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 
@@ -231,16 +246,16 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 def relationship_curve(
     curves: pd.DataFrame | Mapping[str, pd.DataFrame], *, prevalence: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw precision against recall of known relations.
+    """Draw precision against recall of known relations between perturbations.
 
     Parameters
     ----------
     curves
-        From :func:`scbd.metrics.relationship_curve`, one or several by name.
+        Result of :func:`scbd.metrics.relationship_curve`, or several results by name.
     prevalence
-        Fraction of pairs that are related, drawn as a line: the precision without information.
+        Fraction of pairs that are related, which is the precision of an embedding without information. Drawn as a line.
     ax
-        Axes to draw on.
+        Axes to draw on. Default: axes of a new figure.
 
     Returns
     -------
@@ -265,20 +280,22 @@ def relationship_curve(
 
 
 def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Axes:
-    """Draw the mean cosine of the complexes that are found most clearly.
+    """Draw the mean cosine similarity between the genes of protein complexes, for the most significant complexes.
+
+    Markers are filled if the false discovery rate is below 5 %.
 
     Parameters
     ----------
     table
-        From :func:`scbd.metrics.complex_table`.
+        Result of :func:`scbd.metrics.complex_table`, whose first rows are the most significant complexes.
     n
-        How many.
+        Maximum number of complexes to draw.
     ax
-        Axes to draw on.
+        Axes to draw on. Default: axes of a new figure.
 
     Returns
     -------
-    The axes. Filled: false discovery rate below 5 %.
+    The axes.
 
     Examples
     --------
@@ -289,25 +306,25 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     shown = table.head(n).iloc[::-1]
     names = [wrapped(f"{name} ({size})", 28) for name, size in zip(shown.index, shown["size"], strict=True)]
     ax = _axes((6.5, height_of(names) + 1)) if ax is None else ax
-    places = np.arange(len(names))  # names may be alike
+    places = np.arange(len(names))  # positions by number, because names may be equal
     shades = np.where(shown["fdr"] < 0.05, COLORS[0], "w")
     ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
     ax.scatter(shown["mean_cosine"], places, c=shades, edgecolors=COLORS[0], zorder=3, clip_on=False)
     ax.set_yticks(places, names, fontsize="small")
     ax.set(xlim=(min(0, shown["mean_cosine"].min()), 1), xlabel="mean cosine\nbetween its genes")
-    ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # a line for each, however few there are
+    ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # half a line of space above and below
     return ax
 
 
 def _axes(size: tuple[float, float]) -> Axes:
-    """Of a new figure, in inches."""
+    """Return the axes of a new figure of this width and height, in inches."""
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained")[1]
 
 
 def _dots(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
-    """A line a representation: runs, their mean, and the interval."""
+    """Draw the scores of each representation on a line: a dot per key, their mean, and the confidence interval."""
     for place, name in enumerate(order):
         own = rows[rows["representation"] == name]
         if not len(own):

@@ -1,4 +1,4 @@
-"""UMAPs of both blocks, side by side, drawn by scanpy."""
+"""UMAPs of embeddings, one row of panels per block, drawn by scanpy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# above this number of labels, only some are coloured
+# maximum number of labels of a column that are all coloured
 _MAX_COLORED_LABELS = 20
+# number of coloured labels in a column with more labels
 _N_HIGHLIGHTED = 10
-# the palette's colours without its black and grey, then wine, indigo, olive and black
+# colours of the palette without black and grey, followed by wine, indigo, olive and black
 _HIGHLIGHT_COLORS = (*COLORS[:4], *COLORS[5:7], "#882255", "#332288", "#999933", "k")
 _CONTROL_COLOR, _OTHER_COLOR = "0.5", "0.87"
-_LINE_HEIGHT = 0.14  # of the legend, in inches
-# scanpy divides this area by the number of cells; few cells would hide each other
+_LINE_HEIGHT = 0.14  # of a line of the legend, in inches
+# area of all points, which is divided by the number of cells as in scanpy, and maximum area of a point: larger points
+# of few cells would cover each other
 _POINT_AREA, _MAX_POINT_AREA = 120_000, 50
 
 
@@ -45,10 +47,11 @@ def umap_blocks(
 ) -> np.ndarray:
     """Draw UMAPs of embeddings, one row of panels per block and one column per label.
 
-    In a good z_c, cells of one perturbation lie together and environments are mixed. In z_s, it is the reverse.
+    In a good z_c, cells of one perturbation lie together, and environments are mixed. In z_s, cells of one environment
+    lie together.
 
-    A column with up to 20 labels has a colour for each. In a column with more labels ten are coloured, controls are
-    drawn in grey, and all other cells in light grey beneath them.
+    In a column with up to 20 labels, each label has a colour. In a column with more labels, ten labels are coloured,
+    controls are drawn in grey, and all other cells in light grey beneath them.
 
     Parameters
     ----------
@@ -59,26 +62,26 @@ def umap_blocks(
     blocks
         Title and ``obsm`` key of each row of panels. Default: z_c and z_s.
     highlight
-        Labels to colour, in the order of the legend; ten have colours that colour-blind readers can distinguish. Used
-        for each column that has one of them. Default: all labels of a column with up to 20, otherwise the ten with the
-        most cells (controls excluded).
+        Labels to colour, in the order of the legend. Colour-blind readers can distinguish up to ten colours. Applies to
+        each column that has one of these labels. Default: all labels of a column with up to 20 labels, otherwise the
+        ten labels with the most cells (controls excluded).
     control
-        Labels of controls, drawn in one grey.
+        Labels of controls, which are all drawn in the same grey.
     max_cells
-        Maximum number of cells to draw; more are sampled at random.
+        Maximum number of cells to draw. From a larger table, cells are sampled at random.
     seed
         Seed of the sample and of the UMAP.
 
     Returns
     -------
-    Axes, shape ``(len(blocks), len(color))``.
+    Array of axes, shape ``(len(blocks), len(color))``.
 
     Raises
     ------
     KeyError
         If an embedding or a column is missing.
     ValueError
-        If an embedding is not finite, or no column has a label of ``highlight`` or ``control``.
+        If an embedding is not finite, or a label of ``highlight`` or ``control`` occurs in no column.
 
     Examples
     --------
@@ -102,7 +105,7 @@ def umap_blocks(
     }
     _check_labels(labels, highlight or (), "highlight")
     _check_labels(labels, controls, "control")
-    # shuffled, so that no label is drawn on top of all others
+    # cells are shuffled, so that no label is drawn on top of all others
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells]
     drawn = AnnData(obs=adata.obs[color].iloc[rows])
     palettes: dict[str, dict[str, str]] = {}
@@ -128,9 +131,9 @@ def umap_blocks(
             drawn.obsm["X_umap"] = compute_umap(embedding, seed)
         for ax, column in zip(line, color, strict=True):
             palette = palettes.get(column) or None
-            # highlighted labels are drawn last, on top of controls and others
+            # highlighted labels are drawn last, on top of controls and all other labels
             order = np.argsort(-drawn.obs[column].cat.codes, kind="stable") if palette else slice(None)
-            # scanpy uses the colours of this cycle for up to as many labels
+            # scanpy uses this colour cycle if a column has no more labels than the cycle has colours
             with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLORS)}):
                 how: dict[str, Any] = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
                 how["size"] = min(_POINT_AREA / max(len(rows), 1), _MAX_POINT_AREA)
@@ -140,16 +143,16 @@ def umap_blocks(
 
 
 def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Compute a UMAP of an embedding ``(N, D)`` by scanpy, shape ``(N, 2)``."""
+    """Compute a UMAP ``(N, 2)`` of an embedding ``(N, D)`` with scanpy, from up to 15 neighbours of each cell."""
     import scanpy as sc
     from anndata import AnnData
 
     cells = AnnData(obs=pd.DataFrame(index=pd.RangeIndex(len(embedding)).astype(str)), obsm={"embedding": embedding})
     _cache_compiled_functions()
     with torch_threads_kept(), warnings.catch_warnings():
-        # scipy warns of cells with identical embeddings, as a collapsed z_c has them
+        # scipy warns of cells with identical embeddings, which occur in a collapsed z_c
         warnings.simplefilter("ignore", SparseEfficiencyWarning)
-        # for a few thousand cells, scikit-learn finishes before scanpy's own search has been compiled
+        # for a few thousand cells, scikit-learn finds neighbours before scanpy's default search has been compiled
         sc.pp.neighbors(
             cells,
             n_neighbors=min(15, len(embedding) - 1),
@@ -162,7 +165,7 @@ def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def _check_labels(labels: Mapping[str, pd.Series], wanted: Sequence[str], argument: str) -> None:
-    """Raise a ``ValueError`` if no column has one of the wanted labels."""
+    """Raise a ``ValueError`` if one of the wanted labels occurs in no column."""
     known = [str(name) for values in labels.values() for name in values.cat.categories]
     for name in wanted:
         if str(name) not in known:
@@ -184,8 +187,9 @@ def _group_labels(
 
     Returns
     -------
-    Labels as the legend shows them, in the order of the legend. Their colours by name; empty where scanpy chooses, in
-    a column of few labels without controls.
+    Labels of the cells to draw, as in the legend, with categories in the order of the legend; and the colour of each
+    label. The colours are empty if scanpy is to choose them, because each label of the column is coloured and none is a
+    control.
     """
     from scanpy.plotting.palettes import default_20, default_28, default_102
 
@@ -221,7 +225,7 @@ def _group_labels(
 
 @cache
 def _cache_compiled_functions() -> None:
-    """Have numba cache on disk the functions of umap-learn, whose compilation takes longer than a UMAP."""
+    """Let numba cache functions of umap-learn on disk, because compiling them takes longer than computing a UMAP."""
     with warnings.catch_warnings():  # umap warns that tensorflow is not installed
         warnings.simplefilter("ignore")
         from umap import layouts, umap_
