@@ -1,6 +1,6 @@
-"""Supervised Contrastive Block Disentanglement: batch-corrected image embeddings of perturbed cells.
+"""Supervised Contrastive Block Disentanglement (SCBD): batch-corrected embeddings of images of perturbed cells.
 
-Public names load on first use, so that ``import scbd`` costs next to nothing.
+Each public name is imported when it is first used, so that ``import scbd`` is fast.
 """
 
 from __future__ import annotations

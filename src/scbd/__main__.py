@@ -1,4 +1,4 @@
-"""``python -m scbd``: the command line."""
+"""Entry point of ``python -m scbd``, which runs the command line."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What all packages read of an AnnData: where things live, columns of labels, controls, numbers and matrices."""
+"""Keys of ``obsm`` and ``obs``, and functions that read labels, controls, numbers and matrices from an AnnData."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# obsm: images as N x C x H x W, the convention of scPortrait and of annbatch's image tutorial
+# obsm key of the images (N, C, H, W), as in scPortrait and in annbatch's image tutorial
 IMAGE_KEY = "single_cell_images"
 
-# obsm: embeddings, one per block
+# obsm keys of the embeddings z_c (content) and z_s (style)
 CONTENT_KEY = "X_scbd_c"
 STYLE_KEY = "X_scbd_s"
 
-# obsm: principal components of the inputs
+# obsm keys of the principal components of the inputs: pixels of images, or features
 PIXEL_PCA_KEY = "X_pixel_pca"
 FEATURE_PCA_KEY = "X_feature_pca"
 
-# obsm, of what a run writes: the best of the embeddings that it compares
+# obsm key under which scbd.run stores the best of the embeddings that it compares
 BEST_KEY = "X_scbd_best"
 
-# obs, of what a run writes: the part of the split that a cell is in
+# obs column in which scbd.run stores the part of the split of each cell: train, validation, test or LEFT_OUT
 SPLIT_KEY = "scbd_split"
-# obs, of what cross_fit returns: whose model embedded a cell
+# obs column in which scbd.cross_fit stores the fold of each cell, that is, the model that embedded it
 FOLD_KEY = "scbd_fold"
-# what the column of the split says of cells that are in no part
+# value of SPLIT_KEY for cells that are in no part of the split
 LEFT_OUT = "left out"
 
-# the keys under which a model's registry holds its inputs: images or features, labels, numbers, positions
+# keys of a model's scvi-tools registry: images, features, position on the plate, continuous covariates ("numbers"),
+# perturbation (y) and environment (e)
 IMAGE_REGISTRY = "image"
 FEATURE_REGISTRY = "features"
 POSITION_REGISTRY = "position"
@@ -45,23 +46,23 @@ Y_REGISTRY = "y"
 E_REGISTRY = "e"
 
 
-# joins the names of several columns, and their values
+# separator between the names of crossed columns, and between their values in a crossed label
 CROSS = " × "
-# a cross, or a backslash, of a value's own has a backslash before it
+# a value that itself contains × or a backslash has it escaped with a backslash
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-# what stands in tables for a value that is missing, in small letters
+# texts that stand for a missing value in tables, in lower case
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
-# what controls are called, bare
+# usual names of controls, as bare_name returns them
 _LIKE_CONTROLS = (
     "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "
     "untreated mock vehicle scrambled scramble"
 ).split()
-# what a saved model may hold; anything else (a date, an interval, a Decimal) is known by its text
+# types of labels that a saved model can hold; labels of other types (date, interval, Decimal) are converted to text
 _PLAIN = (str, bytes, bool, int, float)
 
 
 def check_anndata(adata: Any) -> None:
-    """Raise ``TypeError`` if cells are given as anything but an AnnData."""
+    """Raise ``TypeError`` if the cells are not given as an AnnData."""
     from anndata import AnnData
 
     if not isinstance(adata, AnnData):
@@ -74,14 +75,14 @@ def check_anndata(adata: Any) -> None:
 
 
 def as_columns(columns: Any) -> tuple[str, ...]:
-    """One column name, or a sequence of several, as a tuple.
+    """Return one column name, or a sequence of column names, as a tuple.
 
     Raises
     ------
     TypeError
-        If it is neither.
+        If ``columns`` is neither a name nor a sequence.
     ValueError
-        If there is none.
+        If the sequence is empty.
     """
     if columns is None or not np.iterable(columns):
         msg = f"Columns of obs are given as a name or a list of names, got {columns!r}."
@@ -94,25 +95,35 @@ def as_columns(columns: Any) -> tuple[str, ...]:
 
 
 def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missing: bool = False) -> pd.Series:
-    r"""One categorical label a cell from one or several obs columns; unused categories are dropped.
+    r"""Return one categorical label per cell, from one column of ``obs`` or from the cross of several.
+
+    - One column: the labels are its values. Text, numbers and truth values keep their type; other values, such as
+      dates, are converted to text.
+    - Several columns: a label is the text of the values, joined with ``×``. A ``×`` inside a value is written as
+      ``\×``, so that different combinations never get the same label.
+
+    A whole number is the same label whether it is stored as 1 or as 1.0. Unused categories are dropped.
 
     Parameters
     ----------
     obs
         Table of the cells.
     columns
-        One column, whose values are the labels: text, numbers and truth values as they are, others as text. Or several,
-        whose labels are their values as text with ``×`` between them; where a value has a ``×`` of its own, it becomes
-        ``\×``, so that no two crosses share a name. Whole numbers have one name, whether stored as 1 or as 1.0.
+        Name of one column, or several names.
     allow_missing
-        Leave cells without a label if one of their values is missing, in place of raising an error.
+        If true, a cell with a missing value gets no label. Otherwise a missing value is an error.
+
+    Returns
+    -------
+    Categorical series ``(N,)`` with the index of ``obs``.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If a column is there twice, or a cell has no value (which rows).
+        If ``obs`` has two columns of this name; or if a cell has no value, unless ``allow_missing`` is true. The
+        message lists the rows.
     """
     labels = [_column(obs, column, allow_missing) for column in as_columns(columns)]
     crossed = labels[0] if len(labels) == 1 else _cross(labels)
@@ -120,7 +131,7 @@ def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missi
 
 
 def label_text(value: Any) -> str:
-    """A label as text. Whole numbers have one name, whether stored as 1 or as 1.0."""
+    """Return a label as text; a whole number gives the same text whether it is stored as 1 or as 1.0."""
     value = _plain(value)
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
@@ -128,23 +139,24 @@ def label_text(value: Any) -> str:
 def control_names(
     control: Any, labels: Iterable[str], y_key: str | Sequence[str], e_labels: Iterable[str] = ()
 ) -> list[str]:
-    """What controls are called among labels, one value or several, as :func:`label_text` has them.
+    """Return the labels of the controls as text (see :func:`label_text`), and check that they occur in the table.
 
     Parameters
     ----------
     control
-        As the column holds it: text, a number or a truth value, or a list of such.
+        Label of the controls as stored in the column (text, a number or a truth value), or a list of labels.
     labels
-        Text of the labels there are, each once or of every row.
+        Text of the labels in the table: one per row, or only the unique ones.
     y_key
-        Their column or columns.
+        Column or columns of the perturbation, for error messages.
     e_labels
-        Text of the environments, where controls are looked for if y_key and e_key may have been exchanged.
+        Text of the environments. If a missing control is found here, the error message suggests that ``y_key`` and
+        ``e_key`` were exchanged.
 
     Raises
     ------
     ValueError
-        If a value is missing (`None`, NaN), or no row has one of them.
+        If a given label is missing (`None`, NaN), or if it occurs in no row.
     """
     values = each(control)
     if any(pd.isna(value) for value in values):
@@ -165,24 +177,36 @@ def control_names(
 
 
 def control_texts(control: Any) -> list[str]:
-    """Text of each control that was named, one value or several, whether or not a row has it."""
+    """Return the text of one or several control labels, without checking that they occur in the table."""
     return list(dict.fromkeys(map(label_text, each(control))))
 
 
 def likely_controls(labels: Iterable[Any]) -> list[str]:
-    """Those labels that are named as controls are."""
+    """Return the labels that have a usual name of controls, such as DMSO, as text."""
     return [str(label) for label in labels if bare_name(label) in _LIKE_CONTROLS]
 
 
 def bare_name(name: Any) -> str:
-    """Letters and digits of a name, in lower case, without what CellProfiler puts before it."""
+    """Return only the letters and digits of a name, in lower case and without CellProfiler's prefix "Metadata"."""
     return re.sub(r"[^a-z0-9]", "", str(name).lower()).removeprefix("metadata")
 
 
 def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
-    """Places of labels in a list of known ones, int64 ``(N,)``, and the labels that are not in it.
+    """Return the integer code of each label, and the labels that are not in the list of known labels.
 
-    Unknown labels count on behind the known ones, missing ones are -1. Labels with one text are one: 1 and "1".
+    A known label has its position in ``known`` as code. Other labels get the next numbers, and a missing label is -1.
+    Labels with the same text are equal, such as 1 and "1".
+
+    Parameters
+    ----------
+    labels
+        Categorical labels ``(N,)``.
+    known
+        Known labels, such as those that a model was trained on.
+
+    Returns
+    -------
+    Codes, int64 ``(N,)``, and the list of labels that are not in ``known``.
     """
     found = labels.cat.categories.tolist()
     places = {label_text(label): place for place, label in enumerate(known)}
@@ -193,28 +217,29 @@ def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, li
 
 
 def column_codes(crossed: Sequence[str]) -> np.ndarray:
-    """Codes of the single columns of labels that :func:`label_values` made of several, int64 ``(L, C)``.
+    """Split crossed labels into their C columns, and return integer codes for each column, int64 ``(L, C)``.
 
-    Values are numbered as they come: labels that are added behind change no code.
+    Crossed labels are made by :func:`label_values` from several columns. Values are numbered in the order in which they
+    first occur, so that appending labels does not change the codes of earlier labels.
     """
     parts = np.array([column_values(label) for label in crossed], dtype=object)
     return np.stack([pd.factorize(part)[0] for part in parts.T], axis=1)
 
 
 def column_values(crossed: str) -> list[str]:
-    """What the single columns say in a label that :func:`label_values` made of several, as text."""
+    """Split a label that :func:`label_values` crossed from several columns into the text of each column's value."""
     return [_ESCAPED.sub(r"\1", part) for part in crossed.split(CROSS)]
 
 
 def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
-    """A column of the table.
+    """Return a column of the table of cells.
 
     Raises
     ------
     KeyError
-        If it is missing.
+        If the column is missing.
     ValueError
-        If it is there twice.
+        If the table has two columns of this name.
     """
     if column not in obs:
         raise KeyError(missing_key("obs", column, obs.columns))
@@ -226,13 +251,13 @@ def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
 
 
 def each(names: Any) -> list[Any]:
-    """Several names as they are, or the one that was given."""
+    """Return a list: all items of a sequence, or one single value (a text counts as a single value)."""
     return list(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
 
 
 def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
     values = obs_column(obs, column)
-    missing = np.flatnonzero(values.isna().to_numpy())  # looking at a Series would make a table of its index
+    missing = np.flatnonzero(values.isna().to_numpy())  # on a Series, pandas would build a lookup table of the index
     if missing.size and not allow_missing:
         msg = (
             f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): give them "
@@ -241,7 +266,7 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
     names = [_plain(category) for category in labels.categories.tolist()]
-    # a date and its text, or 1 and "1" of two tables that were put together, are one label
+    # values with the same text become one label: a date and its text, or 1 and "1" from two concatenated tables
     merged = list({label_text(name): name for name in reversed(names)}.values())[::-1]
     if names == labels.categories.tolist() and len(merged) == len(names):
         return labels
@@ -251,7 +276,10 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
 
 
 def _cross(labels: Sequence[pd.Categorical]) -> pd.Categorical:
-    """By codes, two at a time: a name is made for each label, not for each cell."""
+    """Cross several categoricals into one, whose labels are the joined texts of their labels.
+
+    Two categoricals are combined at a time, by their codes. Texts are thus joined once per label, not once per cell.
+    """
     first, *others = labels
     codes, names = first.codes.astype(np.int64), _texts(first)
     for other in others:
@@ -259,7 +287,7 @@ def _cross(labels: Sequence[pd.Categorical]) -> pd.Categorical:
         both = np.where((codes < 0) | (other.codes < 0), -1, codes * n + other.codes)
         there = both >= 0
         codes[~there] = -1
-        codes[there], found = pd.factorize(both[there])  # by hashes, where numpy would sort all cells
+        codes[there], found = pd.factorize(both[there])  # hashing is faster than np.unique, which sorts all cells
         pairs = zip(names[found // n], _texts(other)[found % n], strict=True)
         names = np.array([CROSS.join(pair) for pair in pairs], dtype=object)
     order = np.argsort(names, kind="stable")
@@ -282,21 +310,22 @@ def _text(value: Any) -> str:
 
 
 def is_number(values: pd.Series) -> bool:
-    """Whether a column holds numbers: integers or floating point, no truth values, no labels that look like numbers."""
+    """Return whether a column has a numeric dtype; truth values, and text that looks like numbers, do not count."""
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
 def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
-    """A column of numbers, float64 ``(N,)``.
+    """Return a column of numbers, float64 ``(N,)``.
 
     Raises
     ------
     KeyError
-        If it is missing.
+        If the column is missing.
     TypeError
-        If it holds no numbers.
+        If the column is not numeric.
     ValueError
-        If it is there twice, or a value is missing, NaN or infinite (which rows).
+        If the table has two columns of this name, or if a value is missing, NaN or infinite. The message lists the
+        rows.
     """
     values = obs_column(obs, column)
     if not is_number(values):
@@ -317,28 +346,31 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def is_sparse(values: Any) -> bool:
-    """Whether it is a sparse matrix, in memory or in a file."""
+    """Return whether a matrix is sparse, in memory or in a file."""
     return not isinstance(values, np.ndarray) and (
         hasattr(values, "toarray") or "sparse" in type(values).__module__.lower()
     )
 
 
 def dense(values: Any, where: str) -> Any:
-    """What can be read by row: a DataFrame as an array, an array or a memory-map as it is.
+    """Check that a matrix is dense, and return it such that it can be read row by row.
+
+    A DataFrame is converted to an array. Any other dense matrix, such as an array or a memory-map, is returned
+    unmodified.
 
     Parameters
     ----------
     values
-        ``(N, F)``.
+        Matrix ``(N, F)``.
     where
-        What errors call it.
+        Name of the matrix in error messages.
 
     Raises
     ------
     TypeError
-        If a column of a DataFrame holds no numbers, or it is a masked array.
+        If a column of a DataFrame holds values that are not numbers, or if the matrix is a masked array.
     ValueError
-        If it is sparse.
+        If the matrix is sparse.
     """
     check_unmasked(where, values)
     if is_sparse(values):
@@ -348,12 +380,21 @@ def dense(values: Any, where: str) -> Any:
 
 
 def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
-    """Numbers and truth values of a DataFrame ``(N, F)``, of one dtype if it has one, else float64; NaN where missing.
+    """Convert a DataFrame of numbers and truth values to an array ``(N, F)``, with NaN for missing values.
+
+    The array has the common dtype of the columns, or float64 if the columns have none.
+
+    Parameters
+    ----------
+    frame
+        Table ``(N, F)``.
+    where
+        Name of the table in error messages.
 
     Raises
     ------
     TypeError
-        If a column holds something else.
+        If a column holds values that are neither numbers nor truth values.
     """
     others = []
     for place, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
@@ -361,7 +402,7 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
             continue
         column = frame.iloc[:, place]
         numbers, text = column_numbers(column)
-        # what is stored as text may be a name, such as that of a cluster
+        # numbers that are stored as text are refused: they may be names, such as numbers of clusters
         text = text | (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
         if text.any():
             first = int(np.argmax(text))
@@ -382,14 +423,18 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
 
 
 def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of a column, however they are typed, float64 ``(N,)``, and where it holds something else, boolean.
+    """Convert a column of any dtype to numbers, and mark the values that are not numbers.
 
-    What is missing, or text that says so, is NaN, and nothing else.
+    Returns
+    -------
+    Numbers, float64 ``(N,)``: NaN for missing values and for values that are not numbers. And a boolean mask ``(N,)``
+    of the values that are not numbers. Missing values, and texts that stand for one (:data:`MISSING_WORDS`), are not
+    marked.
     """
     if is_number_type(values.dtype):
         return values.to_numpy(np.float64, copy=True, na_value=np.nan), np.zeros(len(values), dtype=bool)
     plain = values.astype(object)
-    if values.dtype.kind in "cmM":  # dates and the like are quantities, but no numbers
+    if values.dtype.kind in "cmM":  # complex numbers, durations and dates
         return np.full(len(values), np.nan), plain.notna().to_numpy()
     numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, copy=True, na_value=np.nan)
     left = np.isnan(numbers) & plain.notna().to_numpy()
@@ -399,7 +444,7 @@ def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_number_type(dtype: Any) -> bool:
-    """Whether a dtype is that of numbers or truth values."""
-    if pd.api.types.is_bool_dtype(dtype):  # PyArrow's are no numbers for pandas, and categories of them are none at all
+    """Return whether a dtype holds real numbers or truth values; a categorical dtype does not."""
+    if pd.api.types.is_bool_dtype(dtype):  # tested first: is_numeric_dtype refuses PyArrow's booleans
         return not isinstance(dtype, pd.CategoricalDtype)
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)

@@ -1,4 +1,4 @@
-"""Embeddings that `scbd run` compares with z_c: the inputs, and corrections of inputs and z_c that cost little."""
+"""Embeddings that `scbd run` compares with z_c: the inputs, and inputs and z_c after simple batch corrections."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ MIN_CONTROLS_TO_SPHERE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class CellLabels:
-    """Labels of all N cells of a run, each an array ``(N,)`` of text."""
+    """Labels of all N cells of a run. Each label is an array ``(N,)`` of text, unless stated otherwise."""
 
     y_name: str
+    """Name of the perturbation's column, or of several crossed columns."""
     y: np.ndarray
+    """Perturbation of each cell."""
     environments: Mapping[str, np.ndarray]
-    """By column, or by the name of several crossed columns."""
+    """Environment of each cell, for each column of environments (or each cross of several columns)."""
     is_train: np.ndarray
-    """Cells that encoders and corrections are trained on, boolean."""
+    """Boolean mask of the cells on which encoders and corrections are trained; all others are held out."""
     is_control: np.ndarray
-    """Boolean; False everywhere where no controls were named."""
+    """Boolean mask of the controls; all False if the user named no controls."""
     position: np.ndarray | None = None
-    """Position on the plate."""
+    """Position of each cell on the plate."""
     mechanisms: Mapping[str, np.ndarray] | None = None
-    """Labels that several perturbations share, such as the mechanism of action, by column; empty where missing."""
+    """Label that several perturbations share, such as the mechanism of action, for each column; "" if missing."""
     guides: Mapping[str, np.ndarray] | None = None
-    """Reagents of a perturbation, by column; empty where missing."""
+    """Reagent (such as the guide RNA) of each cell, for each column of reagents; "" if missing."""
     places: Mapping[str, np.ndarray] | None = None
-    """Plates, wells or batches that are not environments of this run, by column."""
+    """Plate, well or batch of each cell, for each such column that is not an environment of this run."""
 
     @property
     def control_names(self) -> list[str]:
@@ -53,7 +55,7 @@ class CellLabels:
 
     @property
     def is_unseen(self) -> np.ndarray:
-        """Cells of perturbations that no training cell has, boolean ``(N,)``."""
+        """Boolean mask ``(N,)`` of the cells whose perturbation has no training cells."""
         return ~pd.Series(self.y).isin(pd.unique(self.y[self.is_train])).to_numpy()
 
 
@@ -61,27 +63,38 @@ class ReferenceCells(NamedTuple):
     """Cells from which the mean and the standard deviation of each environment are estimated."""
 
     column: str
-    """The environment."""
+    """Name of the environment, as in :attr:`CellLabels.environments`."""
     kind: str
-    """``"controls"`` or ``"cells"``."""
+    """``"controls"``, or ``"cells"`` for controls and perturbed cells."""
     rows: np.ndarray
-    """Boolean ``(N,)``."""
+    """Boolean mask ``(N,)`` of the reference cells."""
 
 
 def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> ReferenceCells | None:
-    """Choose the cells that candidates are standardised with, by the same rule as the model.
+    """Choose the reference cells from which the mean and deviation of each environment are estimated.
+
+    With ``"auto"``, the reference cells are all cells if their means can be compared between environments: most
+    environments hold the same perturbations, or dozens of different ones. Otherwise the reference cells are the
+    controls, if nine tenths of the training cells lie in environments with four or more controls. The model
+    (``standardize_by`` of :class:`scbd.SCBDModel`) applies the same thresholds, but prefers controls where environments
+    hold dozens of different perturbations.
+
+    If there are several columns of environments, the column with the most environments is chosen, among those for which
+    reference cells are found.
+
+    Reference cells are normally training cells. If an environment has fewer than two of these, such as a test plate,
+    its held-out cells of the same kind are added. If it still has fewer than two, all of its cells are used.
 
     Parameters
     ----------
     labels
         Labels of all cells.
     standardize_by
-        Setting of the model; `None` chooses as ``"auto"`` does.
+        Setting of the model. `None` has the same effect as ``"auto"``.
 
     Returns
     -------
-    The finest environment that can be estimated; `None` if there is none. An environment with fewer than two training
-    cells of that kind is estimated from all of its cells of that kind, or else from all of its cells.
+    The environment and its reference cells; `None` if no column of environments can be standardised.
     """
     train, y = labels.is_train, pd.factorize(labels.y)[0]
     controls = labels.is_control[train] if labels.is_control.any() else None
@@ -100,7 +113,12 @@ def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") 
 
 
 def scaled(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
-    """Give each feature mean 0 and variance 1 over the training cells, float32 ``(N, D)``; constant ones become 0."""
+    """Scale each feature to mean 0 and variance 1 over the training cells; constant features become 0.
+
+    Returns
+    -------
+    Scaled features of all cells, float32 ``(N, D)``.
+    """
     mean = column_means(features[is_train])
     deviation = np.sqrt(column_means(np.square(features[is_train] - mean)))
     return ((features - mean) / np.where(deviation > 0, deviation, np.inf)).astype(np.float32)
@@ -109,20 +127,33 @@ def scaled(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
 def corrected_inputs(
     name: str, inputs: np.ndarray, labels: CellLabels, reference: ReferenceCells | None
 ) -> dict[str, np.ndarray]:
-    """Return the inputs and the field's corrections of them by name, the simplest first.
+    """Compute the common batch corrections of the inputs.
 
-    Everything is learned from training cells. What cannot be computed is missing, and the log states why.
+    The corrections are, in this order:
+
+    1. the unmodified inputs;
+    2. the inputs standardised per environment, if there are reference cells;
+    3. 1 and 2 after sphering on the training controls, if there are at least :data:`MIN_CONTROLS_TO_SPHERE` of these;
+    4. within-class covariance normalisation (WCCN) of 2, or of 1 if there are no reference cells. With enough training
+       controls, WCCN also uses these and their positions.
+
+    Sphering and WCCN are fitted to training cells only. A correction that cannot be computed is missing from the
+    result, and the log states why.
 
     Parameters
     ----------
     name
         Name of the inputs, such as ``"features"``.
     inputs
-        ``(N, D)``.
+        Features, or principal components of images, ``(N, D)``.
     labels
         Labels of all cells.
     reference
-        Cells to standardise with, see :func:`reference_cells`.
+        Cells with which the inputs are standardised, see :func:`reference_cells`.
+
+    Returns
+    -------
+    Corrected inputs ``(N, D)`` by name, the simplest first.
     """
     found = {name: inputs}
     add_standardised(found, name, labels, reference)
@@ -140,14 +171,14 @@ def corrected_inputs(
 def add_standardised(
     found: dict[str, np.ndarray], name: str, labels: CellLabels, reference: ReferenceCells | None
 ) -> None:
-    """Add an embedding after it was standardised within each environment; none without reference cells."""
+    """Standardise an embedding per environment, and add it to ``found``; do nothing without reference cells."""
     if reference is not None:
         title, e = f"{name}, standardised by {reference.column}", labels.environments[reference.column]
         _add(found, title, standardize_by_environment, found[name], e, fit=reference.rows)
 
 
 def _add(found: dict[str, np.ndarray], title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any) -> None:
-    """Add a corrected embedding, or log why it cannot be computed."""
+    """Compute a correction of an embedding and add it to ``found``, or log why it cannot be computed."""
     try:
         found[title] = correct(*given, **how)
     except ValueError as error:

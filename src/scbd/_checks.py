@@ -1,4 +1,4 @@
-"""Settings that say what is wrong with them before anything is built, and parts of sentences that errors share."""
+"""Checks of settings and arrays, with errors that name the fault, and phrases that error messages share."""
 
 from __future__ import annotations
 
@@ -15,26 +15,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# rows that are looked through together
+# number of rows that are checked at a time, to limit memory
 _BLOCK = 65_536
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise ``ValueError`` unless a setting is a whole number that is large enough."""
+    """Raise ``ValueError`` unless a setting is a whole number of at least ``least``."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         msg = f"{name}={value!r}: give a whole number, {least} or larger."
         raise ValueError(msg)
 
 
 def check_number(name: str, value: float, most: float = math.inf) -> None:
-    """Raise ``ValueError`` unless a setting is a finite number from 0 on, or to the most that it may be."""
+    """Raise ``ValueError`` unless a setting is a finite number between 0 and ``most``."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= most or not value < math.inf:
         msg = f"{name}={value!r}: give a number{', 0 or larger' if most == math.inf else f' from 0 to {most:g}'}."
         raise ValueError(msg)
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise ``ValueError`` unless a setting is one of a ``Literal`` or other choices; a mapping says what each is."""
+    """Raise ``ValueError`` unless a setting is one of the given choices.
+
+    Parameters
+    ----------
+    name
+        Name of the setting, for the message.
+    value
+        Value of the setting.
+    choices
+        A ``Literal`` type, or a collection of values. If it is a mapping from each value to a description, the message
+        includes the descriptions.
+    """
     known = get_args(choices) or tuple(choices)
     if value not in known:
         words = choices if isinstance(choices, Mapping) else {}
@@ -44,7 +55,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 
 def count_or(name: str, value: int | None, default: int) -> int:
-    """A whole number from 1 on, or the default where it is `None`; see :func:`check_count`."""
+    """Return the value of a setting as a positive whole number, or the default if the value is `None`.
+
+    Raises
+    ------
+    ValueError
+        If the value is not a whole number of at least 1.
+    """
     if value is None:
         return default
     check_count(name, value)
@@ -52,7 +69,7 @@ def count_or(name: str, value: int | None, default: int) -> int:
 
 
 def check_unmasked(name: str, values: Any) -> None:
-    """Raise ``TypeError`` if values are a masked array, which numpy would take without its mask."""
+    """Raise ``TypeError`` if values are a masked array, because numpy functions would silently use masked values."""
     if isinstance(values, np.ma.MaskedArray):
         msg = (
             f"{name} is a masked array, and what its mask hides would be used: drop the rows of hidden values, or fill "
@@ -62,7 +79,7 @@ def check_unmasked(name: str, values: Any) -> None:
 
 
 def check_finite_rows(values: Any, what: str = "The embedding") -> None:
-    """Raise ``ValueError`` if a row ``(N, D)`` holds NaN or an infinity, and say how many do."""
+    """Raise ``ValueError`` if values ``(N, D)`` include NaN or infinity; the message states the number of such rows."""
     n_bad = 0
     for start in range(0, len(values), _BLOCK):
         n_bad += int((~np.isfinite(np.asarray(values[start : start + _BLOCK])).all(axis=1)).sum())
@@ -72,23 +89,35 @@ def check_finite_rows(values: Any, what: str = "The embedding") -> None:
 
 
 def head(values: Iterable[object], n: int = 5) -> str:
-    """The first few of many, for a sentence."""
+    """Return the first ``n`` values as text, separated by commas, with an ellipsis if there are more."""
     first = list(islice(values, n + 1))
     return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
 
 
 def inflect(n: int | np.integer[Any], singular: str, plural: str) -> str:
-    """Return the word or phrase that agrees with a number."""
+    """Return the singular if ``n`` is 1, otherwise the plural."""
     return singular if n == 1 else plural
 
 
 def counted(n: int | np.integer[Any], noun: str) -> str:
-    """Return a number with its noun, to which an s is added where needed: 1 cell, 2,000 cells."""
+    """Return a number and its noun in the singular or the plural, such as "1 cell" and "2,000 cells"."""
     return f"{n:,} {inflect(n, noun, f'{noun}s')}"
 
 
 def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
-    """That a table has no such key, which ones it has, which one may have been meant, and how to say so."""
+    """Return the message for a missing key; it lists the existing keys and suggests the most similar one.
+
+    Parameters
+    ----------
+    slot
+        Name of the table or mapping, such as ``"obs"``.
+    key
+        The missing key.
+    keys
+        Existing keys.
+    argument
+        Argument with which the user can name another key, to be added to the message.
+    """
     names = [str(k) for k in keys]
     return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{closest(str(key), names)}" + (
         "" if argument is None else f" Name it with {argument}."
@@ -96,31 +125,32 @@ def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | Non
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """A question that asks for the one of some names that may have been meant; nothing if none is alike."""
+    """Return the question "Did you mean …?" with the most similar of some names, or "" if no name is similar."""
     there = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), list(there), n=1)
     return f" Did you mean {there[close[0]]!r}?" if close else ""
 
 
-# pixels a side of a square, or (height, width)
+# size of images in pixels: the side of a square, or (height, width)
 ImageSize: TypeAlias = int | tuple[int, int]
 
 
 def resized_to(image_size: ImageSize | None, height: int, width: int) -> tuple[int, int]:
-    """Height and width of images after they were resized.
+    """Return the height and width in pixels that images have after resizing.
 
     Parameters
     ----------
     image_size
-        `None` leaves images as they are. A number makes small squares of large ones. A pair ``(height, width)`` is
-        taken at its word: it may stretch images.
+        `None` keeps the size of the images. A number is the side of a square, for square images only. A pair
+        ``(height, width)`` may change the proportions of the images.
     height, width
-        Of the images.
+        Size of the images before resizing, in pixels.
 
     Raises
     ------
     ValueError
-        If ``image_size`` is neither, or a number for images that are not square: they would be squashed.
+        If ``image_size`` is not a positive whole number or a pair of these; or if it is a single number and the images
+        are not square, because they would be distorted.
     """
     if image_size is None:
         return height, width

@@ -1,4 +1,4 @@
-"""Embeddings beside each other: how well labels are predicted, as they are and corrected, on new cells."""
+"""Compare embeddings, without and with batch correction, by scores on cells that were not used for training."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# embeddings that are evaluated by default, by name
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
-# with fewer, a score on cells that were not trained on is mostly noise
+# minimum number of held-out cells for a score on these alone; with fewer, the score is mostly noise
 MIN_HELD_OUT_CELLS = 50
+# kinds of probes that predict the environment
 PROBES: tuple[Kind, ...] = ("linear", "quadratic", "neighbours")
-# with fewer perturbations that were not trained on, scores of these alone are mostly noise
+# number of unseen perturbations below which we warn that scores of these alone are mostly noise
 MIN_UNSEEN = 10
-# of probes, where nothing else is asked for: as in a benchmark
+# maximum number of cells of a probe of unseen perturbations, as by default in a benchmark
 _MAX_CELLS = 100_000
-# resamples of the cells that are tested on, and the level of intervals
+# number of bootstrap resamples of the test cells, and level of the confidence intervals
 N_BOOTSTRAP, LEVEL = 200, 0.95
 
 
@@ -55,7 +57,7 @@ def evaluate(
     train_indices: str | ArrayLike | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """How well z_c, z_s and a PCA of the pixels predict each label, one row an embedding and label.
+    """Evaluate how well z_c, z_s and a PCA of the pixels predict each label.
 
     Parameters
     ----------
@@ -64,41 +66,48 @@ def evaluate(
     label_keys
         Columns of ``obs``.
     embeddings
-        Name of each and its key in ``obsm``, a layer or ``"X"``, or an array ``(N, D)``; by default z_c, z_s and a PCA
-        of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
+        Names of embeddings with their key in ``obsm``, a layer, ``"X"``, or an array ``(N, D)``. By default z_c, z_s
+        and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
     train_indices
-        Cells the encoders were trained on, row numbers, a mask ``(N,)``, or a column of ``obs`` that says ``True`` or
-        ``"train"`` there, such as ``"scbd_split"`` of ``scbd run``: probes learn from these and are tested on all
-        others. Without them, or where they leave too few others, probes split all cells at random.
-        :func:`scbd.compare` has probes that learn from a part of the others, which are fewer: its scores are
-        lower.
+        Cells that the encoders were trained on: row numbers, a mask ``(N,)``, or a column of ``obs`` that is ``True``
+        or ``"train"`` for these cells, such as ``"scbd_split"`` of ``scbd run``. Probes are trained on these cells and
+        tested on all other cells. Without ``train_indices``, or with fewer than 50 other cells, probes split all cells
+        at random.
     seed
         Seed of the probes.
 
     Returns
     -------
-    The scores of :func:`scbd.metrics.label_probe`; ``f1_low`` and ``f1_high``, a 95 % interval of the F1 over other
-    cells, not over other training seeds (NaN where all cells are right); and ``tested_on``: ``"held-out cells"``, of
-    labels that were trained on, or ``"all cells"``. Where two labels or more were not trained on at all, there is a row
-    ``"unseen labels"``, too: how well these are told from each other, learned from one half of their cells and tested
-    on the other.
+    Data frame with one row per embedding and label, and these columns:
 
-    An F1 far below ``chance_f1`` says no more than one at chance: all cells are taken for the same label, as where each
-    environment was given mean 0.
+    - ``embedding`` and ``label``.
+    - ``tested_on``: ``"held-out cells"`` with labels that were trained on, ``"unseen labels"`` or ``"all cells"``.
+    - ``f1``, ``auroc``, ``accuracy`` and ``chance_f1``, see :func:`scbd.metrics.label_probe`.
+    - ``f1_low`` and ``f1_high``: 95 % confidence interval of the F1, for other test cells but the same trained model;
+      NaN if all cells are predicted correctly.
+
+    If at least two values of a label were not in training, there is an additional row with ``"unseen labels"``: a probe
+    is trained on one half of their cells to distinguish these values, and tested on the other half.
+
+    An F1 far below ``chance_f1`` means the same as an F1 at chance, that the label cannot be predicted. It occurs if
+    the probe assigns the same label to all cells, for example because each environment was given mean 0.
+
+    Probes of :func:`scbd.compare` are trained on a part of the held-out cells. These are fewer cells, so that its
+    scores are lower.
 
     Raises
     ------
     KeyError
         If an embedding or a column is missing.
     TypeError
-        If an embedding is a DataFrame, and a column holds no numbers.
+        If an embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If an embedding is sparse, or see :func:`scbd.metrics.label_probe`.
+        If an embedding is sparse; see also :func:`scbd.metrics.label_probe`.
 
     Warns
     -----
     UserWarning
-        If ``train_indices`` leave too few cells, so that cells are scored that the encoders were trained on.
+        If ``train_indices`` leave too few other cells, so that cells are scored that the encoders were trained on.
 
     Examples
     --------
@@ -144,10 +153,15 @@ def evaluate(
 
 
 def _parts(labels: pd.Series, train: np.ndarray | None, seed: int) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
-    """What a probe is tested on, which cells take part ``(N,)``, and which of these it learns from."""
+    """Return the parts of the table that a probe of a label is evaluated on.
+
+    Each part consists of its name, a mask ``(N,)`` of its cells, and a mask of the training cells of the probe among
+    these. The last mask is `None` if the probe should split the cells at random.
+    """
     if train is None:
         return [("all cells", np.ones(len(labels), dtype=bool), None)]
-    known = (labels.isin(labels[train].unique()) | labels.isna()).to_numpy()  # what is missing, the probe names
+    # cells without a label stay in, so that the probe reports them
+    known = (labels.isin(labels[train].unique()) | labels.isna()).to_numpy()
     parts: list[tuple[str, np.ndarray, np.ndarray | None]] = []
     if (known & ~train).any():
         parts.append(("held-out cells", known, train[known]))
@@ -170,55 +184,59 @@ def compare(
     corrections: Sequence[str | None] = (None, "standardised"),
     **how: Any,
 ) -> pd.DataFrame:
-    """Score embeddings as they are and after corrections, on cells that were not learned from.
+    """Score embeddings, without and with batch correction, on cells that were not used for training.
 
-    Of what was learned from, an encoder may know the perturbation by heart, and a correction has seen it: both flatter.
-    Corrections learn from the cells in ``trained_on`` alone, except for ComBat and Harmony, which by construction see
-    all cells of the table, those that are scored among them (their labels of perturbation they do not see).
+    Scores on training cells are too high: encoders may have memorised their perturbations, and corrections have been
+    fitted to them. Corrections therefore learn only from the cells in ``trained_on``. ComBat and Harmony are
+    exceptions, because they always use all cells of the table. These include the scored cells, but not their
+    perturbations.
 
     Parameters
     ----------
     adata
-        Cells, those that were learned from among them.
+        Cells, including those that were trained on.
     embeddings
-        Of all these cells: keys of ``obsm``, such as features of a pretrained network; arrays; or files, see
+        Embeddings of all these cells: keys of ``obsm``, such as features of a pretrained network; arrays; or files, see
         :func:`scbd.metrics.benchmark`.
     trained_on
-        What encoders were trained on, and corrections learn from: a mask ``(N,)``, row numbers, or a column of ``obs``
-        that says ``True`` or ``"train"`` there. Every environment needs such cells. Perturbations without any are
-        *unseen*.
+        Cells that the encoders were trained on and corrections learn from: a mask ``(N,)``, row numbers, or a column of
+        ``obs`` that is ``True`` or ``"train"`` for these cells. Each environment needs such cells. Perturbations
+        without such cells are called *unseen*.
     y_key, e_key
         Columns of ``obs`` with the perturbation and the environment.
     control
-        Value of ``y_key`` for what was not perturbed.
+        Value of ``y_key`` that marks the controls.
     corrections
-        Names, see :func:`scbd.baselines.correct`; `None` for the embedding as it is.
+        Names of corrections, see :func:`scbd.baselines.correct`; `None` for the unmodified embedding.
     **how
         Further arguments of :func:`scbd.metrics.benchmark`, such as ``guide_key`` and ``net``.
 
     Returns
     -------
-    The frame of :func:`scbd.metrics.benchmark`, of the cells that were not learned from; the representation says the
-    correction, as in ``"mine, standardised"``. The environment is read by three probes. Where perturbations are unseen,
-    ``y_probe_unseen_f1`` and ``y_probe_unseen_auroc`` tell how well these are told from each other; and with ``net``,
-    ``relationship_map_seen`` and ``relationship_map_unseen`` how well seen and unseen genes find those that they are
-    related to among all: the mean over genes of their average precision.
+    The data frame of :func:`scbd.metrics.benchmark` for the cells that were not trained on. The name of a corrected
+    embedding includes the correction, as in ``"mine, standardised"``. Three kinds of probes predict the environment.
 
-    Probes learn from a part of these new cells, and are tested on the rest. :func:`scbd.evaluate` has probes
-    that learn from the cells in ``trained_on``, which are more, so that its scores are higher: compare within a table.
+    If some perturbations are unseen, there are additional scores:
+
+    - ``y_probe_unseen_f1`` and ``y_probe_unseen_auroc``: how well a probe distinguishes the unseen perturbations.
+    - ``relationship_map_seen`` and ``relationship_map_unseen``, with ``net``: mean average precision with which seen or
+      unseen genes retrieve the genes that they are related to, among all genes.
+
+    Probes are trained on a part of the new cells and tested on the rest. Probes of :func:`scbd.evaluate` are trained on
+    the cells in ``trained_on``, which are more, so that its scores are higher. Compare only scores of the same table.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If a correction is not known or learns from what is not given, all cells were learned from or none, or see
-        :func:`scbd.metrics.benchmark`.
+        If there is no correction of a name, an argument that a correction needs is missing, or all cells or no cells
+        were trained on; see also :func:`scbd.metrics.benchmark`.
 
     Warns
     -----
     UserWarning
-        With ``replicates``, if some are of perturbations that were trained on.
+        With ``replicates``, if some of the perturbations were trained on.
 
     Examples
     --------
@@ -278,7 +296,7 @@ def compare(
 def _of_unseen(
     adata: AnnData, unseen: np.ndarray, z: np.ndarray, asked: dict[str, Any], how: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """What is told of unseen perturbations, beside the same of seen ones."""
+    """Yield the scores of unseen perturbations, with the relationship score of seen perturbations for comparison."""
     y_key = asked["y_key"]
     labels = label_names(adata, y_key)
     rows = np.isin(labels, unseen)
@@ -304,7 +322,7 @@ def _of_unseen(
 
 
 def _unseen(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
-    """Names of perturbations of which no cell was learned from."""
+    """Return the names of perturbations without any cell in ``fit``, excluding controls."""
     perturbed = np.ones(len(fit), dtype=bool) if controls is None else ~controls
     return np.setdiff1d(labels[perturbed], labels[fit])
 
@@ -322,14 +340,14 @@ def known_of(
     position_key: str | None = None,
     fit: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Arguments of :func:`scbd.baselines.correct`, of all cells; what is not known is left out.
+    """Return arguments of :func:`scbd.baselines.correct` for all cells, without those that were not given.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If a cell has no label, or none is a control.
+        If a cell has no label, or no cell is a control.
     """
     keys = {"labels": y_key, "environments": e_key, "positions": position_key}
     known: dict[str, Any] = {name: label_names(adata, key) for name, key in keys.items() if key is not None}

@@ -1,4 +1,4 @@
-"""Embeddings of all perturbations by models that were not trained on them."""
+"""Embed each perturbation with a model that was not trained on it (cross-fitting)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# a model learns to tell perturbations from controls, and from each other
+# minimum number of training perturbations, and of controls (or positions of controls) in each half; with fewer, a model
+# cannot learn to distinguish perturbations from each other and from controls
 _LEAST = 2
 
 
@@ -44,12 +45,16 @@ def cross_fit(
     seed: int = 0,
     **train_kwargs: Any,
 ) -> AnnData:
-    """Embed each perturbation by a model that was not trained on it, for q values that mean what they say.
+    """Embed each perturbation with a model that was not trained on it, so that its q value is valid.
 
-    Training pulls cells of a perturbation together, whether or not it does anything, and cells of the controls, too.
-    So perturbations are dealt to folds, and half of the controls are kept out of all training. For each fold, a model
-    is trained on the perturbations of the other folds and the other half of the controls; it embeds the fold and the
-    controls that were kept out. A perturbation that does nothing is then one that differs from these by chance alone.
+    Training pulls cells of a perturbation together, even if the perturbation has no effect. It pulls controls together,
+    too. Cross-fitting therefore scores only cells that the embedding model has not seen:
+
+    1. Perturbations are divided at random into folds, and half of the controls are held out of all training.
+    2. For each fold, a model is trained on the perturbations of the other folds and on the other half of the controls.
+    3. This model embeds the perturbations of the fold and the held-out controls.
+
+    A perturbation without effect then differs from the held-out controls by chance alone.
 
     Parameters
     ----------
@@ -58,43 +63,47 @@ def cross_fit(
     y_key, e_key
         Columns of perturbation and environment, one or several each.
     control
-        Value or values of ``y_key`` for what was not perturbed.
+        Value or values of ``y_key`` that mark the controls.
     position_key
-        Column of ``obs`` with the position on the plate (the well), or several. Controls are then kept out by
-        position, as perturbations are. Give it for all but pooled screens.
+        Column of ``obs`` with the position on the plate (the well), or several columns. If given, the controls of whole
+        positions are held out, just as whole perturbations are. Give it for all but pooled screens. For features, it is
+        also used by ``setup_anndata``.
     n_folds
-        So many models are trained, each without one part of the perturbations.
+        Number of folds, which is the number of models to train.
     out
-        Directory for the models with their checkpoints: called again with the same cells and arguments, it goes on.
+        Directory for the models and their checkpoints. If the function is called again with the same cells and
+        arguments, it continues from there. By default, the models are not kept.
     setup_kwargs
-        Further arguments of ``setup_anndata``: where images or features are.
+        Further arguments of ``setup_anndata``, such as the keys of images or features.
     model_kwargs, **train_kwargs
-        Arguments of :class:`scbd.SCBDModel` and of its ``train``. z_s, which leaves z_c as it is, is left out unless
-        ``style_target`` asks for it.
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``. By default there is no z_s (``style_target=None``),
+        because z_s has no influence on z_c.
     seed
-        Seed of folds, controls, weights and batches.
+        Seed of the folds, the held-out controls, the initial weights and the batches.
 
     Returns
     -------
-    New AnnData with ``obsm["X_scbd_c"]`` float32 ``(M, D)``: all cells of perturbations, and for each fold the controls
-    that were kept out. ``obs`` is that of ``adata`` with ``scbd_fold``: models of different folds have different
-    spaces, so put it beside the environment (and the position), and only cells of one fold are compared.
-    ``obs["scbd_split"]`` is ``"test"``.
+    New AnnData with ``obsm["X_scbd_c"]``, float32 ``(M, D)``. It contains each perturbed cell once, and each held-out
+    control once per fold. ``obs`` has the columns of ``adata.obs``, ``scbd_fold`` with the number of the fold, and
+    ``scbd_split``, which is ``"test"`` for all cells.
+
+    Models of different folds have different embedding spaces. Add ``scbd_fold`` to the columns of the environment (and
+    of the position) in later analyses, so that only cells of the same fold are compared.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If no row is a control, there are too few perturbations or controls, or a setting cannot be used, before
-        anything is trained; or if ``out`` holds models of other cells or settings.
+        If no cell is a control, there are too few perturbations or controls, or a setting cannot be used; all of this
+        is checked before any training. It is also raised if ``out`` holds models of other cells or settings.
 
     Examples
     --------
     >>> keys = {"y_key": "gene", "control": "nontargeting"}
     >>> cells = scbd.cross_fit(adata, **keys, e_key="well", n_folds=2, max_steps=2000)
     >>> effects = scbd.metrics.perturbation_effects(cells, "X_scbd_c", **keys, e_key=["scbd_fold", "well"])
-    >>> effects["magnitude_q"].size  # of all perturbations together
+    >>> effects["magnitude_q"].size  # one q value per perturbation, of both folds
     4
     """
     settings = {"style_target": None} | dict(model_kwargs or {})
@@ -135,6 +144,7 @@ def cross_fit(
 
 
 def _folds(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
+    """Divide the perturbations at random into folds, or raise a ValueError if there are too few."""
     most = -(-len(names) // n_folds)
     if n_folds > len(names) or len(names) - most < _LEAST:
         msg = (
@@ -146,7 +156,10 @@ def _folds(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
 
 
 def _half(is_control: np.ndarray, unit: np.ndarray, e: np.ndarray, *, by_position: bool, seed: int) -> np.ndarray:
-    """Controls that no model is trained on: half of those of each environment, or of all positions, a mask ``(N,)``."""
+    """Return the controls that are held out of all training, a mask ``(N,)``.
+
+    They are half of the controls of each environment, or with ``by_position`` the controls of half of all positions.
+    """
     names, first = np.unique(unit[is_control], return_index=True)
     strata = np.zeros(len(names), dtype=int) if by_position else e[is_control][first]
     if len(names) < 2 * _LEAST:
@@ -157,7 +170,10 @@ def _half(is_control: np.ndarray, unit: np.ndarray, e: np.ndarray, *, by_positio
 
 
 def _together(adata: AnnData, rows: np.ndarray, fold: np.ndarray, z: np.ndarray, is_control: np.ndarray) -> AnnData:
-    """Embeddings of all folds with the labels of their cells; controls, which are in each fold, are named by it."""
+    """Combine the embeddings of all folds with the labels of their cells.
+
+    The held-out controls occur once per fold, so that the fold is appended to their names.
+    """
     import pandas as pd
     from anndata import AnnData
 

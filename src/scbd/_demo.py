@@ -1,4 +1,7 @@
-"""Demonstrations: a simulated screen analysed from images to report, and digits with and without invariance."""
+"""Demonstrations of SCBD on a simulated screen, from images to report, and on coloured digits.
+
+Functions behind the command ``scbd demo``.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,17 @@ logger = logging.getLogger(__name__)
 KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
 MODEL: dict[str, Any] = {
     **{"encoder": "small", "n_latent": 128, "style_target": "ye", "include_self": True},
-    **{"standardize": False, "augment": False},  # colours are to be seen, and digits have an upper side
+    **{"standardize": False, "augment": False},  # these would change the colours and the digits
 }
 TRAINING: dict[str, Any] = {
     **{"lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False},
-    "plan_kwargs": {"lr_decay": False},  # alpha is to act until the end
+    "plan_kwargs": {"lr_decay": False},  # constant rate: the invariance loss acts until the end
 }
-# BatchNorm sees the data, weights stay as they are
+# training of the random encoder: steps update the statistics of BatchNorm, but not the weights
 UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
 
 
-# a screen whose wells differ in stain and camera, and a training that two cores finish in two minutes
+# simulated screen whose wells differ in stain and camera, and a training that takes two minutes on two cores
 SCREEN: dict[str, Any] = {
     **{"n_cells": 1_600, "n_complexes": 5, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 8},
     **{"image_size": 32, "effect_size": 0.7, "camera_effect": 0.5},
@@ -55,21 +58,37 @@ SCREEN_TRAINING: dict[str, Any] = {"max_steps": 160, "batch_size": 256}
 def demo(
     out: str | os.PathLike[str] = "results/demo", *, alpha: Alpha = "auto", seed: int = 0, max_steps: int | None = None
 ) -> pd.DataFrame:
-    """Analyse a simulated screen as a user would: images and a table, one screen, a run and its report.
+    """Simulate a screen and analyse it as a user would: write images, convert them, train, and report.
 
-    Writes ``crops.csv`` and ``crops/`` with one image per cell and channel, ``screen.zarr``, and what :func:`scbd.run`
-    writes. Logs the commands that do the same.
+    The function writes, in this order:
 
-    Called again, it continues what was interrupted.
+    1. ``crops/`` with one image per cell and channel, and ``crops.csv`` with the names of the images and the labels;
+    2. ``screen.zarr``, the images as one screen;
+    3. the files of :func:`scbd.run`, such as ``report.html``.
 
-    Returns the table of :func:`scbd.run`.
+    The log states the equivalent commands. If the function is called again after an interruption, it continues.
+
+    Parameters
+    ----------
+    out
+        Directory of the results.
+    alpha
+        Weight of the invariance loss.
+    seed
+        Seed of the simulation and of the run.
+    max_steps
+        Number of training steps. Default: 160.
+
+    Returns
+    -------
+    The table of :func:`scbd.run`.
     """
     out = check_directory(out)
     channels = write_crops(simulated_screen(**SCREEN, seed=seed), out)
     logger.info(
         "scbd convert %s/crops.csv --file-columns %s --y-key gene --out %s/screen.zarr", out, " ".join(channels), out
     )
-    if not (out / "screen.zarr").exists():  # it has its name when it is whole
+    if not (out / "screen.zarr").exists():  # an incomplete screen has another name
         write_screen(out / "screen.zarr", [read_crops(out / "crops.csv", file_columns=channels)], y_key="gene")
     training = SCREEN_TRAINING | ({} if max_steps is None else {"max_steps": max_steps})
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in training.items())
@@ -90,7 +109,12 @@ def demo(
 
 
 def write_crops(cells: AnnData, out: Path) -> list[str]:
-    """Write one grey image per cell and channel, and a table with their names and labels; return the channels."""
+    """Write one grey image per cell and channel, and a table of the cells with labels and names of the images.
+
+    Returns
+    -------
+    Names of the channels, which are also the columns of the table with the names of the images.
+    """
     from PIL import Image
 
     (out / "crops").mkdir(parents=True, exist_ok=True)
@@ -107,14 +131,31 @@ def write_crops(cells: AnnData, out: Path) -> list[str]:
 def demo_digits(
     out: str | os.PathLike[str] = "results/demo", *, alpha: Alpha = "auto", seed: int = 0, max_steps: int = 600
 ) -> pd.DataFrame:
-    """Train on coloured digits with and without invariance, and test on white ones.
+    """Train on coloured digits with and without the invariance loss, and test on white digits.
 
-    In training, the colour gives the digit away; white digits have none. Principal components of the pixels, and a
-    random encoder that was never trained, say what a linear head can do where nothing was learned of labels. Writes
-    ``metrics.csv``, ``digits.png``, ``training_curves.png``, ``umap.png`` and ``model/``, over those of an earlier
-    demo.
+    In training, the colour predicts the digit; white digits have no colour. Four systems are compared:
 
-    Returns one row a system, see :func:`scores_of`, with what ``model.health`` says.
+    - principal components of the pixels, and a random (untrained) encoder: the accuracy that a linear classifier
+      reaches on representations that were learned without labels;
+    - models trained with alpha 0 and with ``alpha``.
+
+    The function writes ``metrics.csv``, ``digits.png``, ``training_curves.png``, ``umap.png`` and ``model/``, and
+    replaces files of an earlier demo.
+
+    Parameters
+    ----------
+    out
+        Directory of the results.
+    alpha
+        Weight of the invariance loss of the last model.
+    seed
+        Seed of the split, the colours, the weights, the batches and the UMAP.
+    max_steps
+        Number of training steps per model. The random encoder has 40 steps with a learning rate of 0.
+
+    Returns
+    -------
+    Table with one row per system: the scores of :func:`scores_of`, and for the three models ``model.health``.
     """
     out = check_directory(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +185,10 @@ def demo_digits(
 
 
 def scores_of_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
-    """Of r_c by a linear head that is fitted afterwards, of z_c by the nearest class mean, and of the own head."""
+    """Score r_c, z_c and the jointly trained classifier of a model, and add ``model.health``.
+
+    r_c is scored by a linear classifier that is fitted after training, and z_c by the nearest class mean.
+    """
     scores = scores_of(adata, model.get_latent_representation(representation="intermediate"), "r_c", "linear")
     scores |= scores_of(adata, model.get_latent_representation(), "z_c", "nearest_mean")
     if model.can_predict:
@@ -153,9 +197,28 @@ def scores_of_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
 
 
 def scores_of(adata: AnnData, z: np.ndarray, name: str, classifier: Classifier) -> dict[str, float]:
-    """Accuracy of the digit on held-out coloured digits and on white ones, and of the environment (chance 0.5).
+    """Compute the accuracies with which an embedding predicts the digit and the environment.
 
-    The environment is read by a linear probe from coloured digits, and (``new``) from those that were held out.
+    The digit is predicted by a classifier that is fitted to training digits. The environment (the colour, red or green)
+    is predicted by a linear probe, with a chance level of 0.5.
+
+    Parameters
+    ----------
+    adata
+        Digits.
+    z
+        Embedding ``(N, D)``.
+    name
+        Name of the embedding, for the names of the scores.
+    classifier
+        Classifier of the digit.
+
+    Returns
+    -------
+    Four accuracies, here for the name ``z_c``:
+
+    - ``"z_c in"`` and ``"z_c white"``: digit, on held-out coloured digits and on white digits;
+    - ``"e from z_c"`` and ``"e from z_c, new"``: environment, on all coloured digits and on held-out coloured digits.
     """
     train, held_out = ((adata.obs["split"] == part).to_numpy() for part in ("train", "validation"))
     predicted = predict_labels(z[train], adata.obs["digit"].to_numpy()[train], z, classifier=classifier)

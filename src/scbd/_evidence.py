@@ -1,4 +1,4 @@
-"""Scores that the verdict of a run rests on: replicates retrieved across environments, and environments predicted."""
+"""Scores behind the verdict of a run: retrieval of replicates across environments, and probes of the environment."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ if TYPE_CHECKING:
     Embeddings = Mapping[str, np.ndarray]
 
 SCORE_COLUMNS = ("embedding", "measure", "value", "low", "high", "chance", "better", "n", "unit")
-# resamples of perturbations, of which there may be few
+# number of bootstrap resamples of perturbations for the intervals of retrieval scores
 N_RESAMPLES = 2_000
-# perturbations that must have replicates for a question to be answered, or half of all where these are fewer
+# minimum number of perturbations (or mechanisms) with replicates for a question to be answered; half of all if that is
+# fewer
 MIN_WITH_REPLICATES = 5
-# share of the perturbations with replicates that must have them at other positions, to be judged by those alone
+# minimum fraction of the perturbations with replicates that have replicates at other positions; if there are fewer,
+# replicates at the same position count, too
 MIN_SHARE_AT_OTHER_POSITIONS = 0.25
-# controls, or other cells of one perturbation, that a probe of the environment is tested on, at least
+# minimum number of held-out controls (or held-out cells of one perturbation) on which a probe of the environment is
+# tested
 MIN_PROBED_CELLS = 20
-# perturbations within which the environment is probed where there are too few controls
+# maximum number of perturbations within which the environment is probed if there are too few controls
 MAX_PROBED_PERTURBATIONS = 5
 
 
 class Measure(NamedTuple):
-    """One score of several embeddings on the same cells."""
+    """Scores of several embeddings by one measure, on the same cells."""
 
     words: str
-    """Such as ``"average precision of the same gene in another well"``."""
+    """Name of the measure, such as ``"average precision of the same gene in another well"``."""
     scores: Mapping[str, Scored]
-    """One score per name of an embedding."""
+    """Score of each embedding, by name of the embedding."""
     better: Literal["higher", "lower"]
+    """Direction in which the measure improves."""
     unit: Literal["perturbations", "cells"]
-    """Units that the score is a mean of."""
+    """Units over which the score is an average."""
 
     def table(self) -> pd.DataFrame:
         """Return one row per embedding: ``embedding, measure, value, low, high, chance, better, n, unit``."""
@@ -54,45 +58,56 @@ class Measure(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A task for profiles of held-out cells: to retrieve others that share a label with them."""
+    """A retrieval task for profiles of held-out cells.
+
+    A profile is the mean embedding of the held-out cells with equal labels. Each profile is a query once, and other
+    profiles are ranked by their similarity to it. Positives are the profiles that should rank first: they share a label
+    with the query, and differ from it in others. Negatives are profiles with another label than the query.
+
+    All labels below are arrays ``(N,)`` with one value per cell.
+    """
 
     words: str
-    """Such as ``"the same gene in another well"``."""
+    """Description of the positives, such as ``"the same gene in another well"``."""
     label: np.ndarray
-    """Label that a profile to be retrieved shares with the query, ``(N,)``; empty where missing."""
+    """Label that a positive shares with the query; "" where it is missing."""
     apart: Sequence[np.ndarray]
-    """Labels in each of which it differs from the query, ``(N,)``."""
+    """Labels in each of which a positive differs from the query, such as the well."""
     within: np.ndarray
-    """Groups, such as environments: negatives come from those that hold the query's label, ``(N,)``."""
+    """Groups of cells, such as environments. Negatives come from the groups that contain the query's label."""
     crosses_environments: bool
-    """True if the profile to be retrieved lies in another environment."""
+    """True if positives lie in another environment than the query."""
     may_share_position: bool = False
-    """True if positions are given, and it may lie at the position of the query."""
+    """True if positions are given, and a positive may lie at the same position as the query."""
     relaxed: Question | None = None
-    """The same question without the condition on positions."""
+    """The same question, but positives may lie at the position of the query; `None` if that is already allowed."""
 
 
 class AnsweredQuestion(NamedTuple):
-    """Scores of the embeddings that answered a question."""
+    """Retrieval scores of several embeddings for one question."""
 
     question: Question
+    """The retrieval task."""
     tables: Mapping[str, pd.DataFrame]
-    """By embedding, see :func:`scbd.metrics._retrieval.profile_retrieval`; all with the same rows."""
+    """Table of :func:`scbd.metrics._retrieval.profile_retrieval` for each embedding, all with the same rows."""
 
     @property
     def labels(self) -> np.ndarray:
-        """Perturbations, or mechanisms, that have something to retrieve."""
+        """Perturbations (or mechanisms, if the question is about these) that have positives: the rows of the tables."""
         return np.asarray(next(iter(self.tables.values())).index)
 
     def measure(self, rows: np.ndarray, group: str = "", *, seed: int) -> Measure:
-        """Average over some perturbations, resampled in pairs for all embeddings.
+        """Average the average precision of each embedding over some of the perturbations.
+
+        All embeddings have the same bootstrap resamples of perturbations, so that their differences can be compared in
+        pairs.
 
         Parameters
         ----------
         rows
-            Mask of :attr:`labels`.
+            Boolean mask of the perturbations in :attr:`labels` over which to average.
         group
-            Words that distinguish them, for the name of the measure.
+            Words that describe these perturbations, for the name of the measure.
         seed
             Seed of the resamples.
         """
@@ -101,14 +116,31 @@ class AnsweredQuestion(NamedTuple):
         return Measure(f"average precision of {self.question.words}{perturbations}", scores, "higher", "perturbations")
 
     def gain(self, name: str, rows: np.ndarray, *, seed: int) -> Scored:
-        """Return the average precision of one embedding above chance."""
+        """Return the mean difference between the average precision of an embedding and chance.
+
+        Parameters
+        ----------
+        name
+            Name of the embedding.
+        rows
+            Boolean mask of the perturbations in :attr:`labels` over which to average.
+        seed
+            Seed of the bootstrap resamples.
+        """
         table = self.tables[name][rows]
         table = table.assign(average_precision=table["average_precision"] - table["chance"], chance=0.0)
         return mean_score(table, N_RESAMPLES, seed)
 
 
 def questions(labels: CellLabels) -> Iterator[Question]:
-    """List the questions that a design may answer, in order of preference."""
+    """Yield the retrieval questions that the labels of a run allow, in order of preference.
+
+    1. The same perturbation in another environment; at another position, if positions are given. Columns with few
+       environments come first.
+    2. Another perturbation of the same mechanism, in another environment or anywhere.
+    3. Another guide (reagent) of the same perturbation.
+    4. The same perturbation in another plate, well or batch that is not an environment of the run.
+    """
     y, name = labels.y, labels.y_name
     by_size = sorted(labels.environments.items(), key=lambda item: len(pd.unique(item[1])))
     coarsest = by_size[0][1]
@@ -137,7 +169,20 @@ def _questions_of_replicates(
 
 
 def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
-    """Answer the first question for which enough perturbations have replicates; `None` if there is none."""
+    """Score all embeddings on the first question for which enough perturbations have replicates.
+
+    Parameters
+    ----------
+    labels
+        Labels of all cells.
+    embeddings
+        Embeddings ``(N, D)`` of all cells by name.
+
+    Returns
+    -------
+    The question with the scores of the embeddings; `None` if no question has enough replicates
+    (:data:`MIN_WITH_REPLICATES`, :data:`MIN_SHARE_AT_OTHER_POSITIONS`).
+    """
     inputs = next(iter(embeddings.values()))
     scored = ~labels.is_train & ~labels.is_control
     for question in questions(labels):
@@ -152,9 +197,13 @@ def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | N
 
 
 def _answer(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd.DataFrame:
-    """Average held-out cells into profiles, and score the retrieval of each label that has something to retrieve."""
+    """Average the held-out cells into profiles, and score the retrieval of each label that has positives.
+
+    A profile is the mean of the held-out cells with equal labels in all parts of the question, relative to the mean
+    profile of the controls (of all profiles, if there are no controls).
+    """
     keys = [question.label, labels.y, question.within, *question.apart]
-    has_labels = np.logical_and.reduce([key != "" for key in keys])  # the mechanism of a compound may be unknown
+    has_labels = np.logical_and.reduce([key != "" for key in keys])  # a mechanism may be missing
     rows = np.flatnonzero(~labels.is_train & (labels.is_control | has_labels))
     codes = pd.DataFrame({i: pd.factorize(key[rows])[0] for i, key in enumerate(keys)})
     profile = codes.groupby([*codes]).ngroup().to_numpy()
@@ -172,14 +221,24 @@ def _answer(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd
 
 
 def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: int) -> dict[str, Measure]:
-    """Predict each environment among cells of one perturbation, so that the perturbation cannot give it away.
+    """Predict the environment among cells of one perturbation, so that the perturbation does not reveal it.
 
-    The score is the highest F1 of a linear, a quadratic and a neighbour probe on held-out controls; where these are
-    few, its mean over the perturbations with the most held-out cells. Probes learn from training cells.
+    The score is the highest F1 of three probes (linear, quadratic and nearest neighbours). Probes are trained on the
+    training cells of the controls and tested on held-out controls. If there are too few of these, cells of other
+    perturbations are used: the five with the most held-out cells, one at a time, and the score is the mean F1.
+
+    Parameters
+    ----------
+    labels
+        Labels of all cells.
+    embeddings
+        Embeddings ``(N, D)`` of all cells by name.
+    seed
+        Seed of the probes.
 
     Returns
     -------
-    A measure for each environment that can be probed.
+    One measure for each column of environments that has enough cells to be probed.
     """
     found = {}
     for column, e in labels.environments.items():
@@ -193,7 +252,11 @@ def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: in
 
 
 def _probed_groups(labels: CellLabels, e: np.ndarray) -> list[np.ndarray]:
-    """Choose the rows within which an environment is probed: controls, or else each of some perturbations."""
+    """Return the row numbers of each group of cells within which an environment is probed.
+
+    The only group is that of the controls, if enough of them are held out. Otherwise, each of the most frequent
+    perturbations with enough held-out cells is a group.
+    """
 
     def rows_of(chosen: np.ndarray) -> np.ndarray:
         return np.flatnonzero(chosen & np.isin(e, pd.unique(e[chosen & labels.is_train])))
@@ -213,7 +276,7 @@ def _probed_groups(labels: CellLabels, e: np.ndarray) -> list[np.ndarray]:
 def _strongest_probe(
     z: np.ndarray, e: np.ndarray, groups: Sequence[np.ndarray], labels: CellLabels, seed: int
 ) -> Scored:
-    """Return the F1 of the probe with the highest mean over groups of rows."""
+    """Return the highest mean F1, over groups of rows, of a linear, a quadratic and a nearest-neighbour probe."""
     means = []
     for kind in PROBES:
         how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_BOOTSTRAP, "seed": seed}
@@ -225,7 +288,21 @@ def _strongest_probe(
 
 
 def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: int) -> Measure | None:
-    """Predict the perturbation of single held-out cells by a linear probe; `None` if fewer than two can be tested."""
+    """Predict the perturbation of single held-out cells by a linear probe that is trained on training cells.
+
+    Parameters
+    ----------
+    labels
+        Labels of all cells.
+    embeddings
+        Embeddings ``(N, D)`` of all cells by name.
+    seed
+        Seed of the probes.
+
+    Returns
+    -------
+    F1 of each embedding; `None` if fewer than two perturbations have both training and held-out cells.
+    """
     rows = np.flatnonzero(~labels.is_unseen)
     train = labels.is_train[rows]
     if min(len(pd.unique(labels.y[rows[part]])) for part in (train, ~train)) < 2:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, what a job leaves in its folder, and a bar for people who wait."""
+"""Paths and files: checks, writing such that a file is complete or missing, progress bars, and threads of torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# longest name that a file system takes, in bytes, less what is put around it
+# longest file name, in bytes, to which a prefix and a suffix can be added (file systems allow 255 bytes in all)
 _NAME_BYTES = 200
-# how a file begins that Git LFS leaves in place of a large one
+# first bytes of a Git LFS pointer, the small file that stands in place of a large one that was not downloaded
 _PLACEHOLDER = b"version https://git-lfs.github.com/spec/"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """A path of this machine, in which ``~`` is the home folder.
+    """Return a path on this machine, with ``~`` replaced by the home folder.
 
     Raises
     ------
     ValueError
-        If it is the address of another machine or of an object store.
+        If ``path`` is the address of another machine or of an object store (it contains ``://``).
     """
     text = os.fspath(path)
     if "://" in text:
@@ -41,14 +41,14 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def existing_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or folder on this machine.
+    """Return the path of an existing file or folder on this machine.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing.
+        If the path does not exist.
     ValueError
-        If it is an address.
+        If ``path`` is an address, see :func:`local_path`.
     """
     found = local_path(path)
     if not found.exists():
@@ -58,14 +58,14 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that is there.
+    """Return the path of an existing file on this machine.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing, or a folder.
+        If the path does not exist or is a folder.
     ValueError
-        If it is an address, or a placeholder of Git LFS, which holds none of the data.
+        If ``path`` is an address, or if the file is a Git LFS pointer, which does not contain the data.
     """
     found = local_path(path)
     if not found.is_file():
@@ -79,12 +79,10 @@ def check_file(path: str | os.PathLike[str]) -> Path:
 
 
 def check_distinct(given: Iterable[object]) -> None:
-    """Look whether plates, which may be paths, are each given once.
+    """Raise ``ValueError`` if a plate is given twice.
 
-    Raises
-    ------
-    ValueError
-        If two are the same file or folder, by whatever name, or one object.
+    Plates are paths or objects in memory. Two paths are equal if they lead to the same file or folder, whatever their
+    spelling. Two objects are equal if they are the same Python object.
     """
     seen: dict[str | int, str] = {}
     for number, one in enumerate(given):
@@ -100,7 +98,11 @@ def check_distinct(given: Iterable[object]) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Where a file or folder lies until it is whole; the same for all who work on it, and after a kill."""
+    """Return the hidden path at which a file or folder is written until it is complete.
+
+    The path depends on the final path alone, so that several processes can write to it and a restarted job finds it
+    again.
+    """
     name = path.name
     if len(os.fsencode(name)) > _NAME_BYTES:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
@@ -109,9 +111,10 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def named_when_whole(path: Path) -> Iterator[Path]:
-    """A path to write a file to, which takes its name when it is complete; what was there stays until then.
+    """Yield a temporary path for writing a file, and rename the file to ``path`` at the end of the block.
 
-    Nobody else writes to that path. If the block raises, nothing is left of the file.
+    An existing file at ``path`` is kept until then. The temporary path is unique, so that no other process writes to
+    it. If the block raises an error, the temporary file is removed.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
@@ -123,7 +126,10 @@ def named_when_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when it is complete and on disk; what was there stays until then."""
+    """Yield a file opened for writing bytes, and rename it to ``path`` when all bytes are on the disk.
+
+    An existing file at ``path`` is kept until then. If the block raises an error, no file is written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with named_when_whole(path) as partial, partial.open("wb") as file:
         yield file
@@ -133,13 +139,13 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove what processes left that were killed while they wrote a file of this name."""
+    """Remove temporary files of :func:`named_when_whole` for this path, left by processes that were killed."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    # some systems cannot open a folder
+    # fsync of a folder makes the renaming of a file durable; some systems cannot open a folder
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -149,16 +155,18 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_directory(out: str | os.PathLike[str]) -> Path:
-    """The path, if a directory is there or could be; nothing is made.
+    """Return the path of a directory after checking that it is writable, or that it can be created.
+
+    The directory is not created.
 
     Raises
     ------
     FileExistsError
-        If it, or what it would lie in, is a file.
+        If ``out`` or one of its parents is a file.
     PermissionError
-        If nothing may be written there.
+        If the directory, or its closest existing parent, is not writable.
     ValueError
-        If it is an address.
+        If ``out`` is an address, see :func:`local_path`.
     """
     out = local_path(out)
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
@@ -172,18 +180,18 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file, which has its name when it is on the disk."""
+    """Write a text file (UTF-8) that appears at ``path`` only when it is complete and on the disk."""
     with written_whole(path) as file:
         file.write(text.encode())
 
 
 def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
-    """Write a CSV."""
+    """Write a table to a CSV file, with its index only if ``index`` is true."""
     write_text(table.to_csv(index=index), path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, and close the figure."""
+    """Write a figure to a PNG file with 120 dots per inch, and close the figure."""
     import matplotlib.pyplot as plt
 
     with named_when_whole(path) as partial:
@@ -191,13 +199,23 @@ def save_figure(figure: Figure, path: Path) -> None:
         plt.close(figure)
 
 
-# what takes longer than a glance at about ten thousand a second
+# number of cells above which a progress bar is shown: about two seconds at 10,000 cells per second
 _WORTH_A_BAR = 20_000
 
 
 def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm:
-    """A bar that counts cells to ``n``; by default shown where there are enough to wait for."""
-    # a log file wants a line now and then, not ten a second
+    """Return a progress bar that counts cells up to ``n``.
+
+    Parameters
+    ----------
+    description
+        Text to the left of the bar.
+    n
+        Number of cells.
+    shown
+        Whether the bar is shown. Default: with more than 20,000 cells.
+    """
+    # seconds between updates: in a log file, each update is a new line
     interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
     return tqdm(
         total=n,
@@ -211,16 +229,16 @@ def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm
 
 
 def say(sentence: str) -> None:
-    """Something to know meanwhile, above a bar that stays where it is."""
+    """Print a sentence to stderr, above the progress bar if one is shown."""
     tqdm.write(sentence, file=sys.stderr)
 
 
 @contextmanager
 def torch_threads_kept() -> Iterator[None]:
-    """Leave torch, if it is loaded, with the threads it has.
+    """Restore torch's number of threads at the end of the block, if torch is loaded.
 
-    numba sets OpenMP's number of threads to that of all processors, and torch's with it. A process that was given one,
-    beside others, is then several times slower in all that it does later.
+    numba sets the number of OpenMP threads, and thereby that of torch, to the number of all processors. A process that
+    was limited to one thread because it shares the machine with others would be several times slower afterwards.
     """
     torch = sys.modules.get("torch")
     n = torch.get_num_threads() if torch else 0
@@ -232,7 +250,7 @@ def torch_threads_kept() -> Iterator[None]:
 
 
 def one_torch_thread() -> None:
-    """Let torch, if it is loaded, use one core for what the calling thread asks of it."""
+    """Limit torch, if it is loaded, to one thread for operations that the calling thread starts."""
     torch = sys.modules.get("torch")
     if torch:
         torch.set_num_threads(1)

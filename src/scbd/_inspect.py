@@ -1,6 +1,7 @@
-"""Open cells of any kind, and inspect a file or folder: its kind, its content, and the command that takes it.
+"""Open cells of any format, and inspect a file or folder: its kind, its content, and a command that accepts it.
 
-Nothing heavy is imported here: ``scbd inspect`` and mistakes on the command line should be answered at once.
+This module does not import torch or other slow packages, so that ``scbd inspect`` and mistakes on the command line are
+answered at once.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
 
     from scbd.data._readers import Crops
 
-# kinds of tables of features, and of images that are converted to a screen before they are trained on
+# kinds of files (see scbd.data._formats): tables of features, and crops that must be converted to a screen first
 _TABLES = ("profiles", "tables", "deepprofiler")
 _CROPS = ("image_table", "image_folder", "lmdb", "arrays")
-# cells whose range of pixels is reported
+# number of randomly drawn cells from which the range of pixel values is reported
 _N_SAMPLED = 64
-# columns to name where the proposed beginnings of features do not include them
+# maximum number of numeric columns to list that the proposed prefixes of features do not include
 _N_NAMED = 12
 
-# names of columns, as bare_name returns them
+# usual names of columns (in the form of bare_name): perturbation, well, and site (field of view) in a well
 _PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
 _WELL = re.compile(r"(image)?(metadata)?(foci)?well(id|name|position)?")
 _SITE = re.compile(r"(image)?(metadata)?(foci)?(site|field|fov)(id|number|no)?")
-# columns of a later group are proposed only where there is none of an earlier one
+# names of environments, in order of preference: plates, batches, days and the like; wells; replicates; sites
 _ENVIRONMENTS = (
     re.compile(
         r"(image)?(metadata)?(foci)?(assay|imaging|acquisition)?"
@@ -50,11 +51,11 @@ _ENVIRONMENTS = (
     re.compile(r"(metadata)?(bio|biological|tech|technical)?rep(l|licate)?(id|number|no)?"),
     _SITE,
 )
-# share of perturbations in one environment only, above which a finer environment is proposed
+# maximum fraction of perturbations that may lie in a single environment; above it, another column is proposed
 _MAX_CONFOUNDED = 0.1
-# values that mark controls of any sort
+# values of a column that mark controls of any sort, positive ones included
 _CONTROL_KIND = re.compile(r"control|ctrl|ctl|negcon|poscon")
-# names of features that count objects
+# names of features that are counts of objects
 _COUNT = re.compile(r"\b(number of|counts?)\b", re.IGNORECASE)
 
 
@@ -74,20 +75,23 @@ def open_cells(
     path
         A screen, see :func:`scbd.data.open_screen`; or a table of features, see :func:`scbd.data.read_profiles`.
     image_key, layer, obsm_key
-        Of a screen: where its images or features are.
+        Only for a screen: key of its images in ``obsm``, or the layer or the key in ``obsm`` of its features.
     features
-        Of a table: beginnings of the names of features, see :func:`scbd.data.read_profiles`.
+        Only for a table: prefixes of the names of features, see :func:`scbd.data.read_profiles`.
     missing
-        Of a table: what replaces missing and infinite values.
+        Only for a table: treatment of missing and infinite values, see :func:`scbd.data.read_profiles`.
 
     Returns
     -------
-    The cells, and the arguments of ``setup_anndata`` that name the place of their images or features.
+    The cells, and the arguments of ``setup_anndata`` that state where in the AnnData the images or features are.
 
     Raises
     ------
-    FileNotFoundError, ValueError, KeyError, ImportError
-        If there is nothing, or it cannot be read.
+    FileNotFoundError
+        If the path does not exist.
+    ValueError, KeyError, ImportError
+        If the path cannot be read, holds crops that must be converted to a screen first, or an argument is for the
+        other kind of cells.
     """
     where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
     kind = kind_of(path)
@@ -108,25 +112,34 @@ def open_cells(
 
 
 def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
-    """Describe a file or folder, and propose the command that takes it. Nothing is written.
+    """Describe a file or folder, and propose the command that accepts it, without writing any file.
 
     Parameters
     ----------
     path
-        Anything; see :func:`scbd.data.read_crops` and :func:`scbd.data.read_profiles` for what can be read.
+        File or folder of any kind. The formats that can be read are listed in :func:`scbd.data.read_crops` and
+        :func:`scbd.data.read_profiles`.
     image_key
         Key of the images in ``obsm`` of an AnnData, or in an ``.npz``.
 
     Returns
     -------
-    Lines: kind; number of cells; channels with the range of their pixels in a sample of 64 cells, or the first
-    features, and columns of numbers that are not taken as features; columns with values that several cells share;
-    environments and controls that may be meant; and the next command.
+    Lines of text, where they apply:
+
+    - the kind of file;
+    - the number of cells;
+    - for images, the channels with the range of their pixels in a sample of 64 cells;
+    - for features, the names of the first ones, and the numeric columns that are not taken as features;
+    - columns with values that several cells share, which may be labels;
+    - alternatives for environment and controls;
+    - the next command.
 
     Raises
     ------
-    FileNotFoundError, ValueError, KeyError, ImportError
-        If there is nothing, or it cannot be read.
+    FileNotFoundError
+        If the path does not exist.
+    ValueError, KeyError, ImportError
+        If the path cannot be read.
     """
     kind = kind_of(path)
     lines = [f"{path} is {kind.about}."]
@@ -141,7 +154,7 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
             raise
         from scbd.data._screens import open_screen
 
-        cells = open_screen(path, layer="X")  # raises as well, if there are no features either
+        cells = open_screen(path, layer="X")  # raises an error if there are no features either
         lines.append(_describe_features(cells.n_obs, cells.var_names.tolist()))
         given = f"{_quoted(path)} --layer X"
         return "\n".join([*lines, *_describe_labels_of_features(cells.obs, _count_values(cells.obs), given, "obs")])
@@ -166,9 +179,10 @@ def _describe_table(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _propose_features(first_rows: pd.DataFrame) -> list[str]:
-    """Return beginnings of the names of features, or whole names where columns without numbers begin alike.
+    """Return prefixes of the names of features, for the option ``--features``.
 
-    Nothing where features have the names of CellProfiler's compartments, which are taken by default.
+    If a column without numbers has the same prefix, the whole names of the features are returned instead. The list is
+    empty if features have CellProfiler's names, which are taken as features by default.
     """
     if any(str(name).startswith(COMPARTMENTS) for name in first_rows):
         return []
@@ -185,7 +199,19 @@ def _describe_features(n: int, names: Sequence[str]) -> str:
 
 
 def _describe_labels_of_features(obs: pd.DataFrame, values: dict[str, pd.Series], given: str, table: str) -> list[str]:
-    """Return lines about labels, and the command, which begins with what is ``given``; ``table`` holds the labels."""
+    """Return lines that describe the labels of features, and propose the next command.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells or wells.
+    values
+        Number of rows with each value, for each column that may be a label.
+    given
+        File and options with which the proposed command begins.
+    table
+        Name of the table to which the user can add labels, for messages.
+    """
     if not values:
         return [
             "No column has values that several rows share, such as a compound or a plate.",
@@ -208,7 +234,7 @@ def _describe_pixels(crops: Crops) -> list[str]:
 
 
 def _describe_labels_of_images(path: str | os.PathLike[str], kind: Kind, crops: Crops, image_key: str) -> list[str]:
-    """Return lines about labels, and the command."""
+    """Return lines that describe the labels of images, and propose the next command."""
     key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
     values = _count_values(crops.obs)
     columns = _describe_columns(values)
@@ -231,7 +257,7 @@ def _describe_labels_of_images(path: str | os.PathLike[str], kind: Kind, crops: 
 
 
 def _conversion(path: str | os.PathLike[str], kind: Kind, options: str = "--y-key …") -> str:
-    """Return the command that makes a screen of images, quoted for a shell."""
+    """Return the command that converts images to a screen, quoted for a shell."""
     columns = _file_columns(path, kind)
     files = f"--file-columns {shlex.join(columns)} " if columns else ""
     return f"scbd convert {_quoted(path)} {files}{options} --out screen.zarr"
@@ -254,7 +280,7 @@ def _describe_columns(values: dict[str, pd.Series]) -> list[str]:
 
 
 def _describe_missing(obs: pd.DataFrame, columns: Sequence[str | None]) -> list[str]:
-    """Return a line for each column that lacks values: training refuses such rows."""
+    """Return a line for each column with missing values, because training refuses rows without a label."""
     return [
         f"Column {column} has no value in {n_missing:,} of {len(obs):,} rows: fill it in, or remove these rows."
         for column in columns
@@ -263,25 +289,32 @@ def _describe_missing(obs: pd.DataFrame, columns: Sequence[str | None]) -> list[
 
 
 def _count_values(obs: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the number of cells with each value, for all columns that may be labels."""
+    """Return the number of cells with each value, for each column that may be a label.
+
+    A column may be a label if it has no floating-point numbers, more than one value, and at least two cells per value
+    on average.
+    """
     found = {column: obs[column].value_counts() for column in obs if obs[column].dtype.kind != "f"}
     return {column: counts for column, counts in found.items() if 1 < len(counts) <= len(obs) / 2}
 
 
 def propose_options(obs: pd.DataFrame, values: dict[str, pd.Series], *, of_features: bool) -> tuple[str, list[str]]:
-    """Propose columns and controls for ``scbd run``.
+    """Propose the perturbation, the environment and the controls as options of ``scbd run``.
 
     Parameters
     ----------
-    obs, values
-        Table of the cells, and the number of cells with each value of the columns that may be labels.
+    obs
+        Table of the cells.
+    values
+        Number of cells with each value, for each column that may be a label.
     of_features
-        Whether rows have features. Then the well is taken as a position, otherwise as an environment.
+        Whether cells have features and not images. With features, a column of wells is proposed as the position on the
+        plate; with images, as an environment.
 
     Returns
     -------
-    The options, with an ellipsis for the user to fill in where no column, or more than one, may be the perturbation;
-    and lines about other columns that the user may mean.
+    The options as text, and lines of advice about other columns. An option is an ellipsis, for the user to fill in, if
+    no column is found for it, or if several columns may be the perturbation.
     """
     y_key = _propose_perturbation(values)
     e_key, notes = _propose_environment(obs, values, y_key, of_features=of_features)
@@ -300,7 +333,10 @@ def propose_options(obs: pd.DataFrame, values: dict[str, pd.Series], *, of_featu
 
 
 def _propose_perturbation(values: dict[str, pd.Series]) -> str | None:
-    """Return the column of the perturbation, if one alone has the name or the controls of one."""
+    """Return the column that has the name of a perturbation or contains controls; `None` unless it is the only one.
+
+    Columns with both take precedence over columns with the name alone, and these over columns with controls alone.
+    """
     have_controls = [column for column, counts in values.items() if likely_controls(counts.index)]
     named = [column for column in values if bare_name(column) in _PERTURBATIONS]
     found = [column for column in named if column in have_controls] or named or have_controls
@@ -310,7 +346,13 @@ def _propose_perturbation(values: dict[str, pd.Series]) -> str | None:
 def _propose_environment(
     obs: pd.DataFrame, values: dict[str, pd.Series], y_key: str | None, *, of_features: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the coarsest column of an environment in which perturbations repeat, and a line with the alternatives."""
+    """Return the proposed column of the environment, and at most one line of advice with the alternatives.
+
+    Candidates are the columns of the most preferred group of names that occurs (plates, batches and the like come
+    first). Perturbations repeat across a column if at most a tenth of them lie in a single environment. Of the
+    candidates across which perturbations repeat, the one with the fewest environments is proposed. If no candidate
+    qualifies, the one with the fewest perturbations in a single environment is proposed.
+    """
     named = [
         [column for column in values if column != y_key and pattern.fullmatch(bare_name(column))]
         for pattern in _ENVIRONMENTS
@@ -340,16 +382,16 @@ def _propose_environment(
 
 
 def columns_of_places(columns: Iterable[str]) -> list[str]:
-    """Return the columns with names of plates, batches, days, wells or replicates, which separate replicates.
+    """Return the columns with names of plates, batches, days, wells or replicates, which distinguish replicates.
 
-    Sites of a well do not: their cells share the well.
+    Sites (fields of view) are not included, because the sites of a well belong to the same replicate.
     """
     patterns = [pattern for pattern in _ENVIRONMENTS if pattern is not _SITE]
     return [column for pattern in patterns for column in columns if pattern.fullmatch(bare_name(column))]
 
 
 def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
-    """Return the number of perturbations that lie in one environment only."""
+    """Return the number of perturbations that lie in a single environment of the column."""
     if y_key is None:
         return 0
     pairs = obs[[y_key, column]].dropna().drop_duplicates()
@@ -359,7 +401,7 @@ def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
 def _describe_controls(
     obs: pd.DataFrame, values: dict[str, pd.Series], y_key: str, controls: Sequence[str]
 ) -> list[str]:
-    """Return a line for each column, other than the perturbation's, that marks controls which are not proposed."""
+    """Return a line for each further column that marks labels as controls which ``--control`` does not yet include."""
     lines = []
     for column, counts in values.items():
         kinds = [kind for kind in counts.index if _CONTROL_KIND.search(bare_name(kind)) or likely_controls([kind])]

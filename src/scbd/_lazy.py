@@ -1,4 +1,4 @@
-"""Names of a package that load on first use: what is light does not wait for what is heavy."""
+"""Load names of a package on first use, so that importing the package does not import heavy modules."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` of a package whose names load on first use.
 
     Parameters
     ----------
     package
-        Its ``__name__``.
+        ``__name__`` of the package.
     homes
-        Of each name that loads on first use, the module it is defined in; a module's own name stands for the module.
-        The package also imports these names where ``TYPE_CHECKING``, for those who read types.
+        For each name that loads on first use, the module that defines it. A submodule is listed under its own name. The
+        package also imports these names under ``TYPE_CHECKING``, for type checkers.
+
+    Returns
+    -------
+    Functions to assign to ``__getattr__`` and ``__dir__`` of the package.
     """
 
     def get(name: str) -> Any:

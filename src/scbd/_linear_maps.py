@@ -1,6 +1,7 @@
-"""Linear maps of feature tables, fitted in closed form: whitening, discriminants. Numpy alone.
+"""Linear maps of feature tables, fitted in closed form with numpy: whitening, principal components, discriminants.
 
-Tables are read by blocks of rows: what has a shape and slices of rows, such as a file, will do for an array.
+Tables are read in blocks of rows. For means, covariances and applying a map, an object with a shape and slices of
+rows, such as an array in a file, can take the place of an array.
 """
 
 from __future__ import annotations
@@ -9,22 +10,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+# rows per block
 BLOCK = 8_192
-# what is left of values that were rounded a few times, in units of what their dtype tells apart; and the rounding of
-# a sum of thousands in float64, of which such values often are means
+# A feature counts as constant if its standard deviation, relative to its size, is below the larger of two limits:
+# _ROUNDINGS machine epsilons of its dtype (values that were rounded a few times), and _OF_SUMS (the rounding error of
+# a float64 sum of thousands of values, as in a mean).
 _ROUNDINGS, _OF_SUMS = 8, 1e-12
 
 
 class LinearMap(NamedTuple):
-    """From features ``(N, F)`` to ``features @ matrix + offset``, ``(N, K)``."""
+    """Affine map of features ``(N, F)`` to ``features @ matrix + offset``, ``(N, K)``."""
 
     matrix: np.ndarray
-    """``(F, K)``, float64."""
+    """Weights ``(F, K)``, float64."""
     offset: np.ndarray
-    """``(K,)``, float64."""
+    """Constants ``(K,)``, float64."""
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
-        """Map features, block by block, float32 ``(N, K)``."""
+        """Map features in blocks of rows; return float32 ``(N, K)``."""
         mapped = np.empty((len(features), len(self.offset)), dtype=np.float32)
         for start in range(0, len(features), BLOCK):
             part = slice(start, start + BLOCK)
@@ -32,20 +35,21 @@ class LinearMap(NamedTuple):
         return mapped
 
     def then(self, after: LinearMap) -> LinearMap:
-        """What this map and another one behind it are together."""
+        """Return the composition of this map and a following one."""
         return LinearMap(self.matrix @ after.matrix, self.offset @ after.matrix + after.offset)
 
 
 def resolution(dtype: np.dtype) -> float:
-    """What is rounding, of the size of values that came in this dtype: 1e-6 of float32, 1e-12 of float64."""
+    """Return the relative size below which variation is rounding: 1e-6 for float32, 1e-12 for float64."""
     return max(_OF_SUMS, _ROUNDINGS * float(np.finfo(dtype).eps)) if dtype.kind == "f" else _OF_SUMS
 
 
 def column_means(features: np.ndarray) -> np.ndarray:
-    """Mean of each feature ``(F,)``, float64; summed around the first row, so that large values cost no digits.
+    """Return the mean of each feature ``(F,)``, float64.
 
-    What is constant is its own mean. Else the sum of n rows is off by less than n roundings of the spread; that of the
-    values themselves, by n roundings of their size.
+    Rows are summed as differences from the first row, so that features with a large mean lose no precision. A constant
+    feature has exactly its own value as mean. For n rows, the error of the sum is less than n rounding errors of the
+    size of these differences. A sum of the values themselves would have n rounding errors of the size of the values.
     """
     first, total = np.asarray(features[:1], dtype=np.float64)[0], np.zeros(features.shape[1])
     for start in range(0, len(features), BLOCK):
@@ -54,7 +58,10 @@ def column_means(features: np.ndarray) -> np.ndarray:
 
 
 def mean_and_factor(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of each feature ``(F,)``, and what scales it to a standard deviation of 1; 0 where it is constant."""
+    """Return the mean of each feature and the factor that scales it to a standard deviation of 1, ``(F,)`` each.
+
+    The factor is 0 for features that are constant or vary only by rounding.
+    """
     mean = column_means(features)
     squares = np.zeros(features.shape[1])
     for start in range(0, len(features), BLOCK):
@@ -64,20 +71,27 @@ def mean_and_factor(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def inverse_of_varying(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """One by standard deviations ``(F,)`` of features as they came; 0 where one varies by no more than rounding."""
+    """Return ``1 / sd`` of each feature ``(F,)``, or 0 where the feature varies only by rounding.
+
+    ``features`` must have their original dtype, because the dtype determines the size of the rounding error.
+    """
     largest = np.maximum(features.max(0), -features.min(0))
     return np.divide(1, sd, out=np.zeros_like(sd), where=sd > resolution(features.dtype) * largest)
 
 
 def covariance(features: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
-    """Covariance of rows, ``(F, F)`` float64, in memory that does not grow with them; their mean may be known."""
+    """Return the covariance of rows, ``(F, F)`` float64.
+
+    Memory use does not grow with the number of rows. ``mean`` ``(F,)`` can be given if it was computed before.
+    """
     return _scatter(features, column_means(features) if mean is None else mean) / max(1, len(features) - 1)
 
 
 def principal_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_components: int) -> LinearMap:
-    """To principal components of features with this mean and covariance, once they are scaled by ``factor``.
+    """Return the map to the leading principal components of features that are scaled by ``factor``.
 
-    The largest weight of each is positive, as in scikit-learn.
+    ``mean`` ``(F,)`` and ``spread`` (the covariance, ``(F, F)``) describe the features before scaling. The largest
+    weight of each component, in absolute value, is positive, as in scikit-learn.
     """
     axes = np.linalg.eigh(spread * np.outer(factor, factor))[1][:, ::-1][:, :n_components]
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0))
@@ -86,7 +100,11 @@ def principal_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_co
 
 
 def effective_rank(features: np.ndarray) -> float:
-    """Directions that rows use: the exponential of the entropy of their spectrum; 0 for a point, NaN if not finite."""
+    """Return the effective number of directions in which rows vary.
+
+    It is the exponential of the entropy of the covariance's normalised spectrum. It is 0 if all rows are equal up to
+    rounding, and NaN if any value is not finite.
+    """
     if not np.isfinite([features.min(), features.max()]).all():
         return float("nan")
     spectrum = np.linalg.eigvalsh(covariance(features)).clip(min=0)
@@ -97,11 +115,13 @@ def effective_rank(features: np.ndarray) -> float:
 
 
 def span_of_few(features: np.ndarray, n_components: int) -> np.ndarray | None:
-    """Orthonormal axes ``(F, D)`` that hold all in which a few rows differ; None where they are half of F or more.
+    """Return orthonormal axes ``(F, D)`` that span all differences between rows, if there are few rows.
 
-    Of rows that are far fewer than features, no map learns anything beside these axes, and decompositions of a
-    covariance take a cube of their number. Where rows are fewer than the components that are asked for, axes in which
-    no row differs follow, the same ones each time.
+    With far fewer rows than features, no map can learn from directions outside these axes, and working in them avoids
+    decompositions of ``(F, F)`` covariances, whose cost grows with the cube of F.
+
+    D is the number of rows, or ``n_components`` if that is larger. If ``n_components`` is larger, directions in which
+    rows do not differ are added; they are drawn with a fixed seed. Returns `None` if D is half of F or more.
     """
     n_rows, n_features = features.shape
     if 2 * max(n_rows, n_components) >= n_features:
@@ -113,13 +133,22 @@ def span_of_few(features: np.ndarray, n_components: int) -> np.ndarray | None:
 
 
 def within_covariance(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Covariance of rows around the mean of their label, pooled; ``labels`` are any values ``(N,)``."""
+    """Return the pooled covariance of rows around the mean of their label, ``(F, F)`` float64.
+
+    ``labels`` are values ``(N,)`` of any type.
+    """
     codes, means, counts = label_means(features, labels)
     return _scatter(features, means, codes) / max(1, len(features) - len(counts))
 
 
 def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Code of each row's label, and of each label the mean of its rows ``(L, F)`` float64 and their number."""
+    """Compute the mean of the rows of each label.
+
+    Returns
+    -------
+    Three arrays: the code of each row's label ``(N,)``; the mean of each label's rows ``(L, F)``, float64; and the
+    number of rows of each label ``(L,)``.
+    """
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(codes, kind="stable")
     starts = np.concatenate([[0], counts.cumsum()])
@@ -130,12 +159,14 @@ def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
 
 
 def whitening(spread: np.ndarray, regularization: float) -> np.ndarray:
-    r"""Matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`, largest variance first.
+    r"""Return the whitening matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`.
+
+    Columns are sorted by variance, largest first. ``regularization`` is :math:`\lambda`.
 
     Raises
     ------
     ValueError
-        If :math:`\lambda` is 0, and the covariance has no inverse.
+        If :math:`\lambda` is 0 and the covariance is singular.
     """
     variances, axes = np.linalg.eigh(spread)
     variances, axes = variances[::-1].clip(min=0), axes[:, ::-1]
@@ -156,26 +187,27 @@ def discriminants(
     rows: float | None = None,
     n_features: int | None = None,
 ) -> np.ndarray:
-    r"""Axes in which labels differ most, of the covariance of label means in a space that is white within labels.
+    """Return the axes along which labels differ most, in a space that is white within labels.
 
     Parameters
     ----------
     between
-        Covariance of label means ``(D, D)``.
+        Covariance of the label means ``(D, D)``.
     shrinkage
-        Of that towards a multiple of the identity, from 0 to 1.
+        Weight, from 0 to 1, with which ``between`` is shrunk towards a multiple of the identity.
     n_components
-        How many axes; all by default.
+        Number of axes; all by default.
     rows
-        Scale each axis by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels: the share of what is
-        seen there of the mean of n rows that belongs to the label (probabilistic discriminants). Otherwise axes count
-        alike.
+        If given, scale each axis by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels and :math:`n`
+        this number of rows (probabilistic discriminants). The factor is the proportion of the variance along the axis,
+        for means of n rows, that is due to the label. By default, all axes have length 1.
     n_features
-        Directions that its trace is shared by; D by default, more where others were left out that have none of it.
+        Number of directions over which the trace of ``between`` is averaged for the shrinkage. By default D. Give a
+        larger number if directions without variance were dropped before.
 
     Returns
     -------
-    ``(D, K)``.
+    Axes in columns ``(D, K)``, in order of decreasing variance between labels.
     """
     size = len(between)
     shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / (n_features or size) * np.eye(size)
@@ -185,13 +217,21 @@ def discriminants(
 
 
 def turn(size: int) -> np.ndarray:
-    """A rotation ``(size, size)``, always the same: of axes that it has turned, none means anything by itself."""
+    """Return a rotation ``(size, size)`` that is random but always the same.
+
+    Rotated axes have no meaning of their own, so that scaling each of them does not undo a weighting of the original
+    axes.
+    """
     rotation: np.ndarray = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
     return rotation
 
 
 def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
-    """Sum of squares and products around one mean, or around that of each row's code."""
+    """Return the sum of the outer products of centred rows, ``(F, F)``.
+
+    Rows are centred on ``means`` ``(F,)``. If ``codes`` ``(N,)`` are given, ``means`` is ``(L, F)``, and each row is
+    centred on the mean of its code.
+    """
     total = np.zeros((features.shape[1], features.shape[1]))
     for start in range(0, len(features), BLOCK):
         part = slice(start, start + BLOCK)

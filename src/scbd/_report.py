@@ -1,4 +1,4 @@
-"""The report of a run: one page of HTML with its pictures, which needs no other file and no network."""
+"""The report of a run: a single HTML page with embedded pictures, which needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -27,43 +27,49 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.figure import Figure
 
+# number of perturbations (or other labels) that are coloured in a UMAP
 _N_STRONGEST = 10
-# UMAP needs a few neighbours per cell
+# minimum number of cells for a UMAP, which needs a few neighbours per cell, and maximum number of cells drawn
 _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
 # more labels would need a legend of two columns, which leaves no room for the cells
 _MAX_LEGEND_LABELS = 14
+# pictures of cells: maximum number of perturbations (rows), number of crops per row, maximum number of channels
 _MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
+# maximum number of perturbations in the heat map of profiles
 _MAX_PROFILES = 40
-# up to this number, labels fit below the columns of the heat map, too
+# maximum number of perturbations for which the columns of the heat map are labelled in addition to its rows
 _MAX_COLUMN_LABELS = 20
+# longer labels in the heat map are shortened
 _MAX_LABEL_LETTERS = 24
-# a phone shows 4.2 inches on 360 pixels: letters of 8 points are then 10 pixels high
+# width of pictures in inches, and dots per inch: a phone shows 4.2 inches on 360 pixels, so that letters of 8 points
+# are 10 pixels high
 _WIDTH, _DPI = 4.2, 200
+# percentiles of pixel values that are drawn black and white
 _PERCENTILES = 0.5, 99.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The contents of a report.
+    """Contents of the report of a run.
 
     Parameters
     ----------
     title
-        What was run, such as ``"crops.zarr: gene by well"``.
+        Title of the page, such as ``"gene by well"``.
     verdict
-        Two sentences: which embedding is best and by how much, and what to do next.
+        Verdict of the run (:attr:`scbd._verdict.Verdict.text`), usually two sentences.
     next_step
-        One sentence: what to do with the result.
+        One sentence of advice on what to do next.
     best
-        Name of the best embedding, as in ``scores``; `None` if none is.
+        Name of the best embedding, as in ``scores``; `None` if no embedding is called best.
     best_rule
         The rule by which the best embedding was chosen, such as "the highest score".
     scores
         One row per embedding and measure, with the columns ``embedding``, ``measure``, ``value``, ``low`` and ``high``
         (95 % interval, may be NaN), ``chance`` (may be NaN), ``better`` (``"higher"`` or ``"lower"``), ``n`` and
-        ``unit`` (what the score rests on, such as 12 ``"perturbations"``).
+        ``unit`` (number and kind of the units averaged, such as 12 and ``"perturbations"``).
     terms
-        Words in the names of embeddings, with what they mean.
+        Explanations of terms in the names of embeddings, by term.
     cells
         Held-out cells only: ``obs`` with labels, ``obsm`` with embeddings.
     embeddings
@@ -73,28 +79,28 @@ class Report:
     controls
         Perturbations that are controls; may be empty.
     strongest
-        Perturbations with the strongest effect, strongest first; ten are coloured.
+        Perturbations with the strongest effects, strongest first. Ten of them are coloured in UMAPs.
     history
-        ``model.history``.
+        Losses by step, ``model.history``.
     ceiling
-        See :func:`scbd.pl.history`.
+        Supervised loss of a collapsed embedding, see :func:`scbd.pl.history`.
     crops
-        Images of held-out cells ``(N, C, H, W)``, the perturbation of each, and names of the channels; `None` for
-        features.
+        Images of held-out cells ``(N, C, H, W)``, the perturbation of each cell, and the names of the channels; `None`
+        for features.
     profiles
-        Mean embedding of the held-out cells of each perturbation relative to controls: one row per perturbation. The
-        name of its columns is that of the embedding.
+        Mean embedding of the held-out cells of each perturbation relative to controls: one row per perturbation.
+        ``profiles.columns.name`` is the name of the embedding.
     decisions
-        Choices that were made automatically: ``decision``, ``value``, ``n_cells`` (number of cells it rests on, may be
-        missing) and ``why``.
+        Choices that were made automatically, one per row: ``decision``, ``value``, ``n_cells`` (number of cells on
+        which the choice is based, may be missing) and ``why``.
     warnings
         Warnings of the run.
     settings, versions
-        By name.
+        Settings of the run, and versions of packages, by name.
     code
-        Lines of Python to continue with.
+        Lines of Python with which the user can continue.
     files
-        What each file of the folder holds, by name.
+        Description of the content of each file of the run, by file name.
     """
 
     title: str
@@ -123,25 +129,35 @@ class Report:
 
 
 class _Picture(NamedTuple):
+    """A picture for the HTML page."""
+
     source: str
+    """Data URI of the PNG file."""
     width: int
+    """Width in pixels."""
     height: int
+    """Height in pixels."""
     alt: str
+    """Description for readers who cannot see the picture."""
     caption: Sequence[str]
-    """Sentences, one paragraph each."""
+    """Paragraphs of the caption."""
 
 
 class _Bar(NamedTuple):
-    """Places along a bar, in per cent of its width; `None` where a number is missing."""
+    """Positions along the bar that shows a score, in per cent of its width; `None` if the number is missing."""
 
     zero: float
+    """Position of a score of 0."""
     value: float | None
+    """Position of the score."""
     interval: tuple[float, float] | None
+    """Positions of the ends of the interval of the score."""
     chance: float | None
+    """Position of the score expected by chance."""
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write a report to an HTML file, which has its name only when it is complete."""
+    """Render a report as HTML and write it to a file, which appears at ``path`` only when it is complete."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -166,13 +182,13 @@ def write_report(report: Report, path: Path) -> None:
 
 @contextmanager
 def _plots_of_our_own() -> Iterator[None]:
-    """Draw without a trace: settings of matplotlib are restored, and new figures closed."""
+    """Restore matplotlib's settings at the end of the block, and close figures that were opened in it."""
     import matplotlib.pyplot as plt
 
     before = set(plt.get_fignums())
     try:
         with plt.rc_context(), warnings.catch_warnings():
-            # a label is never a formula, whatever dollar signs it has
+            # without this, matplotlib draws text between dollar signs as a formula
             plt.rcParams["text.parse_math"] = False
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             yield
@@ -182,7 +198,7 @@ def _plots_of_our_own() -> Iterator[None]:
 
 
 def _picture(figure: Figure, alt: str, *caption: str) -> _Picture:
-    """Encode a figure in the width of a phone, and close it."""
+    """Encode a figure as a PNG in the width of a phone, and close the figure."""
     import matplotlib.pyplot as plt
 
     figure.set_figwidth(_WIDTH)
@@ -194,20 +210,27 @@ def _picture(figure: Figure, alt: str, *caption: str) -> _Picture:
 
 
 def _labels(report: Report) -> pd.DataFrame:
-    """Perturbation and environments of the held-out cells as text."""
+    """Return the perturbation and the environments of the held-out cells as text, one column each."""
     obs, keys = report.cells.obs, [report.y_key, *report.e_keys]
     labels = {key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text) for key in keys}
     return pd.DataFrame(labels, index=obs.index)
 
 
 def _counts(report: Report, labels: pd.DataFrame) -> list[str]:
-    """Describe what was held out, in a few words each."""
+    """Return phrases that state the number of held-out cells, and the number of values of each of their labels."""
     numbers = {key: labels[key].nunique() for key in labels}
     return [f"{report.cells.n_obs:,} held-out cells", *(f"{key}: {n:,} values" for key, n in numbers.items())]
 
 
 def _umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
-    """Draw each embedding by perturbation and by environment; none of too few cells."""
+    """Draw a UMAP of each embedding, coloured by the perturbation and by each environment.
+
+    Up to 5,000 held-out cells are drawn, chosen at random. An embedding with too few finite cells is skipped.
+
+    Returns
+    -------
+    Title and pictures of each embedding.
+    """
     from anndata import AnnData
 
     rows = np.sort(np.random.default_rng(0).permutation(len(labels))[:_MAX_UMAP_CELLS])
@@ -226,7 +249,21 @@ def _umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Pictur
 
 
 def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str) -> _Picture:
-    """Draw one embedding by one label."""
+    """Draw the UMAP of one embedding, coloured by one label, and explain the colours in the caption.
+
+    Parameters
+    ----------
+    report
+        Contents of the report.
+    cells
+        Cells to draw, with UMAP coordinates in ``obsm["X"]``.
+    title
+        Name of the embedding.
+    column
+        Column of ``cells.obs`` with the label.
+    missing
+        Sentence about cells that are not drawn, for the caption; may be empty.
+    """
     cells.obs[column] = cells.obs[column].cat.remove_unused_categories()
     counts = cells.obs[column].value_counts()
     controls: list[str] = []
@@ -252,7 +289,13 @@ def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str)
 
 
 def _measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
-    """Arrange scores as one table per measure."""
+    """Format the scores as one table per measure, for the template.
+
+    Returns
+    -------
+    One dictionary per measure: ``name``, ``better`` (direction), ``basis`` (number of perturbations or cells), ``rows``
+    (one per embedding) and ``range`` (scores at the left and right end of the bars).
+    """
     found = []
     for name, own in scores.groupby("measure", sort=False):
         numbers = own[["value", "low", "high", "chance"]].astype(float)
@@ -295,7 +338,7 @@ def _measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
 
 
 def _basis(own: pd.DataFrame) -> str:
-    """Describe what the scores of one measure rest on, such as "12 perturbations"."""
+    """Return the number of units over which the scores of a measure are averaged, such as "12 perturbations"."""
     phrases = []
     for unit, part in own.dropna(subset=["n"]).groupby("unit", sort=False):
         low, high = int(part["n"].min()), int(part["n"].max())
@@ -304,7 +347,7 @@ def _basis(own: pd.DataFrame) -> str:
 
 
 def _training(report: Report) -> _Picture | None:
-    """Draw the training curves."""
+    """Draw the training curves, and explain them in the caption; return `None` without a history of the loss."""
     if "train_loss" not in report.history:
         return None
     figure = pl.history(report.history, ceiling=report.ceiling)[0].figure
@@ -334,7 +377,10 @@ def _training(report: Report) -> _Picture | None:
 
 
 def _crops(report: Report) -> list[_Picture]:
-    """Draw cells of the strongest perturbations below controls: one picture per channel, or one of three channels."""
+    """Draw images of controls and, below them, of cells with the strongest perturbations.
+
+    Three channels are drawn in one picture, as red, green and blue. Otherwise there is one grey picture per channel.
+    """
     if report.crops is None or not len(report.crops[0]):
         return []
     images, labels, channels = report.crops
@@ -364,7 +410,17 @@ def _crops(report: Report) -> list[_Picture]:
 
 
 def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Figure:
-    """Draw rows of images ``(N, 1 or 3, H, W)`` between 0 and 1, each with its name at the left."""
+    """Draw rows of images on one canvas, with the name of each row at its left.
+
+    Parameters
+    ----------
+    names
+        Names of the rows.
+    rows
+        Images of each row, ``(N, 1, H, W)`` or ``(N, 3, H, W)``, with values between 0 and 1.
+    title
+        Title of the figure.
+    """
     import matplotlib.pyplot as plt
 
     height, width = rows[0].shape[2:]
@@ -383,7 +439,7 @@ def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Fig
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_title(wrapped(title, 40), fontsize="medium")
-    # square pixels: the height follows from the width that the names leave
+    # for square pixels, the height is adapted to the width that remains next to the names
     figure.draw_without_rendering()
     box = ax.get_window_extent()
     pixels = box.width * canvas.shape[0] / canvas.shape[1] - box.height
@@ -392,7 +448,12 @@ def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Fig
 
 
 def _heat_map(report: Report) -> _Picture | None:
-    """Draw cosines between profiles of two perturbations or more, in the order of a hierarchical clustering."""
+    """Draw a heat map of the cosines between profiles of perturbations, ordered by hierarchical clustering.
+
+    Returns
+    -------
+    The picture; `None` if fewer than two perturbations have a profile.
+    """
     import matplotlib.pyplot as plt
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
@@ -444,7 +505,7 @@ def _short(name: object) -> str:
 
 
 def _decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
-    """Arrange decisions as rows of text."""
+    """Format the automatic decisions as rows of text."""
     rows = []
     for row in decisions.to_dict("records"):
         n_cells = row.get("n_cells")
@@ -455,7 +516,7 @@ def _decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Return nested settings as text, by names joined with dots."""
+    """Flatten nested settings: names are joined with dots, and values are converted to text."""
     found: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and value:

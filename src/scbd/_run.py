@@ -1,4 +1,4 @@
-"""The main job: cells in, both embeddings, the model, a table and pictures out."""
+"""The main function :func:`scbd.run`: train on cells, embed them, compare embeddings, and write all results."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# obsm keys of the two embeddings
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
-# what a run leaves, and the state that it goes on from: neither is written over
+# files from which an interrupted run continues, and all files of a run: a new run refuses a folder that holds any
 _STATE = ("settings.json", "checkpoints/last.ckpt")
 _OUTPUTS = (
     "cells.h5ad",
@@ -70,15 +71,18 @@ _OUTPUTS = (
     "verdict.txt",
     *_STATE,
 )
-# of the cells, and of the perturbations where there are so many, what is kept for the table; and what chooses them
+# fraction of cells (and of perturbations) held out as test cells; minimum number of perturbations from which some are
+# held out as a whole; and the arguments of train with which users choose the split themselves
 _HELD_OUT, _MANY, _SPLITS = 0.2, 30, ("split", "train_size", "validation_size")
+# number of principal components of features, and number of cells that the PCA is fitted to or applied to at a time
 _COMPONENTS, _PCA_CELLS = 50, 20_000
-# settings that encoders of ERM and SCBD have in common
+# arguments of SCBDModel that the ERM classifier accepts as well
 _SHARED_WITH_ERM = (
     *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
     *("whitening", "whitening_kwargs", "norm"),
 )
-# features of larger tables are read by their components alone: 200 MB, of which a probe takes a multiple
+# maximum number of values (cells × features) for which probes use the features themselves: 200 MB in float32, and
+# probes need several times that. Larger tables are represented by their principal components.
 _MOST_VALUES = 50_000_000
 
 
@@ -97,76 +101,99 @@ def run(
     resume: bool = False,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Train SCBD, embed all cells, name the best of several embeddings, and write everything to a directory.
+    """Train SCBD, embed all cells, name the best of several embeddings, and write all results to a directory.
 
-    For the scores a fifth of the cells is held out, drawn from each perturbation in each environment, and where there
-    are 30 perturbations or more, a fifth of these (never the controls) with all of their cells. To choose what is held
-    out, give ``split`` or ``train_size`` in ``train_kwargs``; ``train_size=1.0`` trains on all cells, and then no
-    embedding is called best.
+    **Held-out cells.** By default, a fifth of the cells is held out for testing, drawn at random from each perturbation
+    in each environment. With 30 or more perturbations, a fifth of these (never the controls) is also held out with all
+    of their cells. A tenth of the remaining cells is used for validation, except for features with the encoder
+    ``"linear"``. Test and validation cells are both held-out cells in the scores. To choose the split, give ``split``
+    or ``train_size`` in ``train_kwargs``. With ``train_size=1.0``, all cells are trained on, and no embedding is called
+    best.
 
-    **The verdict** compares the inputs, the inputs standardised by environment, sphered on controls and whitened within
-    perturbations (:func:`scbd.baselines.wccn`), z_c, z_c standardised by environment, and a plain classifier (ERM).
-    Held-out cells of each perturbation in each environment are averaged into profiles, and the score is the average
-    precision with which profiles retrieve those of the same perturbation in *other* environments
-    (:func:`scbd.metrics.replicate_retrieval` with ``against="perturbations"``). If ``position_key`` is given, only
-    replicates at other positions count, where there are any. The highest score is best; embeddings within 0.01 count as
-    equal, and the simplest of them is named. Where ten perturbations or more were held out as a whole, these decide,
-    since an encoder that was trained on a perturbation is flattered by it.
+    **The verdict** compares these embeddings, the simplest first:
 
-    If perturbations lie in one environment each, the first of these that the design offers takes the place of
-    replicates: perturbations that share ``mechanism_key``, other guides, other plates or wells (columns with these
-    names), and else probes of single cells. The sentence names the measure. Next to it stands how well the environment
-    can be predicted among controls (or within perturbations), by the strongest of a linear, a quadratic and a neighbour
-    probe.
+    - the inputs (features, or principal components of images);
+    - the inputs standardised per environment;
+    - both of these sphered on the controls, if at least 16 controls are trained on;
+    - the standardised inputs whitened within perturbations (:func:`scbd.baselines.wccn`);
+    - z_c, and z_c standardised per environment;
+    - a plain classifier of the perturbation (ERM), if ``erm`` is true.
 
-    Writes ``model/`` and ``settings.json`` as soon as the model is trained; then ``cells.h5ad``, all of ``adata`` but
-    the inputs, with ``obsm["X_scbd_c"]``, ``obsm["X_scbd_s"]`` where the model has a z_s, a PCA of the
-    inputs (``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``), the best in ``obsm["X_scbd_best"]``, and
-    ``obs["scbd_split"]``, the part of the split that a cell is in; ``report.html``, one page with the verdict, pictures
-    and settings; ``verdict.txt`` and ``verdict.csv``, the numbers behind it; ``replicates.csv``, the average precision
-    of each perturbation; ``metrics.csv``, probes of single cells; ``history.csv``, ``training_curves.png``,
-    ``umap.png``; and ``checkpoints/``, which an interrupted run continues from and a finished one can do without.
+    Held-out cells of each perturbation in each environment are averaged into profiles. The score is the average
+    precision with which profiles retrieve profiles of the same perturbation in *other* environments
+    (:func:`scbd.metrics.replicate_retrieval` with ``against="perturbations"``). If ``position_key`` is given, and
+    enough perturbations have replicates at other positions, only these count.
+
+    The embedding with the highest score is best. Embeddings within 0.01 of it count as equal, and the simplest of them
+    is named. If ten or more perturbations were held out as a whole, these alone decide, because an encoder has an
+    advantage on perturbations that it was trained on.
+
+    If perturbations do not repeat across environments, other profiles take the place of replicates. The first of these
+    that the data allow is used, and the verdict names it:
+
+    1. profiles of other perturbations with the same ``mechanism_key``;
+    2. profiles of the same perturbation with another ``guide_key``;
+    3. profiles of the same perturbation in other plates, batches or wells (columns of ``obs`` with such names);
+    4. otherwise, probes of single cells are compared.
+
+    The verdict also states how well the environment can be predicted among controls (or within perturbations), by the
+    best of a linear, a quadratic and a nearest-neighbour probe.
+
+    **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, the others at the end:
+
+    - ``report.html``: one page with the verdict, pictures and settings;
+    - ``verdict.txt`` and ``verdict.csv``: the verdict, and the scores behind it;
+    - ``replicates.csv``: average precision of each perturbation;
+    - ``metrics.csv``: the returned table, probes of single cells;
+    - ``cells.h5ad``: ``adata`` without the inputs, with ``obsm["X_scbd_c"]`` (z_c), ``obsm["X_scbd_s"]`` (z_s, if the
+      model has one), ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]`` (principal components of the inputs),
+      ``obsm["X_scbd_best"]`` (the best embedding) and ``obs["scbd_split"]`` (part of the split of each cell);
+    - ``history.csv``, ``training_curves.png`` and ``umap.png``;
+    - ``checkpoints/``: states from which an interrupted run continues. It can be deleted after the run.
 
     Parameters
     ----------
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     y_key, e_key
-        Columns of perturbation and environment, one or several each.
+        Column or columns of ``obs`` with the perturbation, and with the environment.
     out
-        Directory to make.
+        Directory of the results. It is created if it is missing.
     mechanism_key
         Column or columns with a label that several perturbations share, such as the mechanism of action.
     guide_key
         Column with the reagent, such as the guide RNA.
     erm
-        Also train a classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), as a rival of z_c. It
-        takes seconds for features, where it is the default, and about as long as z_c for images.
+        If true, also train a plain classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), to be
+        compared with z_c. Default: true for features, where it takes seconds; false for images, where it takes about as
+        long as the training of z_c.
     setup_kwargs
-        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
+        Further arguments of ``setup_anndata``, such as the location of images or features, and the controls.
     model_kwargs, train_kwargs
         Arguments of :class:`scbd.SCBDModel` and of its ``train``.
     resume
-        Continue a run in ``out`` that was interrupted or failed: called with the same arguments, it trains the steps
-        that are missing, and nothing twice.
+        Continue a run in ``out`` that was interrupted or failed. With the same arguments, only the missing steps are
+        trained.
     seed
         Seed of weights, split, batches, probes and UMAPs.
 
     Returns
     -------
-    The table of :func:`scbd.evaluate`: linear probes of both blocks, of the inputs (of images 50 principal components;
-    of tables of more than 50 million values, too), and of these standardised and whitened. ``attrs["verdict"]`` is the
-    text of ``verdict.txt``, and ``attrs["scores"]`` the table of ``verdict.csv``.
+    The table of :func:`scbd.evaluate`: linear probes of z_c, z_s, the inputs, the inputs standardised per environment,
+    and the standardised inputs whitened within perturbations. The inputs are represented by 50 principal components if
+    they are images, or features with more than 50 million values. ``attrs["verdict"]`` is the text of ``verdict.txt``,
+    and ``attrs["scores"]`` the table of ``verdict.csv``.
 
     Raises
     ------
     FileExistsError
-        If ``out`` holds a run and ``resume`` is false, or a ``cells.h5ad`` of no run, or is a file.
+        If ``out`` contains a run and ``resume`` is false; if ``out`` contains a ``cells.h5ad`` that does not belong to
+        a run; or if ``out`` is a file.
     PermissionError
-        If nothing may be written to ``out``.
+        If ``out`` is not writable.
     KeyError, TypeError, ValueError
-        If ``adata`` or a setting is not fit for training, or a part of ``adata`` cannot be written; before anything is
-        written.
+        If ``adata`` or a setting cannot be used for training, or if a part of ``adata`` cannot be written to a file.
+        These errors are raised before anything is written.
 
     Examples
     --------
@@ -196,7 +223,7 @@ def run(
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     messages += settings.get("warnings", [])
 
-    for key in (*_BLOCKS.values(), BEST_KEY):  # an embedding of an earlier model would be taken for this one's
+    for key in (*_BLOCKS.values(), BEST_KEY):  # embeddings of an earlier model must not remain
         adata.obsm.pop(key, None)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for name, key in blocks.items():
@@ -207,7 +234,7 @@ def run(
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
-        if len(several) > 1:  # a column of its own stays what it is
+        if len(several) > 1:  # a single column is in obs already
             adata.obs[label] = label_values(adata.obs, several)
     y_name, *e_names = crosses
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
@@ -258,7 +285,13 @@ def run(
 
 
 def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
-    """Return the directory of a run that begins, or that is resumed."""
+    """Check the directory of a new or resumed run, and return its path.
+
+    Raises
+    ------
+    FileExistsError
+        If the directory contains a run that is not to be resumed, or a ``cells.h5ad`` that does not belong to a run.
+    """
     out = check_directory(out)
     if not resume and any((out / name).exists() for name in _OUTPUTS):
         msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
@@ -271,7 +304,10 @@ def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """Collect the package's warnings, from :mod:`warnings` and from its log, while they are shown as ever."""
+    """Yield a list that collects the warnings raised or logged in the block, which are displayed as usual.
+
+    These are warnings of the category ``UserWarning``, and log records of scbd of the level WARNING or above.
+    """
     messages: list[str] = []
     show = warnings.showwarning
 
@@ -303,10 +339,24 @@ def _cell_labels(
     mechanism_key: str | Sequence[str] | None,
     guide_key: str | None,
 ) -> CellLabels:
-    """Collect the labels that corrections and the verdict use."""
+    """Collect the labels of all cells that corrections and the verdict need.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells.
+    model
+        The trained model, for the training cells.
+    y_name, e_names
+        Columns of the perturbation, and of each environment.
+    setup
+        Arguments of ``setup_anndata``.
+    mechanism_key, guide_key
+        See :func:`run`.
+    """
 
     def texts(columns: str | Sequence[str]) -> dict[str, np.ndarray]:
-        """Return one label per cell and column, empty where it is missing."""
+        """Return the text of the label of each cell, for each column; "" where it is missing."""
         named = {column: label_values(obs, column, allow_missing=True) for column in as_columns(columns)}
         return {
             column: np.array([*map(label_text, values.cat.categories), ""], dtype=object)[values.cat.codes]
@@ -337,7 +387,10 @@ def _cell_labels(
 
 
 def _named_inputs(adata: AnnData, inputs: Inputs, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
-    """Return the features, scaled over all training cells, or a PCA of images and of large tables, and their name."""
+    """Return the name and the values of the inputs that are compared with z_c.
+
+    These are the features, scaled over all training cells, or the principal components of images and of large tables.
+    """
     source = inputs.source(adata)
     if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MOST_VALUES:
         return "features", scaled(np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train)
@@ -347,10 +400,10 @@ def _named_inputs(adata: AnnData, inputs: Inputs, labels: CellLabels, pca_key: s
 def _erm_embedding(
     adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
 ) -> np.ndarray:
-    """Train a classifier with the settings that it shares with the model, and return its embedding of all cells."""
+    """Train the ERM classifier with the settings that it shares with SCBD, and return its embedding of all cells."""
     notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the model has stated the same of these cells
+        warnings.simplefilter("ignore")  # SCBD has raised the same warnings on these cells
         notes.setLevel(logging.ERROR)
         try:
             ERMModel.setup_anndata(adata, **setup)
@@ -369,7 +422,26 @@ def _held_out(
     train_size: float,
     seed: int,
 ) -> Split:
-    """Test cells for the table; of the others, the share ``train_size`` is trained on, the rest for validation."""
+    """Split cells into training, validation and test cells.
+
+    Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, a fifth
+    of these is also held out with all of their cells. The fraction ``train_size`` of the remaining cells is trained on,
+    the rest is for validation.
+
+    Parameters
+    ----------
+    adata
+        Cells.
+    y_key, e_key
+        Columns of perturbation and environment.
+    control
+        Label or labels of the controls, which are never held out as a whole. If `None`, perturbations that have usual
+        names of controls are taken for these.
+    train_size
+        Fraction of the cells that are not tested on which is used for training.
+    seed
+        Seed of the split.
+    """
     names = label_names(adata, y_key)
     each = pd.unique(names)
     kept = likely_controls(each) if control is None else control_names(control, each, y_key)
@@ -383,12 +455,12 @@ def _held_out(
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch as scvi-tools does, without its line in the log.
+    """Seed Python, numpy and torch as scvi-tools does, but without its log message.
 
     Raises
     ------
     ValueError
-        If the seed is no whole number, or negative.
+        If the seed is negative or not a whole number.
     """
     import scvi
 
@@ -403,17 +475,31 @@ def seed_everything(seed: int) -> None:
 
 
 def inputs_of(adata: AnnData, setup: Mapping[str, Any]) -> Inputs:
-    """Where in a table the images, or the features, are that ``setup_anndata`` is told of."""
+    """Return the location of the images or features in ``adata``, as given by the arguments of ``setup_anndata``."""
     return Inputs.found(adata, *(setup.get(name) for name in Inputs._fields))
 
 
 def what_is_learned_from(adata: AnnData, setup: Mapping[str, Any], split: Any = None) -> dict[str, Any]:
-    """Arguments of ``setup_anndata``, where the inputs are, and a digest of all that a run looks at, for its settings.
+    """Describe the data of a run, such that two runs with the same description learn from the same data.
+
+    Parameters
+    ----------
+    adata
+        Cells.
+    setup
+        Arguments of ``setup_anndata``.
+    split
+        Argument ``split`` of ``train``. If it is a column of ``obs``, the column is part of the digest.
+
+    Returns
+    -------
+    The arguments of ``setup_anndata``, the location of the inputs, the number of cells, and a digest of the labels and
+    of a sample of the inputs (:func:`scbd.data._sources.digest_cells`).
 
     Raises
     ------
     KeyError, ValueError
-        If inputs or a label are missing, or a cell has no label.
+        If the inputs or a column of labels are missing, or if a cell has no label.
     """
     inputs = inputs_of(adata, setup)
     names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
@@ -427,7 +513,15 @@ def what_is_learned_from(adata: AnnData, setup: Mapping[str, Any], split: Any = 
 
 
 def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], taken: Collection[str]) -> None:
-    """Raise if several runs could not share these arguments, of which those ``taken`` are of each run."""
+    """Raise ``ValueError`` if the arguments cannot be used for several runs with different models.
+
+    Parameters
+    ----------
+    model, training
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+    taken
+        Names of the arguments that the caller sets for each run, and which users must therefore not give.
+    """
     set_here = {"checkpoint_dir", "resume", *taken} & {*model, *training}
     if set_here:
         msg = f"{min(set_here)} is set for each run here: leave it out."
@@ -438,20 +532,24 @@ def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], take
 
 
 def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:
-    """Train and save, or load what a run that asked for the same has trained and saved.
+    """Train and save a model, or load the model that an earlier run with the same data and settings has saved.
 
     Parameters
     ----------
     model
-        As it begins.
+        The untrained model.
     asked
-        What decides the result: two runs that ask for the same train the same.
+        Everything that determines the trained model: description of the data, settings and seed.
     out
         Directory of the run, for ``model/``, ``settings.json`` and ``checkpoints/``.
     resume
-        Go on with what is there.
+        Load a finished model from ``out``, or continue an interrupted training.
     **training
         Arguments of ``train``.
+
+    Returns
+    -------
+    The trained model.
     """
     if resume and _is_trained(out, asked):
         accelerator = training.get("accelerator", "auto")
@@ -465,7 +563,14 @@ def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bo
 
 
 def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
-    """Principal components of pixels, or of features that are standardised, float32 ``(N, 50)`` or fewer."""
+    """Compute principal components of the pixels, or of the standardised features.
+
+    The PCA of features is fitted to up to 20,000 randomly drawn cells.
+
+    Returns
+    -------
+    Components of all cells, float32 ``(N, 50)``; fewer than 50 if there are fewer features or cells.
+    """
     if inputs.image_key is not None:
         return pixel_pca(adata, image_key=inputs.image_key, channels=inputs.channels, seed=seed)
     from sklearn.decomposition import PCA
@@ -481,7 +586,7 @@ def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
 
 
 def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:
-    """Say which cells were trained on: scores of their perturbations' replicates mean nothing."""
+    """Store the part of the split of each cell in ``obs``, because scores on training cells are too high."""
     part = np.full(len(obs), LEFT_OUT, dtype=object)
     for name in ("train", "validation", "test"):
         part[getattr(model, f"{name}_indices")] = name
@@ -491,7 +596,7 @@ def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:
 def _pictures(
     adata: AnnData, report: Report, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
 ) -> None:
-    """Draw training curves, and UMAPs of all cells."""
+    """Write ``training_curves.png``, and ``umap.png`` with UMAPs of the embeddings."""
     from scbd import pl
 
     save_figure(pl.history(report.history, ceiling=report.ceiling)[0].figure, out / "training_curves.png")
@@ -500,7 +605,7 @@ def _pictures(
 
 
 def _cells(adata: AnnData, inputs: Inputs) -> AnnData:
-    """All but the inputs, in types that a file has."""
+    """Return the cells without the inputs and without scvi-tools' entries in ``uns``, in types that can be written."""
     from anndata import AnnData
 
     obsm = {
@@ -513,11 +618,15 @@ def _cells(adata: AnnData, inputs: Inputs) -> AnnData:
 
 
 def _check_writable(cells: AnnData) -> None:
-    """Raise if a part of the cells could not be written; tables can (:func:`storable`)."""
+    """Raise ``ValueError`` if an entry of ``uns`` or ``obsm`` cannot be written to an ``.h5ad`` file.
+
+    Entries are written to an HDF5 file in memory. Data frames are not tested, since :func:`storable` has made them
+    writable.
+    """
     import h5py
     from anndata.io import write_elem
 
-    # of arrays the type counts, which the first row has
+    # the first row of an array is enough to test whether its type can be written
     rows = {key: value[:1] for key, value in cells.obsm.items() if not isinstance(value, pd.DataFrame)}
     parts = [("uns", key, value) for key, value in cells.uns.items()]
     parts += [("obsm", key, value) for key, value in rows.items()]
@@ -539,7 +648,11 @@ def _write_cells(cells: AnnData, path: Path) -> None:
 
 
 def _settings(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything needed to run it again, as plain values: what was asked for, and what came of it."""
+    """Return the contents of ``settings.json``, everything that is needed to repeat a run, as plain values.
+
+    They include the given arguments, versions of packages, the settings of model and training in effect, and
+    ``model.health``.
+    """
     settings = {
         **asked,
         "versions": {name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata")},
@@ -552,7 +665,10 @@ def _settings(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
-    """Whether a run that asked for the same has left a model; objects cannot be compared, and are not the same."""
+    """Return whether ``out`` contains a trained model of a run with the same data, settings and seed.
+
+    Settings that are Python objects, such as a module, cannot be compared, and count as different.
+    """
     settings, model = out / "settings.json", out / "model" / "model.pt"
     if not (settings.is_file() and model.is_file()):
         return False
@@ -565,7 +681,13 @@ def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
-    """A number of numpy's as one of Python's."""
+    """Convert a numpy number to a Python number, for JSON; convert any other value with ``otherwise``.
+
+    Raises
+    ------
+    TypeError
+        If ``value`` is not a numpy number and ``otherwise`` is `None`.
+    """
     if isinstance(value, np.generic):
         return value.item()
     if otherwise is None:

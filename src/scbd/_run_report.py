@@ -1,4 +1,4 @@
-"""Collect what the report of a run shows from its model, its cells and its verdict."""
+"""Collect the contents of a run's report from its model, its cells and its verdict."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from scbd.data._inputs import Inputs
     from scbd.model._scbd import SCBDModel
 
+# number of strongest perturbations in the report, and number of images of each
 N_STRONGEST, CROPS_PER_PERTURBATION = 10, 4
-# words in the names of embeddings that readers may not know, with what they mean
+# explanations of terms that occur in the names of embeddings
 TERMS = {
     "pixel PCA": "principal components of the pixels, without any training",
     "feature PCA": "principal components of the features, without any training",
@@ -38,6 +39,7 @@ TERMS = {
     "ERM": "empirical risk minimisation: the encoder of z_c, trained as a plain classifier of the perturbation",
     "z_c": "the embedding of scbd that should carry the perturbation and not the environment",
 }
+# description of each file that scbd.run writes
 FILES = {
     "report.html": "this page",
     "verdict.txt, verdict.csv": "the verdict, and the scores it rests on",
@@ -65,12 +67,12 @@ def describe_run(
     warnings: Sequence[str],
     out: Path,
 ) -> Report:
-    """Return the contents of ``report.html``.
+    """Collect the contents of ``report.html``.
 
     Parameters
     ----------
     adata
-        All cells, embedded.
+        All cells, with the embeddings in ``obsm``.
     model
         The trained model.
     labels
@@ -78,11 +80,11 @@ def describe_run(
     judged
         The verdict.
     inputs
-        Where the images or features are.
+        Location of the images or features in ``adata``.
     input_embedding
-        Name and ``obsm`` key of the embedding that stands for the inputs in UMAPs.
+        Name and ``obsm`` key of the embedding that represents the inputs in UMAPs.
     reference
-        Cells that candidates were standardised with.
+        Reference cells with which embeddings were standardised per environment.
     settings
         Contents of ``settings.json``.
     warnings
@@ -130,7 +132,23 @@ def describe_run(
 
 
 def _profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
-    """Average z_c over the cells of each perturbation, relative to controls, or to all perturbations without any."""
+    """Average an embedding over the cells of each perturbation, and subtract the mean profile of the controls.
+
+    If there are no controls, the mean profile of all perturbations is subtracted.
+
+    Parameters
+    ----------
+    z
+        Embedding ``(N, D)``.
+    y
+        Perturbation of each cell, ``(N,)``.
+    controls
+        Perturbations that are controls; may be empty.
+
+    Returns
+    -------
+    Profiles, one row per perturbation.
+    """
     names = np.unique(y)
     profiles = pd.DataFrame(label_means(z, y)[1], index=names)
     is_control = np.isin(names, controls)
@@ -140,7 +158,12 @@ def _profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataF
 def _crops(
     adata: AnnData, inputs: Inputs, labels: CellLabels, held_out: np.ndarray, strongest: Sequence[str]
 ) -> tuple[np.ndarray, Sequence[str], Sequence[str]] | None:
-    """Read some held-out images of controls and of the strongest perturbations; `None` for features."""
+    """Read a few held-out images of the controls and of each of the strongest perturbations.
+
+    Returns
+    -------
+    Images ``(N, C, H, W)``, the perturbation of each, and the names of the channels; `None` for features.
+    """
     if inputs.image_key is None:
         return None
     y = labels.y[held_out]
@@ -154,7 +177,7 @@ def _crops(
 
 
 def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
-    """Advise what to do with the result."""
+    """Return a sentence that advises the user what to do with the result."""
     read = "Read the warnings, then" if has_warnings else "Next,"
     if judged.best is None:
         return (
@@ -170,7 +193,14 @@ def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
 def _decisions(
     model: SCBDModel, labels: CellLabels, reference: ReferenceCells | None, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """List what was chosen automatically and not by the user, and how many cells each choice rests on."""
+    """List the choices that were made automatically, with the number of cells on which each choice is based.
+
+    A setting that the user gave is not listed.
+
+    Returns
+    -------
+    Table with the columns ``decision``, ``value``, ``n_cells`` and ``why``.
+    """
     n_train, n_held_out = int(labels.is_train.sum()), int((~labels.is_train).sum())
     n_unseen = len(set(labels.y[labels.is_unseen]))
     training, health, given = settings["training"], settings["health"], settings["asked"]
@@ -202,7 +232,7 @@ def _decisions(
 
 
 def _code(judged: Verdict, labels: CellLabels, out: Path) -> str:
-    """Write the Python lines that continue with the results."""
+    """Return lines of Python with which the user can continue: read the cells and draw a UMAP."""
     key = CONTENT_KEY if judged.best is None else BEST_KEY
     what = "z_c" if judged.best is None else f"the best embedding: {judged.best}"
     return (

@@ -1,4 +1,4 @@
-"""Choosing alpha without looking at a test environment, and whether invariance will help at all."""
+"""Choose alpha without using a test environment, and test in advance whether invariance can help."""
 
 from __future__ import annotations
 
@@ -36,35 +36,36 @@ logger = logging.getLogger(__name__)
 
 Criterion = Literal["kept", "unseen"]
 
-# each form of the loss has a scale of its own
+# values of alpha to try; the scale of alpha depends on the form of the invariance loss
 _ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
-# share of the accuracy above chance that invariance may not cost
+# fraction of the best accuracy above chance that the chosen alpha has to keep
 _KEEP = 0.97
-# some cells are left to choose by, be it an encoder that would train on all of them
+# default fraction of training cells, also for encoders that otherwise train on all cells: alpha is chosen on the rest
 _TRAIN_SIZE = 0.9
-# of an accuracy that alpha is chosen by, and of the probes of the environment beside it
+# maximum numbers of cells for the accuracy that alpha is chosen by, and for the probes of the environment
 _CELLS, _PROBE_CELLS = 100_000, 20_000
 
 
 @dataclass(frozen=True)
 class AlphaSelection:
-    """What :func:`select_alpha` found.
+    """Result of :func:`select_alpha`.
 
     Attributes
     ----------
     alpha
-        The choice.
+        The chosen value.
     criterion
-        How it was chosen.
+        The criterion that was used, ``"kept"`` or ``"unseen"``.
     threshold
-        Accuracy that the choice had to reach.
+        Accuracy that the chosen alpha had to reach.
     curve
-        One row an alpha: ``accuracy`` of the perturbation, its standard deviation ``sd`` over runs, accuracy of the
-        environment (``"e from z_c"``, ``"e from r_c"``), number of ``runs``, the ``threshold``, and whether it is
-        ``kept`` (reaches that).
+        One row per alpha: mean ``accuracy`` of the perturbation and its standard deviation ``sd`` over runs; mean
+        accuracies of probes of the environment (``"e from z_c"``, ``"e from r_c"``); number of ``runs``; ``threshold``;
+        and ``kept``, whether the accuracy reaches the threshold.
     runs
-        One row a run: ``seed``, ``held_out`` environments, ``alpha``; ``accuracy``, ``chance``, and how many ``cells``
-        they are of; the probes of the environment with ``"e chance"``; and ``model.health``.
+        One row per run: ``seed``, ``held_out`` environments and ``alpha``; ``accuracy`` of the perturbation, its
+        ``chance`` level and the number of ``cells`` it was computed on; accuracies of the probes of the environment and
+        their chance level ``"e chance"``; and the values of ``model.health``.
 
     Examples
     --------
@@ -80,7 +81,7 @@ class AlphaSelection:
     runs: pd.DataFrame
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the curve, with standard deviations over runs, the threshold and the choice."""
+        """Plot the accuracies against alpha, with standard deviations over runs, the threshold and the choice."""
         import matplotlib.pyplot as plt
 
         if ax is None:
@@ -100,7 +101,7 @@ class AlphaSelection:
         return ax
 
     def __repr__(self) -> str:
-        """The choice and the curve, for a person."""
+        """Return a text with the choice and the curve."""
         return f"alpha {self.alpha:g} ({self.criterion}: accuracy of at least {self.threshold:.3f})\n{self.curve}"
 
 
@@ -118,59 +119,64 @@ def select_alpha(
     model_kwargs: dict[str, Any] | None = None,
     **train_kwargs: Any,
 ) -> AlphaSelection:
-    r"""Train at several alphas, and choose the largest that costs no accuracy, without looking at any test environment.
+    r"""Train at several alphas, and choose the largest alpha that costs no accuracy, without using a test environment.
 
-    Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` that of always naming the
-    most frequent one, and :math:`s` a standard error. The choice is the largest alpha up to which, from the best one
-    on, every mean accuracy is at least
+    Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` the accuracy of always
+    predicting the most frequent perturbation, and :math:`s` a standard error. An alpha is acceptable if its mean
+    accuracy is at least
 
     .. math:: c + \kappa\,(a - c) - s.
 
-    The standard error is that of a proportion, or, where it is larger, that of runs: of the *differences* between an
-    alpha and the best one, run by run, where each alpha has a run of the same seeds and held-out environments.
+    The choice is the largest alpha such that all alphas from the best one up to the choice are acceptable.
+
+    The standard error is that of a proportion or that of runs, whichever is larger. The standard error of runs is that
+    of the *differences* in accuracy between an alpha and the best alpha, paired by run, if all alphas have runs with
+    the same seeds and held-out environments. Otherwise it is that of the best alpha's runs.
 
     Parameters
     ----------
     adata
-        Cells, see :meth:`scbd.SCBDModel.setup_anndata`. Give a subset if they are many: what is wanted is one number.
+        Cells, see :meth:`scbd.SCBDModel.setup_anndata`. If there are many cells, a subset is enough to choose alpha.
     y_key, e_key
         Columns of perturbation and environment, one or several each.
     alphas
-        To try, at least two. By default five between 0 and 0.1, or six between 0 and 100 for the contrastive forms of
-        invariance.
+        Values to try, at least two. By default five between 0 and 0.1, or for the contrastive forms of the invariance
+        loss six between 0 and 100.
     criterion
-        ``"kept"``: accuracy is that of validation cells, and :math:`\kappa` 0.97. ``"unseen"``: each environment is
-        held out in turn, accuracy is that of its cells, and :math:`\kappa` 1; takes at least three environments, and as
-        many times the runs as there are folds.
+        ``"kept"``: accuracy is measured on validation cells, and :math:`\kappa` is 0.97.
+
+        ``"unseen"``: each environment is held out in turn, accuracy is measured on its cells, and :math:`\kappa` is 1.
+        This needs at least three environments, and multiplies the number of runs by the number of folds.
     n_folds
-        For ``"unseen"``: hold out environments in so many groups, rather than one by one.
+        Number of groups of environments to hold out, for ``"unseen"``. By default, each environment is a group.
     n_seeds
-        Runs of each alpha (and fold) with different weights and batches.
+        Number of runs of each alpha (and fold), with different initial weights and batches.
     out
-        Directory for ``runs.csv``, ``curve.csv`` and ``curve.png``, and in ``runs/`` for each model with its
-        checkpoints: called again with the same cells and arguments, a sweep that was interrupted goes on.
+        Directory for ``runs.csv``, ``curve.csv``, ``curve.png``, and ``runs/`` with the models and their checkpoints.
+        If the function is called again with the same cells and arguments, an interrupted sweep continues.
     setup_kwargs
-        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
+        Further arguments of ``setup_anndata``, such as the keys of images or features, or the controls.
     model_kwargs, **train_kwargs
-        Arguments of :class:`scbd.SCBDModel` and of its ``train``. z_s, which leaves z_c as it is, is left out unless
-        ``style_target`` asks for it.
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``. By default there is no z_s (``style_target=None``),
+        because z_s has no influence on z_c.
 
     Returns
     -------
-    The choice, the curve, and all runs.
+    The choice, the curve and all runs.
 
     Raises
     ------
     KeyError
-        If a column is not there.
+        If a column is missing.
     ValueError
-        If there is nothing to choose from, or a setting cannot be used, before anything is trained; if ``out`` holds
-        runs of other cells or settings; or if each alpha has a run that diverged.
+        If there are too few alphas, environments or cells to choose by, or a setting cannot be used; this is checked
+        before any training. It is also raised if ``out`` holds runs of other cells or settings, or if every alpha has a
+        run that diverged.
 
     Warns
     -----
     UserWarning
-        If a run diverged: its alpha is not chosen.
+        If a run diverged. Its alpha is not chosen.
 
     References
     ----------
@@ -236,6 +242,7 @@ def select_alpha(
 
 
 def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
+    """Return the sorted alphas to try, or the default values for the form of the invariance loss."""
     if alphas is None:
         alphas = _ALPHAS["variance" if invariance == "variance" else "listing"]
     if any(isinstance(alpha, str) for alpha in alphas):
@@ -249,6 +256,7 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
 
 
 def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
+    """Divide the environments at random into groups that are held out in turn."""
     if len(names) < 3:
         msg = (
             f"criterion='unseen' holds environments out and learns invariance from the others: it needs three, there "
@@ -264,7 +272,7 @@ def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
 
 
 def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[str, Any], *, unseen: bool) -> None:
-    """Raise if a setting cannot be the same in all runs of a sweep, or leaves nothing to score."""
+    """Raise a ValueError if a setting cannot be the same in all runs, or leaves no cells to score."""
     split = training.get("split")
     taken = {"alpha", "seed"} | ({"split"} if unseen and split is not None else set())
     check_repeatable(model, training, taken)
@@ -277,7 +285,11 @@ def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[
 
 
 def _scores(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) -> dict[str, float]:
-    """Accuracy of y by the nearest class mean on z_c, probes of e on new cells of known environments, and health."""
+    """Compute the scores of a trained model for the table of runs.
+
+    They are the accuracy of y in z_c by the nearest class mean, on the cells ``scored``; accuracies of probes of e in
+    r_c and z_c, on validation cells, whose environments were in training; and the health of the model.
+    """
     learned, scored, new = map(_some, (model.train_indices, scored, model.validation_indices))
     if not len(scored):
         msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
@@ -303,30 +315,30 @@ def _some(rows: np.ndarray) -> np.ndarray:
 
 
 def _largest_share(labels: np.ndarray) -> float:
-    """Accuracy of always naming the most frequent label; NaN without cells."""
+    """Return the accuracy of always predicting the most frequent label; NaN without cells."""
     return float(pd.Series(labels).value_counts(normalize=True).max()) if len(labels) else math.nan
 
 
 def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: float | None = None) -> AlphaSelection:
-    r"""Choose alpha from the runs of a sweep, as :func:`select_alpha` does.
+    r"""Choose alpha from the runs of a sweep, by the rule of :func:`select_alpha`.
 
     Parameters
     ----------
     runs
-        One row a run: ``alpha``, ``accuracy``, ``chance``, ``cells`` (how many the accuracy is of); ``seed`` and
-        ``held_out`` tell which are compared with each other.
+        One row per run, with ``alpha``, ``accuracy``, ``chance`` and ``cells`` (the number of cells that the accuracy
+        was computed on). If there are columns ``seed`` and ``held_out``, runs with equal values are compared in pairs.
     criterion
-        See there.
+        See :func:`select_alpha`.
     keep
-        :math:`\kappa`, in place of the criterion's.
+        Value of :math:`\kappa`. The default depends on the criterion.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If there are fewer than two alphas, each has a run whose accuracy is NaN, the criterion is not known, or
-        ``keep`` is no share.
+        If there are fewer than two alphas, every alpha has a run whose accuracy is NaN, there is no such criterion, or
+        ``keep`` is not between 0 and 1.
     """
     check_choice("criterion", criterion, Criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
@@ -345,7 +357,7 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     curve = groups[["accuracy", *probes]].mean()
     curve.insert(1, "sd", groups["accuracy"].std())
     curve["runs"] = groups.size()
-    # those runs of an alpha that were not lost are the lucky ones
+    # an alpha with a diverged run is not compared, because its remaining runs are biased upwards
     curve["accuracy"] = curve["accuracy"].where(groups["accuracy"].count() == curve["runs"])
     if curve["accuracy"].isna().all():
         msg = "Each alpha has a run whose accuracy is NaN: there is nothing to choose by."
@@ -360,7 +372,10 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
 
 
 def _error_of_runs(runs: pd.DataFrame, best: float) -> pd.Series | float:
-    """Standard error of how far alphas lie below the best one, by alpha, or of the best one; NaN of a single run."""
+    """Return the standard error of the difference in accuracy between each alpha and the best one, over paired runs.
+
+    If runs are not paired, return the standard error of the best alpha. It is NaN for a single run.
+    """
     run = [runs[column].astype(str) for column in ("seed", "held_out") if column in runs]
     by_alpha = runs.set_index([*run, "alpha"])["accuracy"]
     if run and by_alpha.index.is_unique and (wide := by_alpha.unstack()).size == len(runs):
@@ -384,11 +399,12 @@ def check_assumption(
     model_kwargs: dict[str, Any] | None = None,
     **train_kwargs: Any,
 ) -> pd.DataFrame:
-    """Train plain classifiers in many ways, to see if those that do better in distribution do worse out of it.
+    """Train plain classifiers in many ways, to test if those with higher accuracy in distribution generalise worse.
 
-    SCBD removes what tells environments apart. That helps where such features mislead: where accuracy in distribution
-    and in an unseen environment are *negatively* correlated over runs of empirical risk minimisation. Where they
-    rise together, as on PACS and VLCS, there is nothing to trade (paper, section 4.1; Teney et al., 2024).
+    SCBD removes features that distinguish environments. This helps where such features are misleading: where the
+    accuracies in distribution and in an unseen environment are *negatively* correlated over runs of empirical risk
+    minimisation. Where they are positively correlated, as on PACS and VLCS, there is no trade-off to exploit (paper,
+    section 4.1; Teney et al., 2024).
 
     Parameters
     ----------
@@ -397,29 +413,32 @@ def check_assumption(
     y_key, e_key
         Columns of label and environment.
     setup_kwargs
-        Further arguments of ``setup_anndata``: where images or features are, which cells are controls.
+        Further arguments of ``setup_anndata``, such as the keys of images or features, or the controls.
     held_out
-        Environments to test on; the others train and validate.
+        Environments to test on. All other environments are used for training and validation.
     lrs, weight_decays, max_steps
-        All combinations are trained.
+        Values of the training settings. One classifier is trained for each combination.
     batch_size
-        Cells a batch.
+        Number of cells per batch.
     validation_size
-        Fraction of the other environments' cells.
+        Fraction of the cells of the other environments that is used for validation.
     seed
-        Seed of split, weights and batches.
+        Seed of the split, the initial weights and the batches.
     model_kwargs, **train_kwargs
         Further arguments of :class:`scbd.baselines.ERMModel` and of its ``train``.
 
     Returns
     -------
-    One row a run: ``lr``, ``weight_decay``, ``max_steps``, and accuracies ``own in`` and ``own out``. Look at their
-    correlation over the better half in distribution: what bad runs do says nothing about spurious features.
+    One row per run: ``lr``, ``weight_decay``, ``max_steps``, and the accuracies ``own in`` (validation cells) and
+    ``own out`` (cells of held-out environments) of the classifier.
+
+    Inspect the correlation of the two accuracies over the better half of the runs in distribution, because runs with
+    low accuracy are not informative about spurious features.
 
     Raises
     ------
     ValueError
-        If an environment is not there, or none is left to train on.
+        If an environment does not exist, or no environment remains for training.
 
     References
     ----------
@@ -441,7 +460,7 @@ def check_assumption(
         seed_everything(seed)
         model = ERMModel(adata, **(model_kwargs or {}))
         settings = {"lr": lr, "weight_decay": decay, "max_steps": steps}
-        # a classifier is worth what it was at its best, in distribution
+        # score each classifier at its best validation loss, i.e. in distribution
         how = {"batch_size": batch_size, "seed": seed, "load_best": True} | settings
         model.train(split=split, **how | train_kwargs)
         parts = {"own in": split.validation, "own out": split.test}

@@ -1,4 +1,4 @@
-"""How fast this machine reads, trains on and embeds the cells at hand."""
+"""Measure how fast this machine reads the user's cells, trains on them and embeds them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     import lightning.pytorch as L
     from anndata import AnnData
 
-# seconds that each of the three is measured for; steps that only warm up
+# duration, in seconds, of the measurements of reading and of training (embedding: a quarter of it); number of first
+# training steps that are excluded as warm-up
 _LONG_ENOUGH, _WARM_UP = 10.0, 2
 
 
 class _Clock(Callback):
-    """Times reading and training steps, and ends training when they were long enough."""
+    """Callback that measures the speed of reading and of training steps, and stops training after ten seconds."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read batches as training does, and do nothing with them: now, before the system has them in its cache."""
+        """Read batches as training does and discard them, before the operating system has them in its cache."""
         start, n_cells = time.perf_counter(), 0
         with closing(iter(trainer.datamodule.train_dataloader())) as batches:  # type: ignore[attr-defined]
             for batch in batches:
@@ -42,14 +43,14 @@ class _Clock(Callback):
         self._ends = [time.perf_counter()]
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *rest: Any) -> None:
-        """Note the time; a device is waited for."""
+        """Record the time at which a step has ended; reading the loss waits for the device."""
         outputs["loss"].item()
         self._ends.append(time.perf_counter())
         trainer.should_stop = self._ends[-1] - self._ends[0] > _LONG_ENOUGH
 
     @property
     def seconds_of_a_step(self) -> float:
-        """Without the first, where there are more."""
+        """Mean duration of a training step in seconds, excluding up to two warm-up steps."""
         ends = self._ends[min(_WARM_UP, len(self._ends) - 2) :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -63,22 +64,30 @@ def measure_speed(
     model_kwargs: Mapping[str, Any],
     train_kwargs: Mapping[str, Any],
 ) -> str:
-    """Read, train and embed for some seconds each as :func:`scbd.run` would, and say how fast; nothing is kept.
+    """Measure the speed of reading, training and embedding for some seconds each, and return the results as a text.
+
+    A model is set up and trained as by :func:`scbd.run`. No result is kept.
 
     Parameters
     ----------
     adata, y_key, e_key, setup_kwargs, model_kwargs, train_kwargs
-        As for :func:`scbd.run`.
+        See :func:`scbd.run`.
+
+    Returns
+    -------
+    Text of four lines. The first line names the device, and on a CPU the number of threads. The other lines state the
+    speeds of reading, training and embedding in cells per second, with the expected time for all training steps and
+    for embedding all cells.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        As :func:`scbd.run`.
+        See :func:`scbd.run`.
     """
     seed_everything(0)
     SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, **setup_kwargs)
     model, clock = SCBDModel(adata, **model_kwargs), _Clock()
-    with warnings.catch_warnings():  # of what a few steps have learned
+    with warnings.catch_warnings():  # warnings about a model that was trained for a few steps do not matter
         warnings.simplefilter("ignore", UserWarning)
         model.train(**train_kwargs, callbacks=[clock], limit_val_batches=0, enable_progress_bar=False)
     n, seconds = 0, 0.0

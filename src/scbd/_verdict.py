@@ -1,4 +1,4 @@
-"""Name the best embedding of a run, and state by what and by how much."""
+"""Name the best embedding of a run, and state by which measure it is best and by how much."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ if TYPE_CHECKING:
     from scbd._evidence import AnsweredQuestion, Measure
     from scbd.metrics._benchmark import Scored
 
-# average precision within which two embeddings count as equal, so that the simpler one is named
+# difference in the score (average precision) up to which two embeddings count as equal; the simpler one is then named
 MARGIN = 0.01
-# share of the environment's F1 above chance that an embedding may keep of that in the inputs, where replicates lie in
-# the same environment and retrieving them does not show whether environments are mixed
+# maximum F1 above chance with which the environment may be predicted from an embedding, as a fraction of that of the
+# inputs. Used only if replicates lie in the same environment: retrieval then does not show whether environments are
+# mixed.
 MAX_ENVIRONMENT_KEPT = 0.5
 
 
 class Verdict(NamedTuple):
-    """The best embedding, and the scores that this rests on."""
+    """The best embedding of a run, with the scores behind this choice."""
 
     best: str | None
-    """Its name; `None` if no score is above chance, or none can be computed."""
+    """Name of the best embedding; `None` if no score is above chance or if no score can be computed."""
     text: str
-    """Two sentences: by what it is best and by how much, and how well environments can be predicted."""
+    """Sentences that state by which measure and by how much it is best, and how well environments are predicted."""
     notes: Sequence[str] = ()
-    """Limits of these numbers, one sentence each."""
+    """Limits of the scores, one note each."""
     scores: pd.DataFrame = pd.DataFrame(columns=list(SCORE_COLUMNS))
-    """See :meth:`scbd._evidence.Measure.table`."""
+    """One row per measure and embedding, see :meth:`scbd._evidence.Measure.table`."""
     replicates: pd.DataFrame = pd.DataFrame()
-    """Average precision of each perturbation, one column per embedding; empty where no question could be answered."""
+    """Average precision of each perturbation, one column per embedding; empty if nothing could be retrieved."""
 
 
 def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
-    """Compare embeddings on held-out cells and name the best.
+    """Compare embeddings on held-out cells and name the best one.
+
+    The score is the average precision with which profiles of held-out cells retrieve replicates (or perturbations of
+    the same mechanism, see :func:`scbd._evidence.questions`). If too few perturbations have any of these, probes of
+    single cells are compared instead.
 
     Parameters
     ----------
     labels
         Labels of all cells.
     embeddings
-        Embeddings ``(N, D)`` of all cells by name, the simplest first, which is the inputs.
+        Embeddings ``(N, D)`` of all cells by name, the simplest first. The first one must be the inputs.
     seed
         Seed of resamples and probes.
     """
@@ -71,7 +76,7 @@ def _judge_by_retrieval(
     if found.question.crosses_environments:
         considered = list(scores)
         best = _simplest_of_highest(scores, considered)
-        # probes take time: the choice does not rest on them here
+        # the choice does not depend on probes, which are slow, so that only embeddings named in the text are probed
         compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
         environments = predict_environments(labels, compared, seed=seed)
     else:
@@ -101,11 +106,14 @@ def _judge_by_retrieval(
 
 
 def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dict[str, np.ndarray]:
-    """Split the perturbations that were scored into seen and unseen ones, the group that decides first.
+    """Group the scored perturbations into seen and unseen ones (with or without training cells).
+
+    The first group decides which embedding is best. It consists of the unseen perturbations if there are enough of
+    them, otherwise of all perturbations.
 
     Returns
     -------
-    Masks of ``found.labels``, by the words that distinguish them.
+    Boolean masks of ``found.labels``, by words that describe the group in sentences.
     """
     every = np.ones(len(found.labels), dtype=bool)
     unseen = np.isin(found.labels, pd.unique(labels.y[labels.is_unseen]))
@@ -118,29 +126,37 @@ def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dic
 
 
 def _simplest_of_highest(scores: Mapping[str, Scored], considered: Collection[str]) -> str:
-    """Return the first embedding within the margin of the highest score."""
+    """Return the first (simplest) embedding whose score is within :data:`MARGIN` of the highest score."""
     highest = max(scores[name].value for name in considered)
     return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
 
 
 def _mixing(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
-    """Return the embeddings that do not clearly keep more than half of what the inputs show of each environment.
+    """Return the embeddings from which no environment is predicted too well.
 
-    All of them, if each does.
+    The F1 above chance must not be significantly larger than half of that of the inputs, for each environment. If no
+    embedding fulfils this, all are returned.
+
+    Parameters
+    ----------
+    names
+        Names of the embeddings.
+    environments
+        Scores of the probes of each environment.
     """
 
     def keeps(measure: Measure, name: str) -> bool:
         inputs = next(iter(measure.scores.values()))
         limit = inputs.chance + MAX_ENVIRONMENT_KEPT * max(0.0, inputs.value - inputs.chance)
         score = measure.scores[name]
-        return score.value > limit and not score.interval(LEVEL)[0] <= limit  # NaN where every cell is right
+        return score.value > limit and not score.interval(LEVEL)[0] <= limit  # NaN if all cells are right
 
     mixing = [name for name in names if not any(keeps(measure, name) for measure in environments.values())]
     return mixing or list(names)
 
 
 def _compared_names(names: Collection[str], best: str) -> list[str]:
-    """Return the embeddings that sentences compare: the best, z_c and the inputs."""
+    """Return the names of the embeddings that sentences compare: the best, z_c and the inputs, if among ``names``."""
     return [name for name in dict.fromkeys([best, "z_c", next(iter(names))]) if name in names]
 
 
@@ -149,7 +165,11 @@ def _listed(scores: Mapping[str, Scored], names: Collection[str]) -> str:
 
 
 def _lead(scores: Mapping[str, Scored], considered: Collection[str], best: str) -> str:
-    """Compare the best embedding with its equals, the next one, the best correction of the inputs, and the inputs."""
+    """State by how much the best embedding leads.
+
+    It is compared with embeddings within :data:`MARGIN`, the next best one, the best correction of the inputs, and the
+    inputs.
+    """
     own, inputs = scores[best].value, next(iter(scores))
     rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
     of_inputs = [name for name in rivals if name.startswith(inputs)]  # the inputs and their corrections
@@ -190,7 +210,7 @@ def _state_environments(labels: CellLabels, environments: Mapping[str, Measure],
 def _notes_of_design(
     labels: CellLabels, found: AnsweredQuestion, scores: Mapping[str, Scored], considered: Collection[str]
 ) -> list[str]:
-    """State what in the design limits the verdict."""
+    """Return notes on limits of the verdict that follow from the design of the experiment."""
     notes, question = [], found.question
     environments = " or ".join(labels.environments)
     if question.label is labels.y and not labels.is_unseen.any():
@@ -214,11 +234,14 @@ def _notes_of_design(
 
 
 def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], seed: int) -> Verdict:
-    """Compare embeddings by probes of single cells, where no profile has another to retrieve.
+    """Compare embeddings by probes of single cells, for designs without replicates to retrieve.
 
-    The score is the F1 of the perturbation, less that of the environment among controls where it can be measured, each
-    on a scale where chance is 0 and a perfect probe 1: wells that differ no more than wells of controls do show no
-    effect of what was done to them.
+    The score is the F1 of the perturbation minus the mean F1 of the environments, predicted within controls (or within
+    other perturbations, if there are too few controls). Environments that cannot be probed are ignored. Each F1 is
+    rescaled so that chance is 0 and a perfect probe is 1.
+
+    The environment is subtracted because perturbation and environment may be confounded: wells that differ no more than
+    wells of controls do not show an effect of their perturbation.
     """
     names = " or ".join(labels.environments)
     why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"

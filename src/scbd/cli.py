@@ -1,4 +1,7 @@
-"""The command line, made by cyclopts of the functions below and their docstrings. Loads nothing that takes seconds."""
+"""The command line, made by cyclopts: each command is a function below, and its help is the docstring.
+
+Slow packages, such as torch, are imported inside the functions, so that mistakes and ``--help`` are answered at once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ Messages name arguments as Python has them: max_steps is --max-steps here.
 
 Exit status: 0 finished; 2 error; 130 interrupted by Ctrl-C (SIGINT); 143 terminated by SIGTERM.
 """
-# time for cleaning up after a signal; schedulers kill a process 10 to 30 seconds after SIGTERM
+# seconds for cleaning up after a signal; job schedulers kill a process 10 to 30 seconds after SIGTERM
 _CLEANUP_SECONDS = 5
 _settings = Parameter(negative=(), consume_multiple=True)
 app = App("scbd", help=_ABOUT, version=lambda: f"scbd {version('scbd')}", default_parameter=_settings)
@@ -41,34 +44,35 @@ app.register_install_completion_command()
 @Parameter(name="*", group="Cells")
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """What is read, and what its columns mean.
+    """Options that select the inputs and the columns of the cells.
 
     Parameters
     ----------
     y_key
-        Column(s) of the perturbation; several are crossed.
+        Column(s) of the perturbation. If there are several, each combination of values is a perturbation.
     e_key
-        Column(s) of the environment.
+        Column(s) of the environment, such as the well or the plate.
     e_columns
-        Of several: each is an environment of its own (the default), or each combination is one.
+        With several columns of the environment: side_by_side (default) removes the effect of each column; crossed
+        treats each combination of values as one environment.
     control
         Label(s) of the controls, such as DMSO.
     position_key
-        Of features, with controls: column of the position on the plate, whose effect is taken away.
+        Column of the position on the plate. For features with controls: the effect of the position is removed.
     continuous_covariate_keys
-        Columns of numbers that z_c is to know nothing of, too: row, time, number of cells.
+        Columns of numbers of which z_c should also be independent, such as row, time or number of cells.
     image_key
         Key of the images in obsm.
     channels
-        Channels to take, by name or number.
+        Channels to use, by name or number. Default: all but masks.
     layer
-        Features in place of images: a layer, or X.
+        Use features instead of images: name of a layer, or X.
     obsm_key
-        Features in place of images: a key of obsm.
+        Use features instead of images: key in obsm.
     features
-        Of a table of features: beginnings of their names; by default those of CellProfiler's compartments.
+        For tables of features: prefixes of the names of features. Default: those of CellProfiler's compartments.
     missing
-        Of a table of features: fill in the feature's median where values are missing, or leave out such rows.
+        For tables of features with missing values: median fills in the median of the feature; drop removes the rows.
     """
 
     y_key: list[str]
@@ -85,9 +89,10 @@ class Cells:
     missing: Literal["median", "drop"] = "median"
 
     def opened(self, path: str) -> dict[str, Any]:
-        """Open the cells, and return the arguments of a job: the cells, their columns, and how they are set up.
+        """Open the cells, and return them with the arguments that describe them, as :func:`scbd.run` takes them.
 
-        Call it before importing anything that loads torch: a missing file or column is then reported at once.
+        Call this method before anything that imports torch, which takes seconds: a missing file or column is then
+        reported at once.
         """
         _check_paths(path)
         from scbd._anndata import obs_column
@@ -117,28 +122,30 @@ class Cells:
 @Parameter(name="*", group="Model")
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is trained.
+    """Options of the model.
 
     Parameters
     ----------
     encoder
-        small, resnet18, resnet50 or densenet121 of images; linear or mlp of features; auto: what suits the cells.
+        For images: small, resnet18, resnet50 or densenet121. For features: linear or mlp. auto chooses by the inputs.
     n_latent
-        Dimension of both embeddings.
+        Dimension of z_c and of z_s.
     style_target
-        What z_s is clustered by: the environment, the pair of perturbation and environment; none leaves z_s out.
+        Label by which z_s is clustered: e is the environment, ye the pair of perturbation and environment. none trains
+        no z_s.
     invariance
-        Form of the invariance loss; listing is the published one. Each has a scale of alpha of its own.
+        Form of the invariance loss; listing is the published one. The scale of alpha differs between forms.
     smoothing
-        Label smoothing, at least 0 and below 1.
+        Label smoothing of z_c, at least 0 and below 1.
     image_size
-        Resize images to so many pixels a side.
+        Resize images to squares of this many pixels per side.
     augment
-        Turn and flip images at random.
+        Rotate (by right angles) and flip training images at random.
     standardize_by
-        By which cells inputs of each environment are standardised.
+        Cells from which the mean and deviation of each environment are estimated, to standardise the inputs per
+        environment. none standardises over all cells.
     whitening
-        Of features: what is whitened before the encoder.
+        For features: whitening transform before the encoder.
     """
 
     encoder: str = "auto"
@@ -152,37 +159,37 @@ class Model:
     whitening: Literal["auto", "within", "controls", "lda", "plda", "none"] = "auto"
 
     def kwargs(self) -> dict[str, Any]:
-        """Arguments of the model."""
+        """Return the options as arguments of :class:`scbd.SCBDModel`."""
         return {name: None if value == "none" else value for name, value in asdict(self).items()}
 
 
 @Parameter(name="*", group="Training")
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How it is trained.
+    """Options of the training.
 
     Parameters
     ----------
     max_steps
-        Length in updates.
+        Number of training steps.
     max_epochs
-        Length in passes over the training cells.
+        Number of passes over the training cells, instead of max_steps.
     batch_size
-        Cells a batch; by default what suits the encoder.
+        Number of cells per batch. Default: chosen by the encoder.
     lr
-        Learning rate.
+        Learning rate. Default: chosen by the encoder.
     split
-        Column that says train, validation or test.
+        Column that contains train, validation or test for each cell.
     train_size
-        Share of the cells that is trained on, drawn at random.
+        Fraction of the cells used for training, drawn at random.
     load_best
-        End with the weights of the lowest validation loss.
+        Keep the weights with the lowest validation loss, not the last ones.
     early_stopping
-        Stop when the validation loss stops falling.
+        Stop when the validation loss no longer decreases.
     accelerator
-        cpu, gpu, mps or auto.
+        Device: cpu, gpu, mps or auto.
     precision
-        32-true, or bf16-mixed on a GPU.
+        Floating-point precision: 32-true, or bf16-mixed on a GPU.
     """
 
     max_steps: int | None = None
@@ -197,13 +204,13 @@ class Training:
     precision: str = "32-true"
 
     def kwargs(self) -> dict[str, Any]:
-        """Arguments of ``train``."""
+        """Return the options as arguments of :meth:`scbd.SCBDModel.train`."""
         return asdict(self)
 
 
 @app.command
 def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
-    """Say what a file or folder is, and which command takes it.
+    """Describe a file or folder, and propose the next command.
 
     Parameters
     ----------
@@ -220,12 +227,14 @@ def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
 
 @app.command
 def benchmark(path: str, /, *, cells: Cells, model: Model = Model(), training: Training = Training()) -> None:
-    """Say in a minute how fast this machine reads, trains and embeds: call it as run, without --out.
+    """Measure how fast this machine reads, trains and embeds, in about a minute.
+
+    The options are those of run, without --out.
 
     Parameters
     ----------
     path
-        A screen or an .h5ad of images or features, or a table of features.
+        Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
     """
     job = cells.opened(path)
     from scbd._speed import measure_speed
@@ -251,40 +260,43 @@ def convert(
     seed: int = 0,
     verify: bool = False,
 ) -> None:
-    """Write crops of cells as one screen, larger than memory; an interrupted job goes on where it stopped.
+    """Convert crops of cells to one screen, which may be larger than memory.
+
+    An interrupted conversion continues when the same command is called again.
 
     Parameters
     ----------
     plates
         Files or folders of crops: AnnData, scPortrait, Zarr, arrays, tables or folders of image files, LMDB.
     out
-        Screen to make, a .zarr.
+        Screen to write, a .zarr folder.
     y_key
-        Column(s) of the perturbation: cells are stored such that batches of perturbations are read fast.
+        Column(s) of the perturbation. Cells are sorted by perturbation, so that training batches are read fast.
     table
-        Of arrays without labels: a table with a row a cell.
+        Table with one row of labels per image, for crops without labels of their own.
     image_key
         Key of the images in obsm.
     file_columns
-        Of a table of image files: the columns that name them, one a channel.
+        For a table of image files: columns with the file names, one column per channel.
     root
-        Of a table of image files: the folder that their names begin in.
+        For a table of image files: folder to which the file names are relative. Default: the folder of the table.
     channels
-        Channels to take, by name or number.
+        Channels to use, by name or number. Default: all but masks.
     fit
-        Of image files that differ in size: pad or crop them to squares of one size, or say how many pixels a side.
+        For crops that differ in size or are not square: pad or crop them to squares of the same size; a number is the
+        side of the square in pixels.
     image_size
-        Resize to so many pixels a side.
+        Resize images to squares of this many pixels per side.
     dtype
-        Store pixels as this type, such as uint8.
+        Type of the stored pixels, such as uint8.
     intensity_range
-        What becomes its lowest and highest value; by default percentiles of each channel.
+        Pixel values that become the lowest and highest value of the dtype. Default: percentiles of each channel.
     compression
-        lz4 for a slow disk, zstd for a small one; by default none.
+        lz4 reads faster from a slow disk, zstd makes a smaller file. Default: no compression.
     seed
-        Seed of the order of cells.
+        Seed of the order of the cells of a perturbation.
     verify
-        Read everything again in the end, and compare it with its checksums.
+        Read the whole screen at the end, and compare it with its checksums.
     """
     _check_paths(*plates, *([] if table is None else [table]))
     from scbd.data._readers import read_crops
@@ -319,31 +331,35 @@ def run(
     model: Model = Model(),
     training: Training = Training(),
 ) -> None:
-    """Train, embed all cells, name the best embedding, and write a report, pictures and everything else to a folder.
+    """Train, embed all cells, name the best embedding, and write a report and all results to a folder.
 
     The best embedding retrieves held-out cells of the same perturbation in other environments with the highest average
-    precision. A fifth of the cells, and of 30 perturbations or more a fifth of these (never controls), are held out of
-    training. --train-size and --split choose otherwise; with --train-size 1 all cells are trained on, and no embedding
-    is called best. After an interruption, the same command with --resume continues.
+    precision.
+
+    By default, a fifth of the cells is held out of training. With 30 or more perturbations, a fifth of these (never
+    controls) is also held out with all of their cells. --train-size and --split change this. With --train-size 1, all
+    cells are trained on, and no embedding is called best.
+
+    After an interruption, call the same command with --resume to continue.
 
     Parameters
     ----------
     path
-        A screen or an .h5ad of images or features, or a table of features.
+        Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
     out
-        Folder to make.
+        Folder for the results; created if it is missing.
     alpha
         Weight of the invariance loss.
     mechanism_key
         Column(s) with a label that several perturbations share, such as the mechanism of action. The verdict uses it
-        where perturbations lie in one environment each.
+        if perturbations do not repeat across environments.
     guide_key
-        Column of the reagent, such as the guide RNA, for the same case.
+        Column of the reagent, such as the guide RNA. The verdict uses it in the same case.
     erm
-        Also train a plain classifier as a rival of z_c: by default for features, where it takes seconds. For images it
-        takes about as long as the model.
+        Also train a plain classifier, to be compared with z_c. Default: yes for features, where it takes seconds; no
+        for images, where it takes about as long as the model.
     seed
-        Seed of everything.
+        Seed of all random numbers.
     resume
         Continue an interrupted run.
     open_report
@@ -374,22 +390,23 @@ def select_alpha(
     model: Model = Model(),
     training: Training = Training(),
 ) -> None:
-    """Train at several weights of the invariance loss, and choose one without a test set.
+    """Train with several weights of the invariance loss (alpha), and choose one without a test set.
 
     Parameters
     ----------
     path
-        A screen or an .h5ad of images or features, or a table of features.
+        Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
     out
-        Folder of the runs; called again, it goes on with what is there.
+        Folder for the runs. If the command is called again, finished runs are kept.
     alphas
         Weights to compare.
     criterion
-        The most invariance that keeps what is learned of the perturbation, or what is best in environments held out.
+        kept chooses the strongest invariance that preserves the information on the perturbation; unseen chooses the
+        weight that is best in held-out environments.
     n_folds
-        With unseen: groups of environments that are held out in turn; by default each by itself.
+        With unseen: number of groups of environments, which are held out in turn. Default: one group per environment.
     n_seeds
-        Runs at each weight.
+        Number of runs with each weight.
     """
     job = cells.opened(path)
     from scbd import select_alpha
@@ -422,22 +439,22 @@ def demo(
     max_steps: int | None = None,
     seed: int = 0,
 ) -> None:
-    """Analyse a small simulated screen, from images to the report; or show on coloured digits what invariance does.
+    """Run a demonstration on a small simulated screen, or on coloured digits.
 
     Parameters
     ----------
     what
-        screen: cells of a simulated screen are written as images with a table, converted, trained on and scored
-        (minutes). digits: train on coloured digits and test on white ones, with invariance, without, and with a random
-        encoder.
+        screen: write cells of a simulated screen as images with a table, convert them, train on them and write the
+        report, in a few minutes. digits: train on coloured digits and test on white ones, with and without the
+        invariance loss, and with a random encoder.
     out
-        Folder of the results. Called again, an interrupted screen continues.
+        Folder for the results. If the command is called again, an interrupted screen continues.
     alpha
         Weight of the invariance loss.
     max_steps
-        Updates of each run.
+        Number of training steps of each model.
     seed
-        Seed of everything.
+        Seed of all random numbers.
     """
     from scbd._demo import demo, demo_digits
 
@@ -455,29 +472,38 @@ def demo(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status.
+    """Run a command of the command line, and return its exit status.
 
-    SIGINT and SIGTERM become one sentence and status 130 and 143, even if the command came to its end after the signal.
+    After SIGINT or SIGTERM, a sentence explains how to continue, and the status is 130 or 143. This holds even if the
+    command still finished after the signal.
+
+    Parameters
+    ----------
+    argv
+        Words of the command. Default: ``sys.argv``, without the name of the program.
     """
     tokens = sys.argv[1:] if argv is None else list(argv)
     with _signals_raised(tokens) as received:
         status = _run_command(tokens)
     if not received:
         return status
-    gc.freeze()  # the interpreter would search for garbage before it exits, which takes 3 seconds
+    gc.freeze()  # skip the interpreter's garbage collection at exit, which takes 3 seconds
     return 128 + received[0]
 
 
 def _run_command(tokens: Sequence[str]) -> int:
-    """Run a command; an error of the user becomes one sentence and status 2, a warning one sentence."""
+    """Run a command and return its exit status: 0, or 2 after an error that the user can correct.
+
+    Errors and warnings are printed as one sentence, without a traceback or a line of code.
+    """
     notes, shown = logging.getLogger("scbd"), logging.StreamHandler()
     level, in_python = notes.level, warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"scbd: {message}\n"  # the line of code says nothing here
+    warnings.formatwarning = lambda message, *_, **__: f"scbd: {message}\n"  # without the line of code
     notes.addHandler(shown)
     notes.setLevel(logging.INFO)
     try:
         app(tokens, exit_on_error=False, result_action="return_value")
-    except CycloptsError:  # which has said what is wrong
+    except CycloptsError:  # cyclopts has printed the message
         return 2
     except (OSError, ImportError, KeyError, TypeError, ValueError, RuntimeError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -492,16 +518,20 @@ def _run_command(tokens: Sequence[str]) -> int:
 
 @contextmanager
 def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
-    """Raise ``SystemExit`` in the block on SIGINT or SIGTERM, and state at its end how to continue.
+    """Raise ``SystemExit`` in the block on SIGINT or SIGTERM, and print at its end how to continue.
 
-    After a signal the block ends without an exception, whatever was raised. The process ends at once on a second
-    signal, if the exception is lost, or if the block has not ended :data:`_CLEANUP_SECONDS` later. No result is lost by
-    that, since a file takes its name when it is complete. Earlier handlers are restored. Outside the main thread, which
-    alone receives signals, nothing is changed.
+    After a signal, any exception of the block is suppressed. The process is ended at once
+
+    - on a second signal,
+    - if Python discards the ``SystemExit``, or
+    - if the block has not ended after :data:`_CLEANUP_SECONDS`.
+
+    This loses no result, since files appear under their name only when they are complete. Earlier signal handlers are
+    restored at the end. Outside the main thread, which alone receives signals, no handler is changed.
 
     Yields
     ------
-    A list that holds the number of the signal as soon as one was received.
+    An initially empty list, to which the number of the signal is appended when it is received.
     """
     received: list[int] = []
 
@@ -509,24 +539,24 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
         if received:
             end_now()
         received.append(number)
-        if hasattr(signal, "alarm"):  # not on Windows
+        if hasattr(signal, "alarm"):  # missing on Windows
             signal.alarm(_CLEANUP_SECONDS)
         raise SystemExit(128 + number)
 
     def end_now() -> None:
-        # unlike print, os.write may interrupt a print
+        # print could raise an error here, if the signal has interrupted another print; os.write cannot
         os.write(2, f"\n{_how_to_continue(tokens, received[0])}\n".encode())
         os._exit(128 + received[0])
 
     def end_if_lost(unraisable: Any) -> None:
-        # Python drops exceptions in destructors and in callbacks of weak references
+        # Python discards exceptions that are raised in destructors and in callbacks of weak references
         if received and isinstance(unraisable.exc_value, SystemExit):
             end_now()
         hook(unraisable)
 
     names = ("SIGINT", "SIGTERM", "SIGALRM") if threading.current_thread() is threading.main_thread() else ()
     earlier = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
-    # a shell lets jobs in the background ignore Ctrl-C; a handler that is not Python's could not be restored
+    # SIG_IGN: shells make background jobs ignore Ctrl-C. None: a handler set outside Python, which cannot be restored.
     earlier = {number: handler for number, handler in earlier.items() if handler not in (signal.SIG_IGN, None)}
     hook = sys.unraisablehook
     try:
@@ -541,7 +571,7 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
         if received:
             from scbd._files import say
 
-            say(_how_to_continue(tokens, received[0]))  # on a line of its own, where a progress bar is shown
+            say(_how_to_continue(tokens, received[0]))  # does not break a progress bar
     finally:
         if received and hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -551,7 +581,7 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _how_to_continue(tokens: Sequence[str], number: int) -> str:
-    """Return the sentence for a command that was ended by a signal."""
+    """Return the sentence that explains how to continue a command that was ended by a signal."""
     command, typed = tokens[0] if tokens else "", shlex.join(["scbd", *tokens])
     how = {
         "run": f"To continue, call: {typed}{'' if '--resume' in tokens else ' --resume'}",
@@ -564,7 +594,7 @@ def _how_to_continue(tokens: Sequence[str], number: int) -> str:
 
 
 def _check_paths(*paths: str | Path) -> None:
-    """Raise ``FileNotFoundError`` if a file or folder is missing; addresses of stores are checked when opened."""
+    """Raise ``FileNotFoundError`` if a file or folder is missing; addresses (``://``) are not checked here."""
     from scbd._files import existing_path
 
     for path in paths:
@@ -573,5 +603,5 @@ def _check_paths(*paths: str | Path) -> None:
 
 
 def _one_or_several(values: list[str]) -> str | list[str]:
-    """A list of one as that one, which is how settings are kept."""
+    """Return the value of a list with one value, otherwise the list, as settings are stored."""
     return values[0] if len(values) == 1 else values
