@@ -51,7 +51,7 @@ def test_corrected_inputs_that_cannot_be_computed_are_missing_and_logged(caplog)
     alone = replace(labels, environments={"plate": np.where(np.arange(len(x)) == 0, "alone", "p")})
     caplog.set_level("INFO")
     found = corrected_inputs("features", x, alone, reference_cells(alone))
-    assert [*found][0] == "features" and "features, standardised by plate" not in found
+    assert next(iter(found)) == "features" and "features, standardised by plate" not in found
     assert "features, standardised by plate is not compared" in caplog.text
     # an embedding that was trained for hours must not be lost to it, either
     trained = {"z_c": x}

@@ -99,7 +99,7 @@ def test_environments_with_cells_enough_are_drawn_as_perturbations_are():
 @pytest.mark.parametrize("batch_size", [2, 3, 5, 24])
 @pytest.mark.parametrize("sizes", [[1, 1, 30], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [40], [1] * 30])
 def test_any_sizes_fill_any_batch(sizes, batch_size):
-    data, e = of_sizes(sizes, batch_size=batch_size)
+    data, _ = of_sizes(sizes, batch_size=batch_size)
     assert {len(batch) for batch in data.train_sampler} == {batch_size}
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -425,7 +426,7 @@ def test_validation_and_checkpoints_see_the_weights_that_are_kept(tmp_path, monk
 
     monkeypatch.setattr(model.module, "forward", watched)
     model.train(max_steps=8, validate_every=1, load_best=True, checkpoint_dir=tmp_path, **QUICK)
-    changes = [not torch.equal(one, two) for one, two in zip(validated, validated[1:], strict=False)]
+    changes = [not torch.equal(one, two) for one, two in pairwise(validated)]
     assert changes == [False, True, False, False, True, False, False]  # after the third step, and after the sixth
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["module.head.weight"]
     assert torch.equal(saved, validated[-1])

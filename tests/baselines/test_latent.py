@@ -406,10 +406,8 @@ def test_pictures_are_what_the_decoder_expects_in_the_units_of_the_cells(model_c
     codes = own_codes(model) if model_class is not VAEModel else (model.get_latent_representation(center=None),)
     with torch.no_grad():
         expected = model.module.decoder(torch.from_numpy(np.concatenate(codes, 1)))
-        if likelihood == "bernoulli":
-            expected = expected.sigmoid()
-        else:
-            expected = model.module.preprocess.intensities(expected)
+        to_units = torch.sigmoid if likelihood == "bernoulli" else model.module.preprocess.intensities
+        expected = to_units(expected)
     images = model.reconstruct()
     np.testing.assert_allclose(images, expected, atol=1e-5)
     np.testing.assert_allclose(model.decode(*codes, batch_size=7), images, atol=1e-5)

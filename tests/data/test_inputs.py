@@ -89,7 +89,7 @@ def test_the_same_channels_in_another_order_are_refused_and_others_warned_of():
         check_channel_names(named(["a", "d", "c"]).var, 3, known, IMAGE_KEY)
     for unnamed in (pd.DataFrame(), pd.DataFrame(index=["0", "1", "2"])):
         check_channel_names(unnamed, 3, known, IMAGE_KEY)
-    numbered = known | dict.fromkeys(["channels", "stored"], ["channel_0", "channel_1", "channel_2"])
+    numbered = known | {name: ["channel_0", "channel_1", "channel_2"] for name in ("channels", "stored")}
     check_channel_names(named(["a", "b", "c"]).var, 3, numbered, IMAGE_KEY)
 
 

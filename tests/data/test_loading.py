@@ -90,7 +90,7 @@ def test_without_validation_cells():
     ],
 )
 def test_how_batches_are_drawn(n_labels, batch_size, asked, used):
-    data, y = module(n_labels=n_labels, batch_size=batch_size, perturbations_per_batch=asked)
+    data, _ = module(n_labels=n_labels, batch_size=batch_size, perturbations_per_batch=asked)
     assert data.perturbations_per_batch == used
     batch = next(iter(data.train_dataloader()))
     assert len(batch["y"]) == batch_size

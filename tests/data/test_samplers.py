@@ -105,7 +105,7 @@ def test_batches_are_full_of_distinct_cells_each_with_a_partner(sizes, batch_siz
     rows = np.arange(len(labels)) + 5
     settings: dict[str, Any] = {"labels": labels, "perturbations_per_batch": per_batch, "neighbours": neighbours}
     if not can_fill(sizes, batch_size, per_batch):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="batch|two cells"):
             PerturbationSampler(rows, batch_size, **settings)
         return
     sampler = PerturbationSampler(rows, batch_size, **settings, seed=seed, n_steps=5)

@@ -92,7 +92,7 @@ def test_cells_of_another_kind_are_refused_and_other_names_of_channels_said_once
         SCBDModel.load(str(tmp_path / "model"), make_cells(24, shape=(2, 32, 32)))
     new = make_cells(20)
     new.var_names = ["Hoechst", "phalloidin"]
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="Hoechst, phalloidin") as said:
         SCBDModel.load(str(tmp_path / "model"), new)
     assert ["Hoechst, phalloidin" in str(warning.message) for warning in said] == [True]
 

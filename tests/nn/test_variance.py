@@ -224,7 +224,7 @@ def test_positions_are_pooled_over_plates_and_plates_over_positions():
 
 
 def test_where_compounds_keep_their_positions_controls_tell_of_these():
-    features, plate, place, _ = arrayed(edge=1.0, plate_effect=0.0)
+    features, _, place, _ = arrayed(edge=1.0, plate_effect=0.0)
     y = place.clamp(max=80)  # the last, on sixteen positions, is that of the controls
     controls = y == 80
     of_all = explained_variance(features, place, y, partners="across").freedom
